@@ -1,0 +1,3 @@
+"""blendrag: answer from retrieved documents without prefilling them again."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,75 @@
+"""Every error blendrag raises on purpose.
+
+BlendragError
+├── ConfigError              correct the setting that is named
+├── MissingDependencyError   install the extra that is named
+├── ModelError
+│   ├── ModelNotFoundError   correct the model's name or folder
+│   └── ModelNotSupportedError  choose another model (or serve this one without blending)
+├── SourceError              correct or remove the file that is named
+├── StoreError
+│   ├── StoreMismatchError   open the index with the model it was made for
+│   ├── StoreInUseError      close the other process that has it open
+│   └── StoreFullError       free disk space, or raise the limit, and ingest again
+├── EmptyIndexError          ingest something first
+├── PromptTooLongError       ask for fewer or shorter documents
+└── EngineError              the engine did not start, or died: the message says what to do
+"""
+
+from __future__ import annotations
+
+
+class BlendragError(Exception):
+    """Base of all errors raised by blendrag."""
+
+
+class ConfigError(BlendragError):
+    """A setting is unknown or has a value that cannot be used."""
+
+
+class MissingDependencyError(BlendragError):
+    """An optional package is needed and not installed."""
+
+
+class ModelError(BlendragError):
+    """The model cannot be used."""
+
+
+class ModelNotFoundError(ModelError):
+    """No such model folder, package or id."""
+
+
+class ModelNotSupportedError(ModelError):
+    """The model can be served, but not blended."""
+
+
+class SourceError(BlendragError):
+    """A path given to ``ingest`` does not exist or cannot be read as text."""
+
+
+class StoreError(BlendragError):
+    """The index or its KV store cannot be used."""
+
+
+class StoreMismatchError(StoreError):
+    """The store was made for another model."""
+
+
+class StoreInUseError(StoreError):
+    """Another process has this index open."""
+
+
+class StoreFullError(StoreError):
+    """The disk (or the configured limit) has no room for a chunk."""
+
+
+class EmptyIndexError(BlendragError):
+    """A question was asked of an index that holds no documents."""
+
+
+class PromptTooLongError(BlendragError):
+    """The prompt does not fit into the model's context window."""
+
+
+class EngineError(BlendragError):
+    """The embedded engine did not start, or stopped working."""

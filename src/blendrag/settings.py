@@ -1,0 +1,142 @@
+"""One settings object, filled from keyword arguments, ``BLENDRAG_*`` variables and a YAML file.
+
+Priority, highest first: keyword arguments, environment, the YAML file named by ``BLENDRAG_CONFIG``
+(else ``blendrag.yaml`` in the working folder), defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from platformdirs import user_cache_path
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from blendrag.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+DEFAULT_SYSTEM_PROMPT = (
+    "Answer the question from the documents. If they do not contain the answer, say so."
+)
+
+
+class Settings(BaseSettings):
+    """All options. Sizes are in bytes unless the name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
+
+    # Model and engine
+    model: str = Field(DEFAULT_MODEL, description="Packaged default, a local folder, or a hub id.")
+    revision: str | None = Field(None, description="Hub revision of the model.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
+    kv_cache_gib: float = Field(2.0, gt=0, description="vLLM's paged KV cache on CPU, in GiB.")
+    max_num_seqs: int = Field(32, ge=1, description="Requests in one engine step.")
+    max_num_batched_tokens: int | None = Field(None, ge=16)
+    prefix_caching: bool = True
+    enforce_eager: bool | None = Field(
+        None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
+    )
+    cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
+
+    # Blending (paper defaults: CacheBlend sections 4.3 and 7.2)
+    blend: bool = Field(True, description="False serves every prompt by plain prefill.")
+    selector: str = Field("hkvd", description="Which cached tokens are recomputed.")
+    recompute_ratio: float = Field(0.15, ge=0.0, le=1.0, description="Share of cached tokens.")
+    metric: Literal["v", "k", "kv"] = Field("v", description="What HKVD compares.")
+    check_layers: tuple[int, ...] = Field((1,), description="Layers at which HKVD compares.")
+    threshold: float | None = Field(
+        None, ge=0.0, description="Recompute only tokens deviating by more than this; ratio is the cap."
+    )
+    min_cached_tokens: int = Field(
+        128, ge=0, description="Below this many cached tokens a prompt is prefilled plainly."
+    )
+
+    # Ingest
+    chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
+    chunk_overlap: int = Field(0, ge=0)
+    embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
+    ingest_batch_tokens: int = Field(
+        2048, ge=16, description="Tokens prefilled per worker call; serving goes on between calls."
+    )
+
+    # Store
+    ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
+    disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
+
+    # Asking
+    top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
+    system_prompt: str = DEFAULT_SYSTEM_PROMPT
+    separator: str = Field("\n\n", description="Text between documents in the prompt.")
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(0.0, ge=0.0)
+
+    @field_validator("check_layers")
+    @classmethod
+    def _check_layers_ascend(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or min(value) < 1 or list(value) != sorted(set(value)):
+            raise ValueError("must be ascending layer numbers from 1 (layer 0 never deviates)")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        yaml = YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
+        return init_settings, env_settings, yaml
+
+    @classmethod
+    def load(cls, **options: Any) -> Settings:
+        """Build settings; ``None`` values mean "not given". Raises ConfigError, naming the option."""
+        given = {name: value for name, value in options.items() if value is not None}
+        _refuse_unknown_variables()
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise ConfigError(_explain(error)) from None
+
+
+def _config_file() -> Path | None:
+    named = os.environ.get("BLENDRAG_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            raise ConfigError(f"BLENDRAG_CONFIG names {named}, which is not a file")
+        return Path(named)
+    return Path("blendrag.yaml")
+
+
+def _refuse_unknown_variables() -> None:
+    known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
+    for name in os.environ:
+        if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
+            raise ConfigError(f"unknown variable {name}{_closest(name, known)}")
+
+
+def _closest(name: str, known: set[str]) -> str:
+    match = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown setting {name!r}{_closest(name, set(Settings.model_fields))}")
+        else:
+            lines.append(f"setting {name!r}: {problem['msg']} (got {problem['input']!r})")
+    return "; ".join(lines)
