@@ -1,0 +1,240 @@
+"""From what a user hands to ``ingest`` to documents: paths, folders, texts, our documents or a framework's.
+
+A mistake in what was named directly is a SourceError before anything is read; a file inside a folder that
+cannot be used is reported as Skipped, and the walk goes on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from blendrag.errors import SourceError
+from blendrag.index.formats import READERS, Reader, Unusable, read_text
+
+MAX_FILE_BYTES = 50 << 20
+
+_JUNK_NAMES = frozenset({"__pycache__", "node_modules", "Thumbs.db", "desktop.ini"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text to ingest. ``source`` names it in answers and identifies it when it is ingested again.
+
+    Without a source the text is its own identity: ``text-`` and a hash.
+    """
+
+    text: str
+    source: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def content_hash(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What could not be used, and why. ``transient``: it is there, but could not be read this time."""
+
+    source: str
+    reason: str
+    transient: bool = False
+
+
+Loaded = Document | Skipped
+Item = Any  # str | Path | Document | anything with page_content and metadata (a LangChain document)
+
+
+def load_sources(
+    items: Item | Iterable[Item], *, max_file_bytes: int = MAX_FILE_BYTES, exclude: Iterable[Path] = ()
+) -> Iterator[Loaded]:
+    """Yield a Document or Skipped for everything in ``items``, in a stable order, each file once.
+
+    A string is a path when it exists, and a text when it has several lines or reads like a sentence;
+    ``Document(text=...)`` leaves no doubt. Files are read one at a time, as the iterator advances.
+    ``exclude`` names folders and files left out of walks (the index itself).
+
+    Raises SourceError for a path that does not exist (before anything is read), for a file named directly
+    that cannot be used, and for a folder without a single document.
+    """
+    targets = [_resolve(item) for item in _as_list(items)]
+    return _load(targets, max_file_bytes, {os.path.realpath(path) for path in exclude})
+
+
+def roots(items: Item | Iterable[Item]) -> tuple[str, ...]:
+    """The files and folders among ``items``, named as the sources of the documents below them are."""
+    targets = (_resolve(item) for item in _as_list(items))
+    return tuple(_source(target) for target in targets if isinstance(target, Path))
+
+
+def _as_list(items: Item | Iterable[Item]) -> list[Item]:
+    single = isinstance(items, str | Path | Document) or hasattr(items, "page_content")
+    return [items] if single else list(items)
+
+
+# -- what an item is -------------------------------------------------------------------------------------------
+
+
+def _resolve(item: Item) -> Path | Document:
+    """The real path or the document that an item stands for."""
+    if isinstance(item, Document):
+        if not isinstance(item.text, str):
+            raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
+        document = replace(item, text=_valid(item.text), source=_valid(item.source))
+        return document if document.source else replace(document, source=f"text-{document.content_hash[:16]}")
+    if hasattr(item, "page_content"):
+        return _from_framework(item)
+    if not isinstance(item, str | Path):
+        raise SourceError(f"cannot ingest a {type(item).__name__}: give paths, texts or documents")
+    path = os.path.expanduser(item)
+    if os.path.lexists(path):
+        return Path(os.path.realpath(path))
+    if isinstance(item, str) and _is_prose(item):
+        return _resolve(Document(item))
+    raise SourceError(_not_found(str(item), Path(path)))
+
+
+def _from_framework(item: Any) -> Document:
+    """A LangChain document. Page-wise loaders give every page of a file the same source, so it is named."""
+    metadata = dict(item.metadata or {})
+    source = str(getattr(item, "id", None) or metadata.get("source") or "")
+    if source == str(metadata.get("source")) and "page" in metadata:
+        source = f"{source}#page={metadata['page']}"
+    return _resolve(Document(item.page_content, source, metadata))
+
+
+def _is_prose(text: str) -> bool:
+    if "\n" in text:
+        return True
+    looks_like_path = text.startswith(("/", "./", "../", "~")) or Path(text).suffix.lower() in set(READERS) - {""}
+    return not looks_like_path and len(text.split()) >= 4
+
+
+def _not_found(named: str, path: Path) -> str:
+    missing, parent = "", Path(os.path.abspath(path))
+    while not os.path.isdir(parent):
+        missing, parent = parent.name, parent.parent
+    try:
+        match = difflib.get_close_matches(missing, os.listdir(parent), n=1)
+    except OSError:
+        match = []
+    hint = f"did you mean {str(parent / match[0])!r}?" if match else "a text is given as Document(text=...)"
+    return f"no such file or folder: {named!r}; {hint}"
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:
+    seen: set[str] = set()
+    names: dict[str, str] = {}
+    for target in targets:
+        if isinstance(target, Document):
+            yield from _load_document(target, names)
+        elif target.is_dir():
+            yield from _load_folder(target, max_bytes, seen, excluded)
+        elif str(target) not in seen:
+            seen.add(str(target))
+            loaded = _load_file(target, READERS.get(target.suffix.lower(), read_text), max_bytes)
+            if isinstance(loaded, Skipped):
+                raise SourceError(f"cannot use {loaded.source!r}: {loaded.reason}")
+            yield loaded
+
+
+def _load_document(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
+    """Different texts under one source are told apart by a number; the same text is given once."""
+    source, number, text_hash = document.source, 1, document.content_hash
+    while names.get(source, text_hash) != text_hash:
+        number += 1
+        source = f"{document.source}#{number}"
+    if not document.text.strip():
+        yield Skipped(source, "empty text")
+    elif source not in names:
+        names[source] = text_hash
+        yield replace(document, source=source)
+
+
+def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str]) -> Iterator[Loaded]:
+    found = False
+    problem = ""
+    for path in _walk(folder, excluded):
+        real = os.path.realpath(path)
+        if real in seen:
+            found = True
+            continue
+        seen.add(real)
+        loaded = _load_file(path, READERS.get(path.suffix.lower()), max_bytes)
+        if isinstance(loaded, Document):
+            found = True
+        else:
+            problem = problem or f"; {loaded.source!r} was skipped: {loaded.reason}"
+        yield loaded
+    if not found:
+        suffixes = " ".join(sorted(suffix for suffix in READERS if suffix))
+        raise SourceError(f"no documents in folder {_source(folder)!r}; looked for {suffixes}{problem}")
+
+
+def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:
+    """Files under a folder, sorted; a folder that cannot be listed stands for itself. Links are followed."""
+    visited = set(excluded)
+    stack = [folder]
+    while stack:
+        path = stack.pop()
+        real = os.path.realpath(path)
+        if real in visited:
+            continue
+        visited.add(real)
+        try:
+            names = sorted(os.listdir(path))
+        except OSError:
+            yield path
+        else:
+            stack += [path / name for name in reversed(names) if not _is_junk(name)]
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name.endswith("~") or name in _JUNK_NAMES
+
+
+def _load_file(path: Path, read: Reader | None, max_bytes: int) -> Loaded:
+    source = _source(path)
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):  # the walk only hands on a folder that it could not list
+            return Skipped(source, "folder cannot be listed", transient=True)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
+            return Skipped(source, "not a regular file")
+        if read is None:
+            return Skipped(source, f"no reader for {path.suffix} files")
+        if status.st_size > max_bytes:
+            return Skipped(source, f"larger than the limit of {max_bytes:,} bytes ({status.st_size:,})")
+        data = path.read_bytes()
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        return Skipped(source, f"unreadable ({error.strerror})", transient=not gone)
+    if not data:
+        return Skipped(source, "empty file")
+    try:
+        content = read(data)
+    except Unusable as problem:
+        return Skipped(source, str(problem))
+    text = _valid(content.text)
+    return Document(text, source, content.metadata) if text.strip() else Skipped(source, "no text in it")
+
+
+def _source(path: Path) -> str:
+    """A path as a source. File names need not be valid text; what is kept in SQLite has to be."""
+    return os.fsencode(path).decode("utf-8", errors="replace")
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which neither tokenizers nor SQLite take."""
+    return text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")
