@@ -1,1 +1,21 @@
+"""From messages to a plan: render, recognise what was ingested, tokenise each segment apart."""
 
+from blendrag.prompt.assemble import assemble
+from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
+from blendrag.prompt.planner import plan_prompt
+from blendrag.prompt.recognise import KnownText, Match, Recogniser
+from blendrag.prompt.template import decode, encode_document, render_chat
+
+__all__ = [
+    "DocumentNote",
+    "KnownText",
+    "Match",
+    "PromptPlan",
+    "Recogniser",
+    "Segment",
+    "assemble",
+    "decode",
+    "encode_document",
+    "plan_prompt",
+    "render_chat",
+]

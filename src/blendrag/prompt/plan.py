@@ -1,0 +1,119 @@
+"""What a prompt is made of: segments with known KV, and segments the model has to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the prompt and its token ids.
+
+    ``chunk_key`` names the stored chunk whose KV can stand in for the segment (``token_ids`` is the
+    chunk's ids, or a prefix of them); ``None`` marks a fresh segment, which is always computed.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    chunk_key: str | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentNote:
+    """What became of one document: ``reused`` of its ``tokens`` are cached; ``reason`` says why."""
+
+    source: str | None
+    found: bool
+    reason: str
+    tokens: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """A prompt as an ordered row of segments; the ids of all of them, decoded, give ``text``."""
+
+    segments: tuple[Segment, ...]
+    notes: tuple[DocumentNote, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+    @property
+    def cached_segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.chunk_key is not None)
+
+    @property
+    def cached_keys(self) -> tuple[str, ...]:
+        """Chunk keys in the prompt's order, with repeats: what the blended KV depends on."""
+        return tuple(segment.chunk_key for segment in self.segments if segment.chunk_key is not None)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.cached_segments)
+
+    @property
+    def fresh_tokens(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments) - self.cached_tokens
+
+    def transfer_params(self) -> list[list[Any]]:
+        """``[chunk key, start, length]`` of each cached segment, in token offsets; plain types only."""
+        return [
+            [segment.chunk_key, start, len(segment.token_ids)]
+            for start, segment in self._with_starts()
+            if segment.chunk_key is not None
+        ]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Rows for ``explain()``: one per segment, then one per document that was not found."""
+        rows = [
+            {
+                "kind": "fresh" if segment.chunk_key is None else "cached",
+                "start": start,
+                "tokens": len(segment.token_ids),
+                "reused": 0 if segment.chunk_key is None else len(segment.token_ids),
+                "source": segment.source,
+                "chunk_key": segment.chunk_key,
+                "text": preview(segment.text),
+                "reason": "",
+            }
+            for start, segment in self._with_starts()
+        ]
+        found = iter([note for note in self.notes if note.found])
+        for row in rows:
+            if row["kind"] == "cached":
+                row["reason"] = next(found).reason
+        return rows + [
+            {
+                "kind": "not found",
+                "start": None,
+                "tokens": note.tokens,
+                "reused": 0,
+                "source": note.source,
+                "chunk_key": None,
+                "text": "",
+                "reason": note.reason,
+            }
+            for note in self.notes
+            if not note.found
+        ]
+
+    def _with_starts(self) -> Iterator[tuple[int, Segment]]:
+        start = 0
+        for segment in self.segments:
+            yield start, segment
+            start += len(segment.token_ids)
+
+
+def preview(text: str, width: int = 60) -> str:
+    """``text`` on one line of at most ``width`` characters."""
+    line = " ".join(text[: 4 * width].split())
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,139 @@
+"""Chat templates and tokenisation, with the text of users kept apart from the template's markup.
+
+A control token (``<|im_end|>``) has meaning only where the template wrote it. The same characters in
+a question or a document are ordinary text: they are encoded as such, so that nobody can end a turn or
+open a system message by writing one.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jinja2 import TemplateError
+
+from blendrag.errors import ModelError
+
+# Tokenizers keep "split special tokens" as state of the object, so two threads must not take turns in it.
+_encoding = threading.Lock()
+_spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a rendered chat: the template's own markup, or the content of message ``message``."""
+
+    text: str
+    message: int | None = None
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+    """The text the model's chat template makes of ``messages``, up to where the answer begins.
+
+    ``options`` go to the template. Raises ModelError if the model has no template or the template
+    refuses the messages (some allow no system role, or want roles to alternate).
+    """
+    options = {"add_generation_prompt": True, **options}
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError("the model has no chat template: choose an instruction-tuned model")
+    try:
+        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+    except TemplateError as error:
+        raise ModelError(f"the model's chat template refuses these messages: {error}") from error
+    assert isinstance(rendered, str)
+    return rendered
+
+
+def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[Part]:
+    """Like ``render_chat``, cut where the template's markup and the messages' contents meet.
+
+    The template is rendered with sentinels in place of the contents. Where it changes a content (many
+    strip it), that content is read off a rendering in which only it is real, so that what a content
+    says can never be taken for markup.
+    """
+    nonce = secrets.token_hex(8)
+    marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
+    masked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+    pieces = re.split(rf"\[{nonce}:(\d+)\]", render_chat(tokenizer, masked, **options))
+
+    contents = [message["content"] for message in messages]
+    if _join(pieces, contents) != render_chat(tokenizer, messages, **options):
+        for number, message in enumerate(messages):
+            probe = [*masked[:number], message, *masked[number + 1 :]]
+            before, mark, after = _join(pieces, marks).partition(marks[number])
+            shown = render_chat(tokenizer, probe, **options)
+            fits = shown.startswith(before) and shown.endswith(after) and len(shown) >= len(before + after)
+            if mark and fits:
+                contents[number] = shown[len(before) : len(shown) - len(after)]
+
+    parts = [
+        Part(contents[int(piece)], int(piece)) if at % 2 else Part(piece) for at, piece in enumerate(pieces)
+    ]
+    return [part for part in parts if part.text]
+
+
+def _join(pieces: Sequence[str], contents: Sequence[str]) -> str:
+    return "".join(contents[int(piece)] if at % 2 else piece for at, piece in enumerate(pieces))
+
+
+def encode_document(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids of a document, question or any other text that is not the template's: no control tokens."""
+    with _encoding:
+        spelled = _spelled.get(tokenizer)
+        if spelled is None:
+            spelled = _spelled[tokenizer] = _spell_control_tokens(tokenizer)
+        ids = _encode(tokenizer, text, split_special_tokens=True)
+    return tuple(piece for token in ids for piece in spelled.get(token, (token,)))
+
+
+def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids of template text: control tokens count; no BOS is added."""
+    with _encoding:
+        return tuple(_encode(tokenizer, text, split_special_tokens=False))
+
+
+def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of ``token_ids``, control tokens included, nothing tidied."""
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert isinstance(text, str)
+    return text
+
+
+def implied_bos(tokenizer: Any) -> tuple[str, int] | None:
+    """The BOS token (text, id) which the tokenizer itself puts before plain text, if it does."""
+    with _encoding:
+        ids = tokenizer("", add_special_tokens=True)["input_ids"]
+    if tokenizer.bos_token_id is None or ids[:1] != [tokenizer.bos_token_id]:
+        return None
+    return tokenizer.bos_token, tokenizer.bos_token_id
+
+
+def _encode(tokenizer: Any, text: str, *, split_special_tokens: bool) -> list[int]:
+    encoded = tokenizer(
+        text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
+    )
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _spell_control_tokens(tokenizer: Any) -> dict[int, tuple[int, ...]]:
+    """For each added token, ids that spell it: for tokens which ``split_special_tokens`` lets through.
+
+    That option covers tokens flagged as special only; ``<tool_call>`` and the like often are not.
+    Added tokens without letters (runs of blanks) are no markup and stay.
+    """
+    return {
+        token: tuple(
+            _encode(tokenizer, added.content[:1], split_special_tokens=True)
+            + _encode(tokenizer, added.content[1:], split_special_tokens=True)
+        )
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if any(map(str.isalpha, added.content))
+    }
