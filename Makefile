@@ -1,0 +1,30 @@
+# Every target makes .venv itself; PYTHON=... chooses another interpreter.
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test lint clean
+
+help:
+	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
+	@echo "make demo    answer questions from a few documents, with and without blending"
+	@echo "make test    lint, type check, unit tests, engine tests"
+	@echo "make lint    lint and type check only"
+	@echo "make clean   remove $(VENV) and every cache folder of the tools"
+
+setup:
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
+
+demo: setup
+	@$(BIN)/blendrag demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest tests/unit
+	$(BIN)/pytest tests --ignore=tests/unit
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
