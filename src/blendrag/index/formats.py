@@ -187,7 +187,7 @@ def read_pdf(data: bytes) -> Content:
         pages = [page.extract_text().strip() for page in document.pages]
     except Unusable:
         raise
-    except Exception as error:  # a damaged file fails anywhere in the parser, with any error
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the parser, with any error
         raise Unusable(f"broken PDF ({type(error).__name__}: {error})") from None
     text = "\n\n".join(page for page in pages if page)
     if not text:

@@ -37,7 +37,7 @@ class Document:
 
     @property
     def content_hash(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self.text)
+        return xxhash.xxh3_128_hexdigest(self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _resolve(item: Item) -> Path | Document:
     raise SourceError(_not_found(str(item), Path(path)))
 
 
-def _from_framework(item: Any) -> Document:
+def _from_framework(item: Any) -> Path | Document:
     """A LangChain document. Page-wise loaders give every page of a file the same source, so it is named."""
     metadata = dict(item.metadata or {})
     source = str(getattr(item, "id", None) or metadata.get("source") or "")

@@ -1,0 +1,52 @@
+"""Texts to vectors, through sentence-transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from blendrag.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_BATCH = 64
+
+
+class Embedder:
+    """A sentence-transformers model, loaded when it is first used.
+
+    ``model_path`` is a folder or a hub id; ``name`` is what a store records about the vectors it holds.
+    """
+
+    def __init__(self, model_path: str | os.PathLike[str], *, name: str | None = None) -> None:
+        self._path = os.fspath(model_path)
+        self._model: SentenceTransformer | None = None
+        self.name = name or self._path
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """One vector of length 1 per text. Raises ModelNotFoundError when the model cannot be loaded."""
+        if not texts:
+            return []
+        vectors = self._load().encode(
+            list(texts), batch_size=_BATCH, normalize_embeddings=True, show_progress_bar=False
+        )
+        rows: list[list[float]] = vectors.tolist()
+        return rows
+
+    def _load(self) -> SentenceTransformer:
+        if self._model is None:
+            from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging
+
+            shown = logging.is_progress_bar_enabled()
+            logging.disable_progress_bar()  # it draws one while it loads the weights
+            try:
+                self._model = SentenceTransformer(self._path)
+            except (OSError, ValueError) as error:
+                raise ModelNotFoundError(f"no embedding model {self._path!r}: {error}") from error
+            finally:
+                if shown:
+                    logging.enable_progress_bar()
+        return self._model

@@ -1,0 +1,120 @@
+"""Splitting documents into chunks measured in the model's own tokens."""
+
+from __future__ import annotations
+
+import copy
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blendrag.errors import ConfigError, ModelNotSupportedError
+from blendrag.prompt.template import encode_document
+
+# Where a text is cut, best place first: paragraphs, lines, sentences (Chinese and Japanese ones end without a
+# space), words.
+_SEPARATORS = [re.compile(p) for p in (r"\n\s*\n", r"\n", r"(?<=[.!?])\s|(?<=[。！？])", r"\s")]
+_WORD_START = re.compile(r"(?<!\S)\S")
+_NOT_SPACE = re.compile(r"\S")
+
+_MIN_TOKENS = 8  # a character takes up to five tokens where a vocabulary falls back to bytes
+_BLOCK_CHARS_PER_TOKEN = 32  # a block is encoded at once, for several pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk's text, an exact substring of its document, and its tokens (as ``encode_document`` gives them)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Splitter:
+    """Splits texts into pieces of at most ``chunk_tokens`` tokens.
+
+    A full piece ends at the last paragraph in its second half, else at the last line, sentence or word there,
+    else at any character. Nothing but white space around pieces is lost. Neighbours share about ``overlap``
+    tokens. Raises ConfigError for sizes that do not go together.
+    """
+
+    def __init__(self, tokenizer: Any, *, chunk_tokens: int = 512, overlap: int = 0) -> None:
+        if chunk_tokens < _MIN_TOKENS:
+            raise ConfigError(f"chunk_tokens {chunk_tokens} has to be at least {_MIN_TOKENS}")
+        if not 0 <= overlap < chunk_tokens // 2:
+            raise ConfigError(f"chunk_overlap {overlap} has to be less than half of chunk_tokens {chunk_tokens}")
+        if not tokenizer.is_fast:
+            raise ModelNotSupportedError("the model's tokenizer does not tell where in a text its tokens begin")
+        self._tokenizer = tokenizer
+        self._limit = chunk_tokens
+        self._overlap = overlap
+        # An own copy: these options are state of the object, which other threads use at the same time.
+        self._backend = copy.deepcopy(tokenizer.backend_tokenizer)
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    def split(self, text: str) -> list[Piece]:
+        """The pieces of one document, in order; none when it holds only white space."""
+        return list(self._pieces(text))
+
+    def _pieces(self, text: str) -> Iterator[Piece]:
+        block: list[int] = []
+        start = 0
+        while found := _NOT_SPACE.search(text, start):
+            start = found.start()
+            first = bisect_left(block, start)
+            if first < len(block) and block[first] > start:
+                first -= 1  # this token begins with the white space before it
+            if not block or len(block) - first <= self._limit and block[-1] < len(text):
+                block, first = self._token_starts(text, start), 0
+            piece, end = self._piece(text, start, block[first : first + self._limit + 1])
+            yield piece
+            start = end if end == len(text) else self._with_overlap(text, start, end, block)
+
+    def _piece(self, text: str, start: int, starts: list[int]) -> tuple[Piece, int]:
+        """The piece at ``start``, and where it ends. ``starts``: of its tokens, and of the one after."""
+        budget = self._limit
+        while True:
+            end = self._end(text, start, starts, budget)
+            piece = text[start:end].rstrip()
+            token_ids = encode_document(self._tokenizer, piece)
+            if len(token_ids) <= self._limit:
+                return Piece(piece, token_ids), end
+            # Alone, a text can take more tokens than it takes between others: try a shorter one.
+            budget = min(budget - 1, budget * self._limit // len(token_ids))
+
+    def _end(self, text: str, start: int, starts: list[int], budget: int) -> int:
+        """Where a piece of about ``budget`` tokens, at most, best ends."""
+        if starts[-1] == len(text) and len(starts) - 1 <= budget:
+            return len(text)
+        # A character of several tokens is one position to all of them, so that no cut falls inside it.
+        first, last = max(starts[budget // 2], start + 1), max(starts[budget], start + 1)
+        for separator in _SEPARATORS:
+            ends = [match.start() for match in separator.finditer(text, first, last + 1)]
+            if ends:
+                return ends[-1]
+        return last
+
+    def _with_overlap(self, text: str, start: int, end: int, block: list[int]) -> int:
+        """Where the next piece starts: at a word, if there is one among the tokens to be repeated."""
+        if not self._overlap:
+            return end
+        repeated = block[max(bisect_left(block, end) - self._overlap, 0)]
+        word = _WORD_START.search(text, repeated, end)
+        return max(word.start() if word else repeated, start + 1)
+
+    def _token_starts(self, text: str, start: int) -> list[int]:
+        """Where in the text the tokens from ``start`` on begin: more than a piece holds, unless the text ends.
+
+        The length of the text stands at the end of the list when its last token is in it.
+        """
+        width = self._limit * _BLOCK_CHARS_PER_TOKEN
+        while True:
+            encoding = self._backend.encode(text[start : start + width], add_special_tokens=False)
+            starts = [start + offset for offset, _ in encoding.offsets]
+            if start + width >= len(text):
+                return [*starts, len(text)]
+            if len(starts) > self._limit:
+                return starts
+            width *= 2
