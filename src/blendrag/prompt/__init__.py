@@ -2,7 +2,7 @@
 
 from blendrag.prompt.assemble import assemble
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
-from blendrag.prompt.planner import plan_prompt
+from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
 from blendrag.prompt.template import decode, encode_document, render_chat
 
@@ -16,6 +16,7 @@ __all__ = [
     "assemble",
     "decode",
     "encode_document",
+    "plan_chat",
     "plan_prompt",
     "render_chat",
 ]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from blendrag.errors import ModelError
-from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
-from blendrag.prompt.planner import found_note, give_up, is_exact
+from blendrag.prompt.plan import DocumentNote, PromptPlan
+from blendrag.prompt.planner import lay_out
 from blendrag.prompt.recognise import KnownText, Match
-from blendrag.prompt.template import Message, Part, encode_document, encode_markup, render_parts
+from blendrag.prompt.template import Message, Part, render_parts
 
 
 def assemble(
@@ -29,22 +29,12 @@ def assemble(
     """
     stuffed = separator.join([*(document.text for document in documents), question])
     parts, last = _render(tokenizer, system_prompt, history, stuffed, separator)
+    found = [list(_locate(part.text, documents)) if part.message == last else [] for part in parts]
+    plan = lay_out(tokenizer, parts, found)
 
-    segments: list[Segment] = []
-    matches: list[Match] = []
-    for part in parts:
-        located = list(_locate(part.text, documents)) if part.message == last else []
-        segments += _splice(tokenizer, part, located)
-        matches += located
-    lost = len(documents) - len(matches)
-    notes = [found_note(match) for match in matches]
-    if lost > 0:
-        keys = {match.key for match in matches}
-        notes += [_lost_note(document) for document in documents if document.key not in keys]
-    plan = PromptPlan(tuple(segments), tuple(notes))
-    if not matches or is_exact(plan, tokenizer):
-        return plan
-    return give_up(plan, tuple(segment for part in parts for segment in _splice(tokenizer, part, [])))
+    located = {match.key for matches in found for match in matches}
+    changed = (document for document in documents if document.key not in located)
+    return PromptPlan(plan.segments, plan.notes + tuple(map(_changed_note, changed)))
 
 
 def _render(
@@ -52,14 +42,13 @@ def _render(
 ) -> tuple[list[Part], int]:
     """The rendered parts, and the number of the message that holds the documents."""
     user = {"role": "user", "content": stuffed}
-    if not system_prompt:
-        return render_parts(tokenizer, [*history, user]), len(history)
-    try:
-        system = {"role": "system", "content": system_prompt}
-        return render_parts(tokenizer, [system, *history, user]), len(history) + 1
-    except ModelError:  # some templates know no system role
-        user["content"] = f"{system_prompt}{separator}{stuffed}"
-        return render_parts(tokenizer, [*history, user]), len(history)
+    if system_prompt:
+        messages = [{"role": "system", "content": system_prompt}, *history, user]
+        try:
+            return render_parts(tokenizer, messages), len(history) + 1
+        except ModelError:  # some templates know no system role; any other trouble returns below
+            user["content"] = f"{system_prompt}{separator}{stuffed}"
+    return render_parts(tokenizer, [*history, user]), len(history)
 
 
 def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:
@@ -72,18 +61,6 @@ def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:
             yield Match(start, at, document.token_ids, document)
 
 
-def _splice(tokenizer: Any, part: Part, matches: list[Match]) -> Iterator[Segment]:
-    encode = encode_markup if part.message is None else encode_document
-    at = 0
-    for match in matches:
-        if at < match.start:
-            yield Segment(part.text[at : match.start], encode(tokenizer, part.text[at : match.start]))
-        yield Segment(match.known.text, match.token_ids, match.key, match.known.source)
-        at = match.end
-    if at < len(part.text):
-        yield Segment(part.text[at:], encode(tokenizer, part.text[at:]))
-
-
-def _lost_note(document: KnownText) -> DocumentNote:
+def _changed_note(document: KnownText) -> DocumentNote:
     reason = "the chat template changed its text"
     return DocumentNote(document.source, False, reason, len(document.token_ids), 0)

@@ -74,34 +74,23 @@ class PromptPlan:
 
     def describe(self) -> list[dict[str, Any]]:
         """Rows for ``explain()``: one per segment, then one per document that was not found."""
-        rows = [
+        reasons = iter([note.reason for note in self.notes if note.found])
+        rows: list[dict[str, Any]] = [
             {
                 "kind": "fresh" if segment.chunk_key is None else "cached",
-                "start": start,
+                "source": segment.source,
                 "tokens": len(segment.token_ids),
                 "reused": 0 if segment.chunk_key is None else len(segment.token_ids),
-                "source": segment.source,
+                "reason": "" if segment.chunk_key is None else next(reasons, ""),
+                "start": start,
                 "chunk_key": segment.chunk_key,
                 "text": preview(segment.text),
-                "reason": "",
             }
             for start, segment in self._with_starts()
         ]
-        found = iter([note for note in self.notes if note.found])
-        for row in rows:
-            if row["kind"] == "cached":
-                row["reason"] = next(found).reason
+        absent = {"kind": "not found", "reused": 0, "start": None, "chunk_key": None, "text": ""}
         return rows + [
-            {
-                "kind": "not found",
-                "start": None,
-                "tokens": note.tokens,
-                "reused": 0,
-                "source": note.source,
-                "chunk_key": None,
-                "text": "",
-                "reason": note.reason,
-            }
+            {**absent, "source": note.source, "tokens": note.tokens, "reason": note.reason}
             for note in self.notes
             if not note.found
         ]

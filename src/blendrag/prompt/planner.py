@@ -1,82 +1,121 @@
-"""Plan a prompt that some framework has already put together: find what is known, splice its ids in."""
+"""Plan a prompt that some framework has put together: find what is known in it, splice stored ids in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment, preview
 from blendrag.prompt.recognise import Match, Recogniser
-from blendrag.prompt.template import decode, encode_document, encode_markup, implied_bos
+from blendrag.prompt.template import (
+    Message,
+    Part,
+    decode,
+    encode_document,
+    encode_markup,
+    implied_bos,
+    render_parts,
+)
 
 
 def plan_prompt(
     text: str, tokenizer: Any, recogniser: Recogniser, *, hints: Iterable[str] = ()
 ) -> PromptPlan:
-    """Cut ``text`` at the known texts in it and tokenise every segment apart.
+    """Cut rendered ``text`` at the known texts in it and tokenise every segment apart.
 
     Tokenised as a whole, a document's last token would merge with what follows it; apart, the stored
     ids fit exactly. ``hints`` are texts or keys of documents the caller knows to be in the prompt: they
-    are placed first and reported on even if they cannot be reused. A BOS token is put first if the
-    tokenizer would put one and the text does not begin with it.
+    are placed first and reported on even if they cannot be reused. Control tokens in ``text`` count, as
+    nobody can tell any more who wrote them: prefer ``plan_chat`` where there are messages. A BOS token
+    is put first if the tokenizer would put one and the text does not begin with it.
 
     If the ids would not decode to ``text`` (some SentencePiece tokenizers cannot split freely), the plan
-    is the whole prompt as one fresh segment, and a note says so.
+    is the text as one fresh segment, and the notes say so.
     """
-    hints = tuple(hints)
     bos = implied_bos(tokenizer)
-    start = (Segment(bos[0], (bos[1],)),) if bos and not text.startswith(bos[0]) else ()
-    matches = recogniser.find(text, hints)
-    segments = start + tuple(_segments(text, matches, tokenizer))
-    notes = tuple(found_note(match) for match in matches)
-    plan = PromptPlan(segments, notes + tuple(_missing(text, hints, matches, tokenizer, recogniser)))
-    if not matches or is_exact(plan, tokenizer):
+    parts = [Part(text)] if text else []
+    if bos and not text.startswith(bos):
+        parts.insert(0, Part(bos))
+    hints = tuple(hints)
+    found = [recogniser.find(part.text, hints) for part in parts]
+    return _with_missing(lay_out(tokenizer, parts, found), hints, tokenizer, recogniser)
+
+
+def plan_chat(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    recogniser: Recogniser,
+    *,
+    hints: Iterable[str] = (),
+    **template_options: Any,
+) -> PromptPlan:
+    """Like ``plan_prompt`` of the rendered ``messages``, but only the template can write control tokens.
+
+    The template decides about BOS. Raises ModelError if there is no template or it refuses the messages.
+    """
+    parts = render_parts(tokenizer, messages, **template_options)
+    hints = tuple(hints)
+    found = [[] if part.message is None else recogniser.find(part.text, hints) for part in parts]
+    return _with_missing(lay_out(tokenizer, parts, found), hints, tokenizer, recogniser)
+
+
+def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
+    """The plan for ``parts``, with ``found[i]`` the matches in part ``i``; none reused if inexact."""
+    plan = PromptPlan(
+        tuple(
+            segment
+            for part, matches in zip(parts, found, strict=True)
+            for segment in _segments(tokenizer, part, matches)
+        ),
+        tuple(_found_note(match) for matches in found for match in matches),
+    )
+    if not plan.notes or decode(tokenizer, plan.token_ids) == plan.text:
         return plan
-    return give_up(plan, start + (Segment(text, encode_markup(tokenizer, text)),))
+    reason = "this tokenizer cannot tokenise the documents apart without changing the text"
+    return PromptPlan(
+        tuple(segment for part in parts for segment in _segments(tokenizer, part, [])),
+        tuple(DocumentNote(note.source, False, reason, note.tokens, 0) for note in plan.notes),
+    )
 
 
-def found_note(match: Match) -> DocumentNote:
+def _segments(tokenizer: Any, part: Part, matches: Sequence[Match]) -> Iterator[Segment]:
+    encode = encode_markup if part.message is None else encode_document
+    at = 0
+    for match in matches:
+        if at < match.start:
+            glue = part.text[at : match.start]
+            yield Segment(glue, encode(tokenizer, glue))
+        text = part.text[match.start : match.end]
+        yield Segment(text, match.token_ids, match.key, match.known.source)
+        at = match.end
+    if at < len(part.text):
+        yield Segment(part.text[at:], encode(tokenizer, part.text[at:]))
+
+
+def _found_note(match: Match) -> DocumentNote:
     tokens, reused = len(match.known.token_ids), len(match.token_ids)
     reason = "found" if match.whole else f"found in part: its first {reused} of {tokens} tokens"
     return DocumentNote(match.known.source, True, reason, tokens, reused)
 
 
-def is_exact(plan: PromptPlan, tokenizer: Any) -> bool:
-    return decode(tokenizer, plan.token_ids) == plan.text
-
-
-def give_up(plan: PromptPlan, fresh: tuple[Segment, ...]) -> PromptPlan:
-    """``fresh`` in place of the plan's segments, every document noted as not reused."""
-    reason = "this tokenizer cannot tokenise the documents apart without changing the text"
-    notes = (DocumentNote(note.source, False, reason, note.tokens, 0) for note in plan.notes)
-    return PromptPlan(fresh, tuple(notes))
-
-
-def _segments(text: str, matches: list[Match], tokenizer: Any) -> Iterator[Segment]:
-    at = 0
-    for match in matches:
-        if at < match.start:
-            glue = text[at : match.start]
-            yield Segment(glue, encode_markup(tokenizer, glue))
-        yield Segment(text[match.start : match.end], match.token_ids, match.key, match.known.source)
-        at = match.end
-    if at < len(text):
-        yield Segment(text[at:], encode_markup(tokenizer, text[at:]))
-
-
-def _missing(
-    text: str, hints: tuple[str, ...], matches: list[Match], tokenizer: Any, recogniser: Recogniser
-) -> Iterator[DocumentNote]:
-    """A note for each hint of which nothing was found."""
-    found = {match.key for match in matches}
+def _with_missing(
+    plan: PromptPlan, hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
+) -> PromptPlan:
+    """``plan`` with a note for each hint of which nothing is reused."""
+    if len(plan.cached_segments) < len(plan.notes):
+        return plan  # laid out without reuse: every document is noted already
+    text, keys = plan.text, set(plan.cached_keys)
+    missing = []
     for hint in hints:
         known = recogniser.known(hint)
-        if known and known.key not in found:
-            yield DocumentNote(known.source, False, "its text is not in the prompt", len(known.token_ids), 0)
-        elif not known:
-            at = text.find(hint)
-            if at < 0:
-                yield DocumentNote(preview(hint), False, "not ingested, and not in the prompt", 0, 0)
-            elif not any(at <= match.start and match.end <= at + len(hint) for match in matches):
-                tokens = len(encode_document(tokenizer, hint))
-                yield DocumentNote(preview(hint), False, "not ingested", tokens, 0)
+        tokens = len(known.token_ids if known else encode_document(tokenizer, hint))
+        source = known.source if known else preview(hint)
+        wanted = known.text if known else hint
+        if (known and known.key in keys) or any(cached.text in wanted for cached in plan.cached_segments):
+            continue
+        if wanted not in text:
+            reason = "its text is not in the prompt" if known else "not ingested, and not in the prompt"
+        else:
+            reason = "overlaps another document" if known else "not ingested"
+        missing.append(DocumentNote(source, False, reason, tokens, 0))
+    return PromptPlan(plan.segments, plan.notes + tuple(missing))

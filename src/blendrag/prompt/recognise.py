@@ -1,24 +1,18 @@
-"""Find the ingested texts that occur in a prompt.
-
-A text is known by its anchor, its first 32 characters. Every window of 32 characters of the prompt is
-looked up among the anchors (a dictionary: nothing to rebuild when texts are added), and a hit is
-verified by comparing text. Texts that share an anchor, such as pages with the same heading, are kept
-in order, so that the longest match among them is found by bisection.
-"""
+"""Find the ingested texts that occur in a prompt, whole or by their beginning."""
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
+from blendrag.prompt.anchors import Anchors
 from blendrag.prompt.template import decode
 
 ANCHOR = 32
-SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; texts shorter than this are found through hints only
+SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; what is shorter still is found through hints only
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +27,7 @@ class KnownText:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """``text[start:end]`` of the prompt is what ``token_ids``, all or the first of ``known``'s, decode to."""
+    """``text[start:end]`` of a prompt is what ``token_ids``, all or the first of ``known``'s, decode to."""
 
     start: int
     end: int
@@ -52,8 +46,8 @@ class Match:
 class Recogniser:
     """The texts of an index, to be found in prompts. Safe to use from several threads.
 
-    A text that occurs only in part is matched by its longest prefix of at least ``min_tokens`` tokens
-    (KV is causal, so a prefix of a chunk's KV is the KV of its prefix).
+    A text that occurs only in part is matched by its longest prefix of at least ``min_tokens`` tokens:
+    KV is causal, so the first rows of a chunk's KV are the KV of its prefix.
     """
 
     def __init__(self, tokenizer: Any, *, min_tokens: int = 32) -> None:
@@ -61,9 +55,8 @@ class Recogniser:
         self._min_tokens = min_tokens
         self._lock = threading.RLock()
         self._by_key: dict[str, KnownText] = {}
-        self._by_text: dict[str, KnownText] = {}
-        self._anchors: dict[str, list[str]] = {}  # anchor -> texts in order
-        self._short: int = 0  # how many anchors are SHORT_ANCHOR long
+        self._by_text: dict[str, dict[str, KnownText]] = {}  # text -> key -> known; the first serves
+        self._anchors = (Anchors(ANCHOR), Anchors(SHORT_ANCHOR))
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -74,38 +67,29 @@ class Recogniser:
         with self._lock:
             if key in self._by_key or not text or not known.token_ids:
                 return
+            if text not in self._by_text:
+                for anchors in self._anchors_of(text):
+                    anchors.add(text)
             self._by_key[key] = known
-            if text in self._by_text:
-                return
-            self._by_text[text] = known
-            anchor = _anchor(text)
-            if anchor:
-                insort(self._anchors.setdefault(anchor, []), text)
-                self._short += len(anchor) == SHORT_ANCHOR
+            self._by_text.setdefault(text, {})[key] = known
 
     def remove(self, key: str) -> None:
         """Forget a text; an unknown key is no error."""
         with self._lock:
             known = self._by_key.pop(key, None)
-            if known is None or self._by_text.get(known.text) is not known:
+            if known is None:
                 return
-            twin = next((other for other in self._by_key.values() if other.text == known.text), None)
-            if twin:
-                self._by_text[known.text] = twin
-                return
-            del self._by_text[known.text]
-            anchor = _anchor(known.text)
-            if anchor:
-                texts = self._anchors[anchor]
-                del texts[bisect_left(texts, known.text)]
-                self._short -= len(anchor) == SHORT_ANCHOR
-                if not texts:
-                    del self._anchors[anchor]
+            same = self._by_text[known.text]
+            del same[key]
+            if not same:
+                del self._by_text[known.text]
+                for anchors in self._anchors_of(known.text):
+                    anchors.remove(known.text)
 
     def known(self, hint: str) -> KnownText | None:
         """The known text with this key, or this very text."""
         with self._lock:
-            return self._by_key.get(hint) or self._by_text.get(hint)
+            return self._by_key.get(hint) or next(iter(self._by_text.get(hint, {}).values()), None)
 
     def find(self, text: str, hints: Iterable[str] = ()) -> list[Match]:
         """Known texts in ``text``: in order, without overlaps.
@@ -116,11 +100,16 @@ class Recogniser:
         with self._lock:
             matches: list[Match] = []
             for hint in hints:
+                found = [
+                    match
+                    for begin, end in _gaps(matches, len(text))
+                    for match in self._find_hint(hint, text, begin, end)
+                ]
+                matches = sorted(matches + found, key=lambda match: match.start)
+            starts = sorted({start for anchors in self._anchors for start in anchors.starts(text)})
+            if starts:
                 for begin, end in _gaps(matches, len(text)):
-                    matches += self._find_hint(hint, text, begin, end)
-                matches.sort(key=lambda match: match.start)
-            for begin, end in _gaps(matches, len(text)):
-                matches += self._scan(text, begin, end)
+                    matches += self._scan(text, starts, begin, end)
             return sorted(matches, key=lambda match: match.start)
 
     def _find_hint(self, hint: str, text: str, begin: int, end: int) -> Iterator[Match]:
@@ -134,15 +123,9 @@ class Recogniser:
                 yield match
             at = text.find(wanted, match.end if match else at + 1, end)
 
-    def _scan(self, text: str, begin: int, end: int) -> Iterator[Match]:
-        anchors = self._anchors
-        starts = [at for at in range(begin, end - ANCHOR + 1) if text[at : at + ANCHOR] in anchors]
-        if self._short:
-            last = end - SHORT_ANCHOR + 1
-            short = [at for at in range(begin, last) if text[at : at + SHORT_ANCHOR] in anchors]
-            starts = sorted({*starts, *short})
+    def _scan(self, text: str, starts: Sequence[int], begin: int, end: int) -> Iterator[Match]:
         for start in starts:
-            if start >= begin:
+            if begin <= start < end:
                 match = self._longest(text, start, end)
                 if match:
                     yield match
@@ -150,35 +133,36 @@ class Recogniser:
 
     def _longest(self, text: str, start: int, end: int) -> Match | None:
         """The longest match that begins at ``start`` and does not pass ``end``."""
+        rest = text[start:end]
         best: Match | None = None
-        for size in (ANCHOR, SHORT_ANCHOR):
-            texts = self._anchors.get(text[start : min(start + size, end)], [])
-            if texts:
-                rest = text[start:end]
-                for match in (self._whole(texts, rest, start), self._partial(texts, rest, start)):
-                    if match and (best is None or match.end > best.end):
-                        best = match
+        for anchors in self._anchors:
+            texts = anchors.sharing(rest[: anchors.size])
+            for look in (self._whole, self._partial) if texts else ():
+                match = look(texts, rest, start)
+                if match and (best is None or match.end > best.end):
+                    best = match
         return best
 
-    def _whole(self, texts: list[str], rest: str, start: int) -> Match | None:
+    def _whole(self, texts: Sequence[str], rest: str, start: int) -> Match | None:
+        """The longest of ``texts`` (sorted) with which ``rest`` begins."""
         # Whatever sorts just before `rest` either is a prefix of it, or bounds how long one can be.
-        while True:
-            at = bisect_right(texts, rest) - 1
-            if at < 0:
-                return None
-            if rest.startswith(texts[at]):
-                known = self._by_text[texts[at]]
-                return Match(start, start + len(known.text), known.token_ids, known)
-            rest = commonprefix([rest, texts[at]])
+        while at := bisect_right(texts, rest):
+            nearest = texts[at - 1]
+            if rest.startswith(nearest):
+                known = self._first(nearest)
+                return Match(start, start + len(nearest), known.token_ids, known)
+            rest = rest[: _shared(rest, nearest)]
+        return None
 
-    def _partial(self, texts: list[str], rest: str, start: int) -> Match | None:
+    def _partial(self, texts: Sequence[str], rest: str, start: int) -> Match | None:
+        """The longest beginning of any of ``texts`` (sorted) with which ``rest`` begins."""
         at = bisect_right(texts, rest)
-        shared, nearest = max((len(commonprefix([rest, text])), text) for text in texts[max(at - 1, 0) : at + 1])
-        known = self._by_text[nearest]
-        ids, length = self._cut(known, shared)
-        if len(ids) < self._min_tokens or len(ids) == len(known.token_ids):
+        shared, nearest = max((_shared(rest, text), text) for text in texts[max(at - 1, 0) : at + 1])
+        if shared == len(nearest):
             return None
-        return Match(start, start + length, ids, known)
+        known = self._first(nearest)
+        ids, length = self._cut(known, shared)
+        return Match(start, start + length, ids, known) if len(ids) >= self._min_tokens else None
 
     def _cut(self, known: KnownText, shared: int) -> tuple[tuple[int, ...], int]:
         """The most of the text's first ids that decode to a prefix of its first ``shared`` characters."""
@@ -186,18 +170,31 @@ class Recogniser:
         if len(ids) <= self._min_tokens:
             return (), 0
         near = bisect_right(range(len(ids)), shared, key=lambda n: len(decode(self._tokenizer, ids[:n])))
-        # A cut inside a character decodes to replacement marks, up to four tokens either way.
+        # A cut inside a character decodes to replacement marks: look a few tokens either way.
         for count in range(min(near + 4, len(ids)), max(near - 8, 0), -1):
             head = decode(self._tokenizer, ids[:count])
             if len(head) <= shared and known.text.startswith(head):
                 return ids[:count], len(head)
         return (), 0
 
+    def _first(self, text: str) -> KnownText:
+        return next(iter(self._by_text[text].values()))
 
-def _anchor(text: str) -> str | None:
-    if len(text) >= ANCHOR:
-        return text[:ANCHOR]
-    return text[:SHORT_ANCHOR] if len(text) >= SHORT_ANCHOR else None
+    def _anchors_of(self, text: str) -> Sequence[Anchors]:
+        """The index that ``text`` belongs in: one, or none if it is too short."""
+        return [anchors for anchors in self._anchors if len(text) >= anchors.size][:1]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters the two have in common at the start."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _gaps(matches: Iterable[Match], length: int) -> list[tuple[int, int]]:

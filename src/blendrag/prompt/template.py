@@ -59,18 +59,19 @@ def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
     says can never be taken for markup.
     """
     nonce = secrets.token_hex(8)
+    contents = [message.get("content") or "" for message in messages]
     marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
-    masked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+    # An empty content stays: templates ask whether there is one (a message may be a tool call instead).
+    masked = [{**old, "content": mark} if old.get("content") else old for old, mark in zip(messages, marks)]
     pieces = re.split(rf"\[{nonce}:(\d+)\]", render_chat(tokenizer, masked, **options))
 
-    contents = [message["content"] for message in messages]
     if _join(pieces, contents) != render_chat(tokenizer, messages, **options):
-        for number, message in enumerate(messages):
-            probe = [*masked[:number], message, *masked[number + 1 :]]
-            before, mark, after = _join(pieces, marks).partition(marks[number])
-            shown = render_chat(tokenizer, probe, **options)
+        template = _join(pieces, marks)
+        for number, (message, mark) in enumerate(zip(messages, marks, strict=True)):
+            before, _, after = template.partition(mark)
+            shown = render_chat(tokenizer, [*masked[:number], message, *masked[number + 1 :]], **options)
             fits = shown.startswith(before) and shown.endswith(after) and len(shown) >= len(before + after)
-            if mark and fits:
+            if mark in template and fits:
                 contents[number] = shown[len(before) : len(shown) - len(after)]
 
     parts = [
@@ -106,13 +107,12 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
     return text
 
 
-def implied_bos(tokenizer: Any) -> tuple[str, int] | None:
-    """The BOS token (text, id) which the tokenizer itself puts before plain text, if it does."""
+def implied_bos(tokenizer: Any) -> str | None:
+    """The text of the BOS token if the tokenizer itself puts one before plain text."""
     with _encoding:
         ids = tokenizer("", add_special_tokens=True)["input_ids"]
-    if tokenizer.bos_token_id is None or ids[:1] != [tokenizer.bos_token_id]:
-        return None
-    return tokenizer.bos_token, tokenizer.bos_token_id
+    puts_one = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token if puts_one else None
 
 
 def _encode(tokenizer: Any, text: str, *, split_special_tokens: bool) -> list[int]:
