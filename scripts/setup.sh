@@ -22,7 +22,7 @@ find_python() {
          "install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
-install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps "$@"; }
+install() { "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-deps "$@"; }
 
 # The stamp names what the environment was made from. It is removed first and written last, so an interrupted
 # or failed run never counts as done.

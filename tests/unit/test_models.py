@@ -1,0 +1,197 @@
+"""Names become model folders, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from blendrag import models
+from blendrag.errors import MissingDependencyError, ModelNotFoundError
+from blendrag.models import model_digest, resolve_embedder, resolve_model
+from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL
+
+
+def make_model(folder: Path, seed: int = 0, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: torch.randn(256, 64, generator=generator) for name in ("a.weight", "b.weight")}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_importing_models_does_not_load_torch_or_transformers() -> None:
+    code = "import sys, blendrag.models; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
+
+
+def test_packaged_default_is_complete_and_speaks_the_chat_template(model_dir: Path, tokenizer: Any) -> None:
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in model_dir.iterdir()
+    }
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_default_is_not_unpacked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def dequantise(gguf: Path, into: Path) -> None:
+        calls.append(gguf.name)
+        into.rmdir()
+        make_model(into)
+
+    monkeypatch.setattr(models, "_dequantise", dequantise)
+    told: list[str] = []
+    first = resolve_model(DEFAULT_MODEL, tmp_path, progress=told.append)
+    assert resolve_model("SmolLM2-135M-Instruct", tmp_path, progress=told.append) == first
+    assert calls == ["SmolLM2-135M-Instruct.Q4_1.gguf"] and len(told) == 1
+
+
+def test_interrupted_unpacking_leaves_nothing_that_counts_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(gguf: Path, into: Path) -> None:
+        (into / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "_dequantise", fail)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(DEFAULT_MODEL, tmp_path)
+    assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+
+
+def test_missing_package_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "GGUF_PACKAGE", "no_such_package")
+    with pytest.raises(MissingDependencyError, match=r"blendrag\[smollm2\]"):
+        resolve_model(DEFAULT_MODEL, tmp_path)
+
+
+def test_local_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(tmp_path / "org" / "model")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model(str(folder), tmp_path) == folder
+    assert resolve_model("org/model", tmp_path) == folder  # a folder wins over a hub id of the same name
+
+
+@pytest.mark.parametrize(
+    ("remove", "add", "message"),
+    [
+        ("config.json", None, "no config.json"),
+        ("model.safetensors", None, r"no \*\.safetensors weights"),
+        ("model.safetensors", "pytorch_model.bin", "pickled weights are not read"),
+    ],
+)
+def test_incomplete_folder_says_what_is_missing(
+    tmp_path: Path, remove: str, add: str | None, message: str
+) -> None:
+    folder = make_model(tmp_path / "model")
+    (folder / remove).unlink()
+    if add:
+        (folder / add).touch()
+    with pytest.raises(ModelNotFoundError, match=message):
+        resolve_model(str(folder), tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    shards = {"a.weight": "model.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ModelNotFoundError, match="lacks 1 of 2 weights files, such as model-00002-of-00002"):
+        resolve_model(str(folder), tmp_path)
+
+
+def test_file_instead_of_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match=r"model\.gguf is not a model folder: it is a file"):
+        resolve_model(str(tmp_path / "model.gguf"), tmp_path)
+
+
+def test_folder_above_the_model_points_into_it(tmp_path: Path) -> None:
+    make_model(tmp_path / "download" / "snapshot")
+    with pytest.raises(ModelNotFoundError, match="did you mean its folder snapshot"):
+        resolve_model(str(tmp_path / "download"), tmp_path)
+
+
+def test_misspelt_folder_gets_a_suggestion(tmp_path: Path) -> None:
+    make_model(tmp_path / "Qwen2.5-0.5B")
+    with pytest.raises(ModelNotFoundError, match=r"did you mean Qwen2\.5-0\.5B\?"):
+        resolve_model(str(tmp_path / "qwen2.5-05B"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smollm2-135m-instuct", f"did you mean {DEFAULT_MODEL}"),
+        ("someone/some-model", "not in the hub's local cache"),
+        ("not a name", "cannot be a hub id"),
+        ("", "cannot be a hub id"),
+    ],
+)
+def test_unknown_name_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=message) as caught:
+        resolve_model(name, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_embedder_default_lies_in_its_package() -> None:
+    assert (Path(resolve_embedder(DEFAULT_EMBEDDER)) / "modules.json").is_file()
+
+
+def test_embedder_folder_must_exist_and_hub_id_passes(tmp_path: Path) -> None:
+    assert resolve_embedder(str(tmp_path)) == str(tmp_path)
+    assert resolve_embedder("BAAI/bge-small-en") == "BAAI/bge-small-en"
+    with pytest.raises(ModelNotFoundError, match="no embedder folder"):
+        resolve_embedder(str(tmp_path / "nowhere"))
+
+
+def test_digest_survives_a_copy(tmp_path: Path) -> None:
+    one = make_model(tmp_path / "one", transformers_version="5.18")
+    other = make_model(tmp_path / "other", transformers_version="5.19")
+    assert model_digest(one) == model_digest(other)
+
+
+def test_other_weights_of_the_same_shape_have_another_digest(tmp_path: Path) -> None:
+    assert model_digest(make_model(tmp_path / "a", seed=0)) != model_digest(
+        make_model(tmp_path / "b", seed=1)
+    )
+
+
+def test_one_changed_tensor_changes_the_digest(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    before = model_digest(folder)
+    weights = folder / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    assert model_digest(folder) != before
+
+
+def test_changed_config_changes_the_digest(tmp_path: Path) -> None:
+    one = make_model(tmp_path / "one", rope_theta=10000)
+    assert model_digest(one) != model_digest(make_model(tmp_path / "other", rope_theta=500000))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 20, 60_000])
+def test_cut_weights_are_reported_and_not_digested(tmp_path: Path, keep: int) -> None:
+    weights = make_model(tmp_path / "model") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors"):
+        model_digest(weights.parent)

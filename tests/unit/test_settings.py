@@ -1,0 +1,90 @@
+"""Settings come from the right place, and a wrong one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from blendrag.errors import ConfigError
+from blendrag.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_defaults_are_the_papers() -> None:
+    settings = Settings.load()
+    assert (settings.recompute_ratio, settings.check_layers, settings.selector) == (0.15, (1,), "hkvd")
+
+
+def test_keyword_beats_environment_beats_file_beats_default(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "blendrag.yaml").write_text("top_k: 2\nmax_tokens: 22\nmin_cached_tokens: 222\n")
+    monkeypatch.setenv("BLENDRAG_TOP_K", "3")
+    monkeypatch.setenv("BLENDRAG_MAX_TOKENS", "33")
+    settings = Settings.load(top_k=4)
+    assert (settings.top_k, settings.max_tokens, settings.min_cached_tokens) == (4, 33, 222)
+    assert settings.chunk_tokens == Settings.model_fields["chunk_tokens"].default
+
+
+def test_none_means_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_TOP_K", "3")
+    assert Settings.load(top_k=None).top_k == 3
+
+
+def test_named_config_file_replaces_the_one_in_the_folder(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "blendrag.yaml").write_text("top_k: 2\n")
+    (empty_folder / "other.yaml").write_text("max_tokens: 9\n")
+    monkeypatch.setenv("BLENDRAG_CONFIG", "other.yaml")
+    settings = Settings.load()
+    assert settings.max_tokens == 9 and settings.top_k == Settings.model_fields["top_k"].default
+
+
+def test_missing_named_config_file_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_CONFIG", "nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        Settings.load()
+
+
+def test_misspelt_keyword_is_named_with_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"'recompute_ration'; did you mean recompute_ratio\?"):
+        Settings.load(recompute_ration=0.1)
+
+
+def test_misspelt_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIOO", "0.1")
+    with pytest.raises(ConfigError, match=r"did you mean BLENDRAG_RECOMPUTE_RATIO\?"):
+        Settings.load()
+
+
+def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path) -> None:
+    (empty_folder / "blendrag.yaml").write_text("topk: 2\n")
+    with pytest.raises(ConfigError, match="did you mean top_k"):
+        Settings.load()
+
+
+@given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=1.000001), st.just("much")))
+def test_ratio_outside_zero_to_one_is_refused_by_name(ratio: object) -> None:
+    with pytest.raises(ConfigError, match="'recompute_ratio'"):
+        Settings.load(recompute_ratio=ratio)
+
+
+@pytest.mark.parametrize("layers", [(), (0,), (4, 1), (1, 1)])
+def test_check_layers_out_of_order_are_refused(layers: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="check_layers"):
+        Settings.load(check_layers=layers)
+
+
+def test_settings_cannot_change_under_a_running_engine() -> None:
+    with pytest.raises(ValidationError):
+        Settings.load().top_k = 1
