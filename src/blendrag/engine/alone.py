@@ -1,0 +1,82 @@
+"""Prefilling chunks alone at ingest: the KV that is stored (design decision D3).
+
+Several chunks share one forward. Each attends to itself only, in a scratch paged cache of one layer that is
+used again for every layer: the KV that is kept is captured on the way, K before RoPE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from blendrag.engine import compat
+from blendrag.engine.decoder import Decoder, LayerVisitor
+from blendrag.fuse.runs import Runs
+
+
+class AlonePrefill(LayerVisitor):
+    """Prefill of several chunks, each as if it were the only text in the world, at positions 0, 1, ..."""
+
+    wants_raw_keys = True
+
+    def __init__(self, decoder: Decoder, runner: Any, block_size: int) -> None:
+        self.decoder, self.runner, self.block_size = decoder, runner, block_size
+        self._scratch: torch.Tensor | None = None
+        self._kv = torch.empty(0)
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """KV of every chunk: [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU."""
+        device = self.decoder.attentions[0].kv_cache.device
+        lengths = [len(chunk) for chunk in chunks]
+        ids = torch.tensor([i for chunk in chunks for i in chunk], device=device)
+        positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
+        self._place(lengths, positions)
+        shape = (self.decoder.num_layers, 2, ids.numel(), *self.decoder.kv_shape)
+        hidden = self.decoder.embed(ids)
+        self._kv = torch.empty(shape, dtype=hidden.states.dtype)
+        for layer in range(self.decoder.num_layers):
+            result = self.decoder.run(layer, hidden, positions, self)
+            if result is None:
+                break
+            hidden = result
+        captured, self._kv = self._kv, torch.empty(0)
+        return [part.clone(memory_format=torch.contiguous_format) for part in captured.split(lengths, dim=2)]
+
+    def _place(self, lengths: Sequence[int], positions: torch.Tensor) -> None:
+        blocks = [-(-n // self.block_size) for n in lengths]
+        total, widest = sum(blocks), max(blocks)
+        attention = self.decoder.attentions[0]
+        if self._scratch is None or self._scratch.shape[0] < total:
+            self._scratch = compat.scratch_cache(attention, total)
+        table = torch.zeros(len(lengths), widest, dtype=torch.int32, device=positions.device)
+        starts, first = [0], 0
+        slots = []
+        for row, (n, count) in enumerate(zip(lengths, blocks, strict=True)):
+            table[row, :count] = torch.arange(first, first + count, dtype=torch.int32)
+            slots.append(torch.arange(n) + first * self.block_size)  # a chunk's blocks are consecutive
+            starts.append(starts[-1] + n)
+            first += count
+        runs = Runs(
+            torch.tensor(starts, dtype=torch.int32, device=positions.device),
+            torch.tensor(lengths, dtype=torch.int32, device=positions.device),
+            max(lengths),
+        )
+        self._slots = torch.cat(slots).to(positions.device)
+        self._metadata = compat.attention_metadata(self.runner, runs, table, self._slots)
+
+    def keep(
+        self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
+    ) -> torch.Tensor | None:
+        assert raw_key is not None and self._scratch is not None
+        self._kv[layer, 0].copy_(raw_key)
+        self._kv[layer, 1].copy_(value)
+        compat.write_kv(self.decoder.attentions[layer], key, value, self._scratch, self._slots)
+        return None
+
+    def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
+        assert self._scratch is not None
+        attention = self.decoder.attentions[layer]
+        return compat.attend(attention, query, self._scratch, self._metadata[attention.layer_name])

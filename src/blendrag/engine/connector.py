@@ -1,0 +1,174 @@
+"""The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
+
+Loads are synchronous: ``start_load_kv`` runs before the engine's own forward of the same step, which then
+computes the prompt's last token and samples. vLLM imports this module in all of its processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+
+from blendrag.engine.recipe import FIELD, Recipe, read_recipe
+from blendrag.engine.watchdog import exit_with_parent
+
+if TYPE_CHECKING:
+    from blendrag.engine.blender import Blender
+
+# A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
+# other requests' steps.
+MAX_FUSED_TAIL = 256
+
+
+@dataclass(slots=True)
+class BlendOrder:
+    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
+
+    request_id: str
+    token_ids: list[int]
+    block_ids: list[int]
+    written: int
+    recipe: Recipe
+
+
+@dataclass
+class BlendMetadata(KVConnectorMetadata):
+    """Scheduler to worker, every step."""
+
+    orders: list[BlendOrder] = field(default_factory=list)
+
+
+@dataclass
+class BlendReports(KVConnectorWorkerMetadata):
+    """Worker to scheduler: what was done, by request id."""
+
+    reports: dict[str, dict[str, Any]]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, BlendReports)
+        return BlendReports({**other.reports, **self.reports})
+
+
+class BlendConnector(KVConnectorBase_V1):
+    """Registered by module path; one instance in the scheduler's process, one in every worker."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
+        self._min_cached = int(extra.get("exact_tail", 0))
+        # scheduler half
+        self._orders: list[BlendOrder] = []
+        self._results: dict[str, dict[str, Any]] = {}
+        # worker half
+        self._blender: Blender | None = None
+        self._failed_blocks: set[int] = set()
+        self._reports: dict[str, dict[str, Any]] = {}
+        if role == KVConnectorRole.SCHEDULER and extra.get("client_pid"):
+            exit_with_parent(int(extra["client_pid"]))
+
+    # -- scheduler half -----------------------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        try:
+            recipe = read_recipe(request.kv_transfer_params)
+        except (TypeError, ValueError, KeyError) as error:
+            self._results[request.request_id] = {"fallback": f"unreadable recipe: {error}"}
+            return 0, False
+        if recipe is None:
+            return 0, False
+        if self._salt_needed and not request.cache_salt:
+            self._results[request.request_id] = {"fallback": "no cache salt while prefix caching is on"}
+            return 0, False
+        claimed = _claim(recipe, request.num_prompt_tokens)
+        new = claimed - num_computed_tokens
+        if new <= 0 or num_computed_tokens >= recipe.cached_end:
+            return 0, False
+        if 0 < new <= self._min_cached and num_computed_tokens:
+            # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
+            return 0, False
+        return new, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if not num_external_tokens:
+            return
+        recipe = read_recipe(request.kv_transfer_params)
+        assert recipe is not None, "external tokens were claimed for this request"
+        claimed = _claim(recipe, request.num_prompt_tokens)
+        self._orders.append(
+            BlendOrder(
+                request.request_id,
+                list(request.all_token_ids[:claimed]),
+                list(blocks.get_block_ids()[0]),
+                claimed - num_external_tokens,
+                recipe,
+            )
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        orders, self._orders = self._orders, []
+        return BlendMetadata(orders)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, BlendReports):
+            self._results.update(meta.reports)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        result = self._results.pop(request.request_id, None)
+        return False, None if result is None else {FIELD: result}
+
+    # -- worker half --------------------------------------------------------------------------------------
+
+    def bind(self, blender: Blender) -> None:
+        """Give the worker half its model. Called once, before the first request."""
+        self._blender = blender
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, BlendMetadata)
+        for order in metadata.orders:
+            try:
+                if self._blender is None:
+                    raise RuntimeError("the worker is not bound to its model yet")
+                self._reports[order.request_id] = self._blender.blend(order)
+            except Exception as error:  # whatever it is, the engine's own prefill gives the right answer
+                first = order.written // self._block_size()
+                self._failed_blocks.update(order.block_ids[first:])
+                self._reports[order.request_id] = {"fallback": f"{type(error).__name__}: {error}"}
+
+    def _block_size(self) -> int:
+        return int(self._vllm_config.cache_config.block_size)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        if not self._reports:
+            return None
+        reports, self._reports = self._reports, {}
+        return BlendReports(reports)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: the KV is complete before the forward starts."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """KV of live requests is never stored (decision D3)."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+
+def _claim(recipe: Recipe, num_prompt_tokens: int) -> int:
+    """How many leading tokens of the prompt the fused prefill computes; the engine needs at least one."""
+    if num_prompt_tokens - recipe.cached_end > MAX_FUSED_TAIL:
+        return recipe.cached_end
+    return num_prompt_tokens - 1

@@ -1,0 +1,66 @@
+"""What a request tells the engine about its documents, and the cache salt that goes with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from blendrag.fuse.selector import Metric, SelectorOptions
+
+FIELD = "blendrag"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one prompt is blended.
+
+    store: id of an opened store (``Engine.open_store``).
+    spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
+    """
+
+    store: str
+    spans: tuple[tuple[str, int, int], ...]
+    selector: str = "hkvd"
+    ratio: float = 0.15
+    metric: Metric = "v"
+    check_layers: tuple[int, ...] = (1,)
+    threshold: float | None = None
+
+    @property
+    def cached_end(self) -> int:
+        """Position after the last cached token."""
+        return max(start + length for _, start, length in self.spans)
+
+    @property
+    def options(self) -> SelectorOptions:
+        return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
+
+    def transfer_params(self) -> dict[str, Any]:
+        """For ``SamplingParams.extra_args["kv_transfer_params"]``."""
+        return {FIELD: asdict(self)}
+
+    def cache_salt(self, tenant: str = "") -> str:
+        """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
+
+        The prefix cache hashes the tokens itself; the salt adds what else the blended KV depends on.
+        """
+        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(self)]))
+
+
+def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
+    """The recipe in a request's ``kv_transfer_params``; None for a plain request."""
+    fields = (params or {}).get(FIELD)
+    if not fields or not fields.get("spans"):
+        return None
+    spans = tuple((str(key), int(start), int(length)) for key, start, length in fields["spans"])
+    check_layers = tuple(int(layer) for layer in fields["check_layers"])
+    return Recipe(**{**fields, "spans": spans, "check_layers": check_layers})
+
+
+def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
+    """A plan's ``transfer_params()`` as spans."""
+    return tuple((str(key), int(start), int(length)) for key, start, length in segments)

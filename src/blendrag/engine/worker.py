@@ -1,0 +1,87 @@
+"""Methods added to vLLM's worker class (``worker_extension_cls``), called through ``collective_rpc``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blendrag.errors import BlendragError
+
+
+class BlendWorker:
+    """Names carry a prefix because vLLM mixes this class into its own. Arguments and results are plain data.
+
+    User errors come back as ``{"error": [class name, message]}``: vLLM would turn an exception into a
+    dead engine's log.
+    """
+
+    model_runner: Any
+    vllm_config: Any
+
+    def blendrag_bind(self) -> dict[str, Any]:
+        """Give the connector its model; facts about it. ``reason`` says why it cannot be blended."""
+        import torch
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        from blendrag.engine import compat
+        from blendrag.engine.blender import Blender
+        from blendrag.engine.decoder import make_decoder
+
+        model = self.model_runner.get_model()
+        facts: dict[str, Any] = {
+            "architecture": type(model).__name__,
+            "device": str(self.model_runner.device),
+            "threads": torch.get_num_threads(),
+            "block_size": self.vllm_config.cache_config.block_size,
+            "reason": compat.unsupported_reason(self.vllm_config, self.model_runner, model),
+        }
+        if facts["reason"]:
+            return facts
+        decoder = make_decoder(model, self.vllm_config)
+        self._blendrag = Blender(decoder, self.model_runner, facts["block_size"])
+        get_kv_transfer_group().bind(self._blendrag)
+        heads, size = decoder.kv_shape
+        dtype = str(self.vllm_config.model_config.dtype).removeprefix("torch.")
+        return facts | {
+            "decoder": type(decoder).__name__,
+            "num_layers": decoder.num_layers,
+            "num_kv_heads": heads,
+            "head_size": size,
+            "dtype": dtype,
+        }
+
+    def blendrag_call(self, method: str, *args: Any) -> dict[str, Any]:
+        """Run one of the data plane's operations: ``{"ok": result}`` or ``{"error": [name, message]}``."""
+        try:
+            return {"ok": getattr(self, f"_blendrag_{method}")(*args)}
+        except BlendragError as error:
+            return {"error": [type(error).__name__, str(error)]}
+
+    def _blendrag_open_store(
+        self, root: str, identity: dict[str, Any], ram_bytes: int, disk_bytes: int | None
+    ) -> str:
+        from blendrag.store.identity import KVIdentity
+
+        return self._blendrag.open_store(root, KVIdentity(**identity), ram_bytes, disk_bytes)
+
+    def _blendrag_close_store(self, store: str) -> None:
+        self._blendrag.close_store(store)
+
+    def _blendrag_ingest(self, store: str, chunks: list[tuple[str, list[int]]]) -> dict[str, Any]:
+        return self._blendrag.ingest(store, chunks)
+
+    def _blendrag_flush(self, store: str) -> int:
+        return self._blendrag.flush(store)
+
+    def _blendrag_delete(self, store: str, keys: list[str]) -> int:
+        return self._blendrag.store(store).delete(keys)
+
+    def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
+        self._blendrag.store(store).prefetch(keys)
+
+    def _blendrag_stats(self, store: str) -> dict[str, Any]:
+        return self._blendrag.store(store).stats()
+
+    def _blendrag_selfcheck(self, token_ids: list[int], split: int) -> dict[str, float]:
+        from blendrag.engine.selfcheck import check_model
+
+        return check_model(self._blendrag, token_ids, split)

@@ -1,0 +1,49 @@
+"""Selectors that need no check layer: decided before anything is computed, so no layer runs over all tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from blendrag.fuse.selector import CachedTokens, Selector, budget, indices, register_selector
+
+
+class StaticSelector(Selector):
+    """Base of selectors that decide at layer 0."""
+
+    def check_layers(self, num_layers: int) -> tuple[int, ...]:
+        return (0,)
+
+
+@register_selector("all")
+class All(StaticSelector):
+    """Every token: full prefill through the fused path. The upper boundary."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return torch.arange(tokens.offsets.numel(), device=tokens.offsets.device)
+
+
+@register_selector("none")
+class NoTokens(StaticSelector):
+    """No token: full KV reuse (PromptCache with positions recovered). The lower boundary."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return tokens.offsets.new_empty(0)
+
+
+@register_selector("first_k")
+class FirstK(StaticSelector):
+    """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink)."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return indices(tokens.offsets < torch.ceil(tokens.lengths * self.options.ratio))
+
+
+@register_selector("random")
+class Random(StaticSelector):
+    """A random ``ratio`` of the tokens, the same ones every time: the control every selector must beat."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        n = tokens.offsets.numel()
+        generator = torch.Generator().manual_seed(n)
+        chosen = torch.randperm(n, generator=generator)[: budget(tokens.total, self.options.ratio)]
+        return torch.sort(chosen).values.to(tokens.offsets.device)
