@@ -34,7 +34,8 @@ class DocumentNote:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """A prompt as an ordered row of segments; the ids of all of them, decoded, give ``text``."""
+    """A prompt as an ordered row of segments; the ids of all of them, decoded, give ``text``
+    (but for characters that the model's vocabulary cannot write)."""
 
     segments: tuple[Segment, ...]
     notes: tuple[DocumentNote, ...] = ()

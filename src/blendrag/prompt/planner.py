@@ -61,24 +61,33 @@ def plan_chat(
 
 def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
     """The plan for ``parts``, with ``found[i]`` the matches in part ``i``; none reused if inexact."""
-    plan = PromptPlan(
-        tuple(
-            segment
-            for part, matches in zip(parts, found, strict=True)
-            for segment in _segments(tokenizer, part, matches)
-        ),
-        tuple(_found_note(match) for matches in found for match in matches),
-    )
-    if not plan.notes or decode(tokenizer, plan.token_ids) == plan.text:
-        return plan
+    spliced = _segments(tokenizer, parts, found)
+    notes = tuple(_found_note(match) for matches in found for match in matches)
+    if not notes or _decoded(tokenizer, spliced) == "".join(part.text for part in parts):
+        return PromptPlan(spliced, notes)
+    # A vocabulary may lack rare bytes. What it loses without splicing as well is not splicing's fault.
+    whole = _segments(tokenizer, parts, [[]] * len(parts))
+    if _decoded(tokenizer, spliced) == _decoded(tokenizer, whole):
+        return PromptPlan(spliced, notes)
     reason = "this tokenizer cannot tokenise the documents apart without changing the text"
-    return PromptPlan(
-        tuple(segment for part in parts for segment in _segments(tokenizer, part, [])),
-        tuple(DocumentNote(note.source, False, reason, note.tokens, 0) for note in plan.notes),
+    return PromptPlan(whole, tuple(DocumentNote(note.source, False, reason, note.tokens, 0) for note in notes))
+
+
+def _segments(
+    tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]
+) -> tuple[Segment, ...]:
+    return tuple(
+        segment
+        for part, matches in zip(parts, found, strict=True)
+        for segment in _splice(tokenizer, part, matches)
     )
 
 
-def _segments(tokenizer: Any, part: Part, matches: Sequence[Match]) -> Iterator[Segment]:
+def _decoded(tokenizer: Any, segments: Iterable[Segment]) -> str:
+    return decode(tokenizer, [token for segment in segments for token in segment.token_ids])
+
+
+def _splice(tokenizer: Any, part: Part, matches: Sequence[Match]) -> Iterator[Segment]:
     encode = encode_markup if part.message is None else encode_document
     at = 0
     for match in matches:

@@ -58,7 +58,7 @@ def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
     strip it), that content is read off a rendering in which only it is real, so that what a content
     says can never be taken for markup.
     """
-    nonce = secrets.token_hex(8)
+    nonce = secrets.randbits(64)  # digits and signs only: the same in upper and lower case
     contents = [message.get("content") or "" for message in messages]
     marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
     # An empty content stays: templates ask whether there is one (a message may be a tool call instead).
