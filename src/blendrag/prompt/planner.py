@@ -70,12 +70,11 @@ def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Matc
     if _decoded(tokenizer, spliced) == _decoded(tokenizer, whole):
         return PromptPlan(spliced, notes)
     reason = "this tokenizer cannot tokenise the documents apart without changing the text"
-    return PromptPlan(whole, tuple(DocumentNote(note.source, False, reason, note.tokens, 0) for note in notes))
+    notes = tuple(DocumentNote(note.source, False, reason, note.tokens, 0) for note in notes)
+    return PromptPlan(whole, notes)
 
 
-def _segments(
-    tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]
-) -> tuple[Segment, ...]:
+def _segments(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> tuple[Segment, ...]:
     return tuple(
         segment
         for part, matches in zip(parts, found, strict=True)

@@ -61,8 +61,11 @@ def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
     nonce = secrets.randbits(64)  # digits and signs only: the same in upper and lower case
     contents = [message.get("content") or "" for message in messages]
     marks = [f"[{nonce}:{number}]" for number in range(len(messages))]
-    # An empty content stays: templates ask whether there is one (a message may be a tool call instead).
-    masked = [{**old, "content": mark} if old.get("content") else old for old, mark in zip(messages, marks)]
+    masked = [
+        # An empty content stays: templates ask whether there is one (a tool call comes without).
+        {**message, "content": mark} if content and isinstance(content, str) else message
+        for message, content, mark in zip(messages, contents, marks, strict=True)
+    ]
     pieces = re.split(rf"\[{nonce}:(\d+)\]", render_chat(tokenizer, masked, **options))
 
     if _join(pieces, contents) != render_chat(tokenizer, messages, **options):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ from blendrag.prompt import (
     plan_prompt,
     render_chat,
 )
+from blendrag.prompt.template import encode_markup
 
 # The default model's vocabulary lacks some control characters and the planes above 3.
 writable = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t", max_codepoint=0x3FFFF)
 plain = st.text(writable, max_size=60)
-relaxed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def controls(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:
@@ -125,9 +129,8 @@ def test_documents_that_are_not_reused_do_not_go_unreported(
         "nowhere": (False, "not ingested, and not in the prompt"),
     }
     rows = plan.describe()
-    assert [row["kind"] for row in rows] == ["cached", "fresh", "cached", "fresh"] + ["not found"] * 3 or [
-        row["kind"] for row in rows
-    ] == ["cached", "fresh", "cached"] + ["not found"] * 3
+    kinds = [row["kind"] for row in rows]
+    assert kinds[:3] == ["cached", "fresh", "cached"] and kinds[-3:] == ["not found"] * 3
     assert sum(row["reused"] for row in rows) == plan.cached_tokens
 
 
@@ -155,11 +158,33 @@ def test_model_without_template_is_refused_by_name_of_the_cause(with_template: C
 
 
 def test_template_that_refuses_messages_is_not_an_internal_error(with_template: Callable[[str], Any]) -> None:
+    refusing = with_template("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ModelError, match="roles must alternate"):
-        render_chat(with_template("{{ raise_exception('roles must alternate') }}"), [{"role": "user", "content": "Hi"}])
+        render_chat(refusing, [{"role": "user", "content": "Hi"}])
 
 
 def test_transfer_params_hold_nothing_but_plain_types() -> None:
     plan = PromptPlan((Segment("a", (1,)), Segment("bc", (2, 3), "k"), Segment("d", (4,))))
     assert plan.transfer_params() == [["k", 1, 2]]
     assert plan.describe()[1]["chunk_key"] == "k"
+
+
+def test_threads_do_not_encode_each_others_way(tokenizer: Any) -> None:
+    text = "<|im_start|>user\nHi<|im_end|>"
+    with ThreadPoolExecutor(4) as pool:
+        encoded = list(
+            pool.map(lambda encode: encode(tokenizer, text), [encode_document, encode_markup] * 200)
+        )
+    assert len(set(encoded[::2])) == 1 and controls(tokenizer, encoded[0]) == []
+    assert len(set(encoded[1::2])) == 1 and controls(tokenizer, encoded[1]) == [1, 2]
+
+
+def test_message_without_content_is_not_given_one(
+    with_template: Callable[[str], Any], recogniser: Recogniser
+) -> None:
+    calling = with_template(
+        "{% for message in messages %}<|im_start|>{% if message.content %}{{ message.content }}"
+        "{% else %}(a call){% endif %}<|im_end|>{% endfor %}"
+    )
+    messages = [{"role": "assistant", "content": ""}, {"role": "user", "content": "Hi"}]
+    assert plan_chat(messages, calling, recogniser).text == render_chat(calling, messages)
