@@ -49,7 +49,7 @@ def reader(*suffixes: str) -> Callable[[Reader], Reader]:
     return register
 
 
-# -- plain text ------------------------------------------------------------------------------------------------
+# -- plain text ------------------------------------------------------------------------------------
 
 # The UTF-32 marks come first: the UTF-16 mark is a prefix of the little-endian one.
 _BYTE_ORDER_MARKS = (
@@ -64,7 +64,7 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 
 def decode(data: bytes) -> str:
-    """Decode by byte-order mark, else as UTF-8, else by detection on a sample, else as Latin-1.
+    """Decode by byte-order mark, else as UTF-8, else by detection on a sample.
 
     Line ends become ``\\n``. Raises Unusable for what is not text.
     """
@@ -83,22 +83,31 @@ def _decode(data: bytes) -> str:
     except UnicodeDecodeError:
         from charset_normalizer import from_bytes
 
-        guess = from_bytes(sample).best()
-        return data.decode(guess.encoding if guess else "latin-1", errors="replace")
+        # Without a mark, 16-bit text was refused above. Among equal guesses the most common one is taken:
+        # in a short Western text nothing tells its accents from Polish ones.
+        guesses = from_bytes(sample, cp_exclusion=["utf_16", "utf_16_be", "utf_16_le"])
+        best = guesses.best()
+        equal = {
+            guess.encoding
+            for guess in guesses
+            if best and guess.chaos <= best.chaos and guess.coherence >= best.coherence
+        }
+        encoding = "cp1252" if best is None or "cp1252" in equal else best.encoding
+        return data.decode(encoding, errors="replace")
 
 
 @reader(
     "", ".txt", ".text", ".log", ".rst", ".adoc", ".org", ".tex", ".csv", ".tsv", ".json", ".jsonl", ".yaml",
-    ".yml", ".toml", ".ini", ".cfg", ".xml", ".sql", ".sh", ".py", ".pyi", ".js", ".ts", ".jsx", ".tsx", ".css",
-    ".java", ".kt", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".swift", ".scala",
-    ".lua", ".r", ".jl", ".pl", ".proto", ".cu",
+    ".yml", ".toml", ".ini", ".cfg", ".xml", ".sql", ".sh", ".py", ".pyi", ".js", ".ts", ".jsx", ".tsx",
+    ".css", ".java", ".kt", ".go", ".rs", ".rb", ".php", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".swift",
+    ".scala", ".lua", ".r", ".jl", ".pl", ".proto", ".cu",
 )  # fmt: skip
 def read_text(data: bytes) -> Content:
     """Text and code, as they are."""
     return Content(decode(data))
 
 
-# -- Markdown and HTML -----------------------------------------------------------------------------------------
+# -- Markdown and HTML -----------------------------------------------------------------------------
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _DROPPED = ("script", "style", "nav", "template", "noscript", "svg", "iframe")
@@ -124,7 +133,7 @@ def read_markdown(data: bytes) -> Content:
 def read_html(data: bytes) -> Content:
     """A page's title and text; scripts, styles and navigation are dropped."""
     if not data.startswith(tuple(mark for mark, _ in _BYTE_ORDER_MARKS)):
-        decode(data)  # refuses binary files; the encoding a page declares for itself is for the parser to find
+        decode(data)  # refuses binary files; what encoding a page declares is for the parser to find
     page = _parse(data)
     title = ""
     if page.title:
@@ -171,7 +180,7 @@ def _plain_text(page: BeautifulSoup) -> str:
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"(\n- )\s+", r"\1", text)).strip()
 
 
-# -- PDF -------------------------------------------------------------------------------------------------------
+# -- PDF -------------------------------------------------------------------------------------------
 
 
 @reader(".pdf")
@@ -187,7 +196,7 @@ def read_pdf(data: bytes) -> Content:
         pages = [page.extract_text().strip() for page in document.pages]
     except Unusable:
         raise
-    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the parser, with any error
+    except Exception as error:  # a damaged file fails anywhere in the parser, with any error
         raise Unusable(f"broken PDF ({type(error).__name__}: {error})") from None
     text = "\n\n".join(page for page in pages if page)
     if not text:

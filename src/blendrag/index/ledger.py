@@ -7,10 +7,11 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blendrag.errors import StoreError
 from blendrag.index.loaders import Document
@@ -29,7 +30,7 @@ CREATE TABLE IF NOT EXISTS documents (
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A document that is in the index. ``bytes``: of its text in UTF-8; ``ingested_at``: seconds since 1970."""
+    """A document in the index. ``bytes``: of its text in UTF-8; ``ingested_at``: seconds since 1970."""
 
     source: str
     content_hash: str
@@ -42,9 +43,9 @@ class Record:
 class Ledger:
     """The table of documents, in ``root/ledger.sqlite``.
 
-    A document is recorded after everything else about it is stored: what an interrupted ingest left half done
-    has no row, or its old one, and is done again. The fingerprint stands for the settings that the chunks
-    depend on, in the caller's own words.
+    A document is forgotten before it is changed, and recorded after everything else about it is stored: what
+    an interrupted ingest left half done has no row, and is done again. The fingerprint stands for the
+    settings that the chunks depend on, in the caller's own words.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,9 +61,10 @@ class Ledger:
 
     def unchanged(self, document: Document, fingerprint: str) -> bool:
         """Whether this very text is in the index, made with these settings."""
-        rows = self._select("source = ? AND content_hash = ? AND fingerprint = ?", (
-            document.source, document.content_hash, fingerprint,
-        ))  # fmt: skip
+        rows = self._execute(
+            "SELECT 1 FROM documents WHERE source = ? AND content_hash = ? AND fingerprint = ?",
+            (document.source, document.content_hash, fingerprint),
+        )
         return bool(rows)
 
     def record(self, document: Document, chunk_keys: Sequence[str], fingerprint: str) -> None:
@@ -78,7 +80,7 @@ class Ledger:
         self._execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def forget(self, source: str) -> None:
-        """Remove a document's row, before what it stands for is removed."""
+        """Remove a document's row: before what it stands for is changed or removed."""
         self._execute("DELETE FROM documents WHERE source = ?", (source,))
 
     def sources(self) -> set[str]:
@@ -93,22 +95,20 @@ class Ledger:
             if any(source == root or source.startswith(folder) for root, folder in tops)
         }
 
-    def documents(self) -> Iterator[Record]:
+    def documents(self) -> list[Record]:
         """All documents, by source."""
-        yield from self._select("TRUE ORDER BY source", ())
+        rows = self._execute(
+            "SELECT source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
+            " FROM documents ORDER BY source"
+        )
+        return [
+            Record(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
+            for source, content_hash, fingerprint, keys, size, at in rows
+        ]
 
     def close(self) -> None:
         self._db.close()
 
-    def _select(self, where: str, values: Sequence[str]) -> list[Record]:
-        columns = "source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
-        return [
-            Record(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
-            for source, content_hash, fingerprint, keys, size, at in self._execute(
-                f"SELECT {columns} FROM documents WHERE {where}", values
-            )
-        ]
-
-    def _execute(self, sql: str, values: Sequence[object] = ()) -> list[tuple[object, ...]]:
+    def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock, closing(self._db.execute(sql, values)) as cursor:
             return cursor.fetchall()

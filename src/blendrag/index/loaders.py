@@ -80,7 +80,7 @@ def _as_list(items: Item | Iterable[Item]) -> list[Item]:
     return [items] if single else list(items)
 
 
-# -- what an item is -------------------------------------------------------------------------------------------
+# -- what an item is -------------------------------------------------------------------------------
 
 
 def _resolve(item: Item) -> Path | Document:
@@ -114,7 +114,8 @@ def _from_framework(item: Any) -> Path | Document:
 def _is_prose(text: str) -> bool:
     if "\n" in text:
         return True
-    looks_like_path = text.startswith(("/", "./", "../", "~")) or Path(text).suffix.lower() in set(READERS) - {""}
+    suffix = Path(text).suffix.lower()
+    looks_like_path = text.startswith(("/", "./", "../", "~")) or (suffix != "" and suffix in READERS)
     return not looks_like_path and len(text.split()) >= 4
 
 
@@ -130,7 +131,7 @@ def _not_found(named: str, path: Path) -> str:
     return f"no such file or folder: {named!r}; {hint}"
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) -> Iterator[Loaded]:

@@ -24,7 +24,7 @@ _BLOCK_CHARS_PER_TOKEN = 32  # a block is encoded at once, for several pieces
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A chunk's text, an exact substring of its document, and its tokens (as ``encode_document`` gives them)."""
+    """A chunk: its text, an exact part of its document, and its tokens as ``encode_document`` gives them."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -42,9 +42,11 @@ class Splitter:
         if chunk_tokens < _MIN_TOKENS:
             raise ConfigError(f"chunk_tokens {chunk_tokens} has to be at least {_MIN_TOKENS}")
         if not 0 <= overlap < chunk_tokens // 2:
-            raise ConfigError(f"chunk_overlap {overlap} has to be less than half of chunk_tokens {chunk_tokens}")
+            raise ConfigError(f"chunk_overlap {overlap} is not less than half of chunk_tokens {chunk_tokens}")
         if not tokenizer.is_fast:
-            raise ModelNotSupportedError("the model's tokenizer does not tell where in a text its tokens begin")
+            raise ModelNotSupportedError(
+                "the model's tokenizer does not tell where its tokens begin in a text"
+            )
         self._tokenizer = tokenizer
         self._limit = chunk_tokens
         self._overlap = overlap
@@ -66,7 +68,7 @@ class Splitter:
             first = bisect_left(block, start)
             if first < len(block) and block[first] > start:
                 first -= 1  # this token begins with the white space before it
-            if not block or len(block) - first <= self._limit and block[-1] < len(text):
+            if not block or (len(block) - first <= self._limit and block[-1] < len(text)):
                 block, first = self._token_starts(text, start), 0
             piece, end = self._piece(text, start, block[first : first + self._limit + 1])
             yield piece
@@ -105,7 +107,7 @@ class Splitter:
         return max(word.start() if word else repeated, start + 1)
 
     def _token_starts(self, text: str, start: int) -> list[int]:
-        """Where in the text the tokens from ``start`` on begin: more than a piece holds, unless the text ends.
+        """Where the tokens from ``start`` on begin: more than a piece holds, unless the text ends.
 
         The length of the text stands at the end of the list when its last token is in it.
         """

@@ -84,7 +84,7 @@ class VectorStore:
             self._rows.upsert(
                 ids=ids[at : at + batch],
                 documents=texts,
-                embeddings=self._embedder.embed(texts),  # type: ignore[arg-type]
+                embeddings=self._embedder.embed(texts),
                 metadatas=[
                     shared | {_KEY: key, _ORDINAL: at + ordinal} for ordinal, (key, _) in enumerate(part)
                 ],
@@ -105,16 +105,18 @@ class VectorStore:
         while True:
             wanted = min(wanted, total)
             answer = self._rows.query(
-                query_embeddings=vectors,  # type: ignore[arg-type]
+                query_embeddings=vectors,
                 n_results=wanted,
                 where=dict(where) if where else None,
                 include=["documents", "metadatas", "distances"],
             )
             hits = list(_hits(answer))
+            best: dict[str, Hit] = {}
+            for hit in hits:
+                best.setdefault(hit.key, hit)
             # The same text may stand in many documents: ask for more rows until there are k different ones.
-            distinct = list({hit.key: hit for hit in reversed(hits)}.values())[::-1]
-            if len(distinct) >= k or len(hits) < wanted or wanted == total:
-                return sorted(distinct, key=lambda hit: -hit.score)[:k]
+            if len(best) >= k or len(hits) < wanted or wanted == total:
+                return list(best.values())[:k]
             wanted *= 4
 
     def sources(self) -> set[str]:
@@ -127,7 +129,7 @@ class VectorStore:
 
     def count(self) -> int:
         """Rows; a chunk that occurs in two documents has two."""
-        return self._rows.count()
+        return int(self._rows.count())
 
     def _ids_of(self, source: str) -> set[str]:
         return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])

@@ -1,0 +1,35 @@
+"""The real tokenizer and the real embedding model, each loaded once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag.index.embed import Embedder
+from blendrag.models import resolve_embedder, resolve_model
+from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL, Settings
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """Of the packaged model, or of the folder that BLENDRAG_TEST_MODEL names."""
+    from transformers import AutoTokenizer
+
+    folder = os.environ.pop("BLENDRAG_TEST_MODEL", None)
+    return AutoTokenizer.from_pretrained(folder or resolve_model(DEFAULT_MODEL, Settings.load().cache_dir))
+
+
+@pytest.fixture(scope="session")
+def embedder() -> Embedder:
+    return Embedder(resolve_embedder(DEFAULT_EMBEDDER), name=DEFAULT_EMBEDDER)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder, apart from what else a test writes."""
+    path = tmp_path / "handbook"
+    path.mkdir()
+    return path

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.errors import StoreError
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document, load_sources, roots
+
+NOTE = Document("Travel is approved by the lead.", "note")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "index")
+
+
+def test_document_is_not_ingested_twice(ledger: Ledger) -> None:
+    assert not ledger.unchanged(NOTE, "512/0")
+    ledger.record(NOTE, ["k1", "k2"], "512/0")
+    assert ledger.unchanged(NOTE, "512/0")
+
+
+def test_changed_text_or_settings_are_not_taken_for_the_old_ones(ledger: Ledger) -> None:
+    ledger.record(NOTE, ["k1"], "512/0")
+    assert not ledger.unchanged(Document("Travel is free.", "note"), "512/0")
+    assert not ledger.unchanged(NOTE, "256/0")
+    assert not ledger.unchanged(Document(NOTE.text, "another"), "512/0")
+
+
+def test_new_version_replaces_the_old_row(ledger: Ledger) -> None:
+    ledger.record(NOTE, ["k1"], "512/0")
+    changed = Document("Größer", "note")
+    ledger.record(changed, ["k2"], "512/0")
+    (row,) = ledger.documents()
+    assert (row.source, row.chunk_keys, row.bytes) == ("note", ("k2",), 8)
+    assert row.content_hash == changed.content_hash
+
+
+def test_forgotten_document_is_done_again(ledger: Ledger) -> None:
+    ledger.record(NOTE, ["k1"], "512/0")
+    ledger.forget("note")
+    ledger.forget("never there")
+    assert ledger.sources() == set()
+    assert not ledger.unchanged(NOTE, "512/0")
+
+
+def test_rows_survive_a_killed_process(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from blendrag.index.ledger import Ledger; from blendrag.index.loaders import Document\n"
+        "Ledger(Path(sys.argv[1])).record(Document('text', 'a'), ['k'], 'f'); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert Ledger(tmp_path).unchanged(Document("text", "a"), "f")
+
+
+def test_deleted_file_is_noticed_and_a_neighbouring_folder_is_not(ledger: Ledger, tmp_path: Path) -> None:
+    for name in ("docs/a.txt", "docs/deep/b.txt", "docs2/c.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    for loaded in load_sources([tmp_path / "docs", tmp_path / "docs2", NOTE]):
+        assert isinstance(loaded, Document)
+        ledger.record(loaded, ["k"], "f")
+
+    (tmp_path / "docs" / "deep" / "b.txt").unlink()
+    top = roots(tmp_path / "docs")
+    gone = ledger.under(top) - {loaded.source for loaded in load_sources(tmp_path / "docs")}
+    assert {Path(source).name for source in gone} == {"b.txt"}
+    assert ledger.under([str(tmp_path / "docs" / "a.txt")]) == {str(tmp_path / "docs" / "a.txt")}
+    assert ledger.under([]) == set()
+
+
+def test_threads_do_not_lose_each_others_rows(ledger: Ledger) -> None:
+    def work(number: int) -> None:
+        for step in range(20):
+            ledger.record(Document("text", f"{number}-{step}"), ["k"], "f")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ledger.sources()) == 80
+
+
+def test_damaged_file_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_bytes(b"this is no database " * 100)
+    with pytest.raises(StoreError):
+        Ledger(tmp_path)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1), st.lists(st.text(max_size=5)), max_size=5
+    )
+)
+def test_any_source_and_keys_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, rows: dict[str, list[str]]
+) -> None:
+    ledger = Ledger(tmp_path_factory.mktemp("ledger"))
+    for source, keys in rows.items():
+        ledger.record(Document("text", source), keys, "f")
+    assert {row.source: list(row.chunk_keys) for row in ledger.documents()} == rows
+    ledger.close()

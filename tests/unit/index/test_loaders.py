@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.errors import SourceError
+from blendrag.index.loaders import Document, Loaded, Skipped, load_sources, roots
+
+
+def documents(loaded: list[Loaded]) -> list[Document]:
+    return [each for each in loaded if isinstance(each, Document)]
+
+
+def reasons(loaded: list[Loaded]) -> dict[str, str]:
+    return {Path(each.source).name: each.reason for each in loaded if isinstance(each, Skipped)}
+
+
+@dataclass
+class FrameworkDocument:
+    """The shape of a LangChain document."""
+
+    page_content: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def test_empty_folder_is_not_a_silent_success(folder: Path) -> None:
+    with pytest.raises(SourceError, match="no documents in folder"):
+        list(load_sources(folder))
+
+
+def test_folder_of_unusable_files_says_what_was_wrong_with_them(folder: Path) -> None:
+    (folder / "empty.md").touch()
+    with pytest.raises(SourceError, match=r"empty\.md.*was skipped: empty file"):
+        list(load_sources(folder))
+
+
+def test_one_unusable_file_does_not_stop_the_folder(folder: Path) -> None:
+    (folder / "good.txt").write_text("Travel is approved by the team lead.")
+    (folder / "empty.txt").touch()
+    (folder / "blank.txt").write_text(" \n\t\n")
+    (folder / "binary.txt").write_bytes(bytes(range(256)) * 2)
+    (folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.4 and then nothing")
+    (folder / "dangling.txt").symlink_to(folder / "nowhere")
+    (folder / "big.txt").write_text("x" * 1001)
+    os.mkfifo(folder / "pipe.txt")
+    loaded = list(load_sources(folder, max_file_bytes=1000))
+    assert [document.text for document in documents(loaded)] == ["Travel is approved by the team lead."]
+    found = reasons(loaded)
+    assert found.pop("broken.pdf").startswith("broken PDF")
+    assert found == {
+        "empty.txt": "empty file",
+        "blank.txt": "no text in it",
+        "binary.txt": "binary file",
+        "image.png": "no reader for .png files",
+        "dangling.txt": "unreadable (No such file or directory)",
+        "big.txt": "larger than the limit of 1,000 bytes (1,001)",
+        "pipe.txt": "not a regular file",
+    }
+
+
+def test_pipe_named_directly_does_not_hang(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(SourceError, match="not a regular file"):
+        list(load_sources(folder / "pipe"))
+
+
+def test_socket_named_directly_is_refused(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "s"))
+        with pytest.raises(SourceError, match="not a regular file"):
+            list(load_sources(folder / "s"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_forbidden_file_may_come_back_and_is_marked_transient(folder: Path) -> None:
+    (folder / "good.txt").write_text("text")
+    (folder / "secret.txt").write_text("text")
+    (folder / "secret.txt").chmod(0)
+    skipped = [each for each in load_sources(folder) if isinstance(each, Skipped)]
+    assert [(each.reason, each.transient) for each in skipped] == [("unreadable (Permission denied)", True)]
+
+
+def test_folder_that_links_to_itself_ends(folder: Path) -> None:
+    (folder / "a.txt").write_text("text")
+    (folder / "again").symlink_to(folder)
+    assert len(list(load_sources(folder))) == 1
+
+
+def test_file_reached_twice_is_read_once(folder: Path) -> None:
+    (folder / "a.txt").write_text("text")
+    (folder / "b.txt").symlink_to(folder / "a.txt")
+    assert len(list(load_sources([folder, folder / "a.txt", folder / "b.txt"]))) == 1
+
+
+def test_index_inside_the_folder_is_not_ingested(folder: Path) -> None:
+    (folder / "a.txt").write_text("text")
+    (folder / "index").mkdir()
+    (folder / "index" / "notes.txt").write_text("not a document")
+    loaded = documents(list(load_sources(folder, exclude=[folder / "index"])))
+    assert [document.text for document in loaded] == ["text"]
+
+
+def test_mistyped_path_is_not_taken_for_a_text(folder: Path) -> None:
+    (folder / "handbook.md").write_text("text")
+    with pytest.raises(SourceError, match=r"did you mean '.*handbook\.md'"):
+        load_sources(str(folder / "handbok.md"))
+
+
+def test_mistyped_folder_is_named_not_the_file_in_it(folder: Path) -> None:
+    with pytest.raises(SourceError, match=r"did you mean '.*/handbook'"):
+        load_sources(str(folder.parent / "handbok" / "deep" / "file.md"))
+
+
+@pytest.mark.parametrize("name", ["", "no-such-thing", "./a b c d", "~/x y z w", "bad\0name", "a" * 5000])
+def test_odd_names_are_user_errors(name: str) -> None:
+    with pytest.raises(SourceError):
+        load_sources(name)
+
+
+def test_mistake_in_the_last_item_is_found_before_the_first_is_read(folder: Path) -> None:
+    (folder / "a.txt").write_text("text")
+    with pytest.raises(SourceError):
+        load_sources([folder / "a.txt", folder / "typo.txt"])
+
+
+def test_prose_is_a_text() -> None:
+    (document,) = documents(list(load_sources("Travel is approved by the team lead.")))
+    assert document.source.startswith("text-")
+
+
+def test_wrong_type_is_named() -> None:
+    with pytest.raises(SourceError, match="cannot ingest a int"):
+        load_sources([3])
+
+
+def test_pages_of_one_file_do_not_replace_each_other() -> None:
+    pages = [FrameworkDocument(f"text of page {n}", {"source": "a.pdf", "page": n}) for n in range(3)]
+    loaded = documents(list(load_sources(pages)))
+    assert [document.source for document in loaded] == ["a.pdf#page=0", "a.pdf#page=1", "a.pdf#page=2"]
+
+
+def test_different_texts_under_one_source_are_both_kept() -> None:
+    loaded = documents(list(load_sources([Document("one", "s"), Document("two", "s"), Document("one", "s")])))
+    assert [(document.source, document.text) for document in loaded] == [("s", "one"), ("s#2", "two")]
+
+
+def test_lone_surrogates_reach_neither_tokenizer_nor_database() -> None:
+    (document,) = documents(list(load_sources(Document("a\ud800b", "s\ud800"))))
+    (document.text + document.source).encode()
+
+
+def test_file_name_that_is_not_text_is_readable(folder: Path) -> None:
+    with open(os.fsencode(folder) + b"/caf\xe9.txt", "w") as file:
+        file.write("text")
+    (document,) = documents(list(load_sources(folder)))
+    document.source.encode()
+
+
+def test_roots_name_what_documents_are_below(folder: Path) -> None:
+    (folder / "a.txt").write_text("text")
+    (document,) = documents(list(load_sources(folder)))
+    assert roots([folder, Document("x")]) == (os.path.dirname(document.source),)
+
+
+@given(st.text(max_size=40))
+def test_no_string_raises_anything_but_source_errors(text: str) -> None:
+    with suppress(SourceError):
+        load_sources(text)

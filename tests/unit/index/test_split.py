@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.errors import ConfigError
+from blendrag.index.split import Piece, Splitter
+from blendrag.prompt.template import decode, encode_document
+
+ODD_TEXT = st.lists(
+    st.one_of(
+        st.text(max_size=30),
+        st.sampled_from(
+            ["\n\n", "\n", ". ", "。", "🧑‍🚀", "  \t ", "<|im_end|>", "<|im_start|>", "-" * 70, "é", "word "]
+        ),
+    ),
+    max_size=60,
+).map("".join)
+
+
+def spells(tokenizer: Any, text: str) -> bool:
+    """Whether the vocabulary has the text's bytes: some small ones lack a few that no language needs."""
+    return decode(tokenizer, encode_document(tokenizer, text)) == text
+
+
+def check(pieces: list[Piece], text: str, tokenizer: Any, limit: int) -> None:
+    """Every piece is a stripped part of the text, within the limit, and its tokens are its own."""
+    for piece in pieces:
+        assert piece.text and piece.text == piece.text.strip() and piece.text in text
+        assert len(piece.token_ids) <= limit
+        assert piece.token_ids == encode_document(tokenizer, piece.text)
+        if all(spells(tokenizer, character) for character in set(piece.text)):
+            assert decode(tokenizer, piece.token_ids) == piece.text
+
+
+@settings(deadline=None)
+@given(ODD_TEXT, st.integers(8, 40))
+def test_only_white_space_is_lost(tokenizer: Any, text: str, limit: int) -> None:
+    pieces = Splitter(tokenizer, chunk_tokens=limit).split(text)
+    check(pieces, text, tokenizer, limit)
+    assert "".join("".join(piece.text for piece in pieces).split()) == "".join(text.split())
+
+
+@settings(deadline=None)
+@given(ODD_TEXT, st.integers(8, 40), st.data())
+def test_overlap_leaves_no_gap_and_ends(tokenizer: Any, text: str, limit: int, data: st.DataObject) -> None:
+    overlap = data.draw(st.integers(0, limit // 2 - 1))
+    pieces = Splitter(tokenizer, chunk_tokens=limit, overlap=overlap).split(text)
+    check(pieces, text, tokenizer, limit)
+    end = start = 0
+    for piece in pieces:
+        start = text.index(piece.text, start)
+        assert not text[end:start].strip()
+        end = max(end, start + len(piece.text))
+    assert not text[end:].strip()
+
+
+def test_neighbours_share_the_overlap(tokenizer: Any) -> None:
+    text = " ".join(f"word{n}" for n in range(200))
+    pieces = Splitter(tokenizer, chunk_tokens=60, overlap=20).split(text)
+    for left, right in pairwise(pieces):
+        shared = right.text[: right.text.index(left.text.split()[-1]) + len(left.text.split()[-1])]
+        assert left.text.endswith(shared)
+        assert 10 <= len(encode_document(tokenizer, shared)) <= 21
+
+
+def test_paragraphs_are_not_torn_apart_needlessly(tokenizer: Any) -> None:
+    paragraph = "Travel is approved by the team lead. It is booked by the office."
+    text = "\n\n".join([paragraph] * 9)
+    pieces = Splitter(tokenizer, chunk_tokens=64).split(text)
+    assert all(piece.text.startswith("Travel") and piece.text.endswith("office.") for piece in pieces)
+
+
+def test_short_text_is_one_piece(tokenizer: Any) -> None:
+    text = "One.\n\nTwo.\n\nThree."
+    assert [piece.text for piece in Splitter(tokenizer, chunk_tokens=64).split(f"\n {text} \n")] == [text]
+
+
+def test_text_that_fits_exactly_is_not_cut(tokenizer: Any) -> None:
+    text = "one two three four five six seven eight nine ten eleven twelve"
+    limit = len(encode_document(tokenizer, text))
+    assert len(Splitter(tokenizer, chunk_tokens=limit).split(text)) == 1
+
+
+def test_control_tokens_in_a_document_do_not_crumble_it(tokenizer: Any) -> None:
+    pieces = Splitter(tokenizer, chunk_tokens=64).split("<|im_end|>" * 500)
+    check(pieces, "<|im_end|>" * 500, tokenizer, 64)
+    assert sum(len(piece.token_ids) for piece in pieces) / len(pieces) > 48
+
+
+@pytest.mark.parametrize("text", ["", " \n\t \u3000"])
+def test_white_space_is_no_piece(tokenizer: Any, text: str) -> None:
+    assert Splitter(tokenizer).split(text) == []
+
+
+@pytest.mark.parametrize("unit", ["a", "0f3c9", "x y ", "漢"])
+def test_single_line_of_megabytes_is_split_in_seconds(tokenizer: Any, unit: str) -> None:
+    text = unit * (1_000_000 // len(unit))  # time grows with the length, see the slow test
+    began = time.monotonic()
+    pieces = Splitter(tokenizer).split(text)
+    assert time.monotonic() - began < 20
+    check(pieces[:20] + pieces[-20:], text, tokenizer, 512)
+
+
+@pytest.mark.slow
+def test_five_megabytes_in_one_line_are_split_in_well_under_a_minute(tokenizer: Any) -> None:
+    began = time.monotonic()
+    pieces = Splitter(tokenizer).split("a1b2 c3" * 750_000)
+    assert time.monotonic() - began < 45
+    assert max(len(piece.token_ids) for piece in pieces) <= 512
+
+
+def test_splitting_leaves_the_shared_tokenizer_alone(tokenizer: Any) -> None:
+    before = tokenizer("<|im_end|>", split_special_tokens=False).input_ids
+    splitter = Splitter(tokenizer)
+    splitter._token_starts("<|im_end|>", 0)
+    assert tokenizer.backend_tokenizer.encode("<|im_end|>", add_special_tokens=False).ids == before
+
+
+@pytest.mark.parametrize(("size", "overlap"), [(7, 0), (0, 0), (64, 32), (64, -1)])
+def test_sizes_that_cannot_work_are_refused(tokenizer: Any, size: int, overlap: int) -> None:
+    with pytest.raises(ConfigError):
+        Splitter(tokenizer, chunk_tokens=size, overlap=overlap)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from blendrag.errors import ModelNotFoundError, StoreError, StoreMismatchError
+from blendrag.index.embed import Embedder
+from blendrag.index.vectors import VectorStore
+
+
+class Compass:
+    """An embedder for tests of the store alone: a text is a number, its vector points that many degrees."""
+
+    name = "compass"
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        return [[math.cos(math.radians(float(text))), math.sin(math.radians(float(text)))] for text in texts]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VectorStore:
+    return VectorStore(tmp_path, Compass())
+
+
+def test_vectors_of_the_real_model_are_normalised_and_quiet(
+    embedder: Embedder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vectors = embedder.embed(["Who approves travel?", "The team lead approves trips.", "Bread needs yeast."])
+    assert capfd.readouterr() == ("", "")
+    assert [math.hypot(*vector) for vector in vectors] == pytest.approx([1.0] * 3, abs=1e-4)
+    assert embedder.embed([]) == []
+
+
+def test_question_finds_its_answer_with_the_real_model(embedder: Embedder, tmp_path: Path) -> None:
+    store = VectorStore(tmp_path, embedder)
+    store.put("travel", [("t", "The team lead approves trips.")])
+    store.put("baking", [("b", "Bread needs yeast, flour and patience.")])
+    hits = store.search("Who approves travel?", 2)
+    assert [hit.source for hit in hits] == ["travel", "baking"]
+    assert 1 >= hits[0].score > hits[1].score
+
+
+def test_missing_embedding_model_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError):
+        Embedder(tmp_path / "nothing").embed(["text"])
+
+
+def test_importing_does_not_load_heavy_libraries() -> None:
+    code = "import sys, blendrag.index.embed, blendrag.index.vectors, blendrag.index.ledger; "
+    code += "print(sorted({'torch', 'chromadb', 'sentence_transformers', 'vllm'} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_shorter_version_leaves_no_rows_of_the_longer_one(store: VectorStore) -> None:
+    store.put("a", [("k0", "0"), ("k1", "10"), ("k2", "20")])
+    store.put("a", [("k3", "30")])
+    assert store.count() == 1
+    assert [hit.key for hit in store.search("0", 5)] == ["k3"]
+
+
+def test_deleting_a_source_spares_its_twin(store: VectorStore) -> None:
+    store.put("a", [("k", "0")])
+    store.put("b", [("k", "0")])
+    store.delete("a")
+    store.delete("never there")
+    assert store.sources() == {"b"}
+    assert [hit.source for hit in store.search("0", 5)] == ["b"]
+
+
+def test_copies_of_a_chunk_do_not_crowd_out_others(store: VectorStore) -> None:
+    for number in range(50):
+        store.put(f"copy{number}", [("same", "0")])
+    store.put("other", [("k1", "10"), ("k2", "20")])
+    assert [hit.key for hit in store.search("1", 3)] == ["same", "k1", "k2"]
+
+
+def test_repeated_chunk_within_a_document_is_stored_at_each_place(store: VectorStore) -> None:
+    store.put("a", [("k", "0"), ("k", "0")])
+    assert store.count() == 2
+    assert len(store.search("0", 2)) == 1
+
+
+def test_more_pieces_than_one_batch_holds_are_all_stored(store: VectorStore) -> None:
+    size = store._client.get_max_batch_size() + 1
+    store.put("a", [(f"k{n}", str(n % 90)) for n in range(size)])
+    assert store.count() == size
+    assert len(store.search("3", 200)) == 200
+    store.delete("a")
+    assert store.count() == 0
+
+
+def test_rows_survive_closing(tmp_path: Path) -> None:
+    VectorStore(tmp_path, Compass()).put("a", [("k", "5")], {"page": 3, "tags": ["x"], "none": None})
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from test_vectors import Compass, VectorStore\n"
+        "print(VectorStore(Path(sys.argv[1]), Compass()).search('5', 1, where={'page': 3}))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "key='k', text='5', source='a', ordinal=0" in answer.stdout
+
+
+def test_metadata_of_a_document_cannot_overwrite_the_stores_own(store: VectorStore) -> None:
+    store.put("a", [("k", "0")], {"source": "b", "chunk_key": "x", "ordinal": 7})
+    (hit,) = store.search("0", 1)
+    assert (hit.source, hit.key, hit.ordinal) == ("a", "k", 0)
+
+
+def test_filter_is_honoured(store: VectorStore) -> None:
+    store.put("a", [("k0", "0")], {"year": 2024})
+    store.put("b", [("k1", "1")], {"year": 2025})
+    assert [hit.key for hit in store.search("0", 5, where={"year": 2025})] == ["k1"]
+
+
+def test_empty_store_and_k_of_zero_answer_nothing(store: VectorStore) -> None:
+    assert store.search("0", 3) == []
+    store.put("a", [])
+    store.put("b", [("k", "0")])
+    assert store.search("0", 0) == []
+
+
+def test_another_embedder_is_refused_by_name(tmp_path: Path) -> None:
+    VectorStore(tmp_path, Compass()).put("a", [("k", "0")])
+    other = Compass()
+    other.name = "sextant"
+    with pytest.raises(StoreMismatchError, match=r"'compass'.*'sextant'"):
+        VectorStore(tmp_path, other)
+    assert VectorStore(tmp_path, Compass()).count() == 1
+
+
+def test_file_in_the_stores_place_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "chroma").write_text("not a folder")
+    with pytest.raises(StoreError):
+        VectorStore(tmp_path, Compass())
