@@ -6,49 +6,51 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV="${VENV:-.venv}"
 STAMP="$VENV/setup-stamp"
-INPUTS=(pyproject.toml requirements/cpu.lock requirements/dev.lock scripts/setup.sh)
 CPU_WHEELS=https://download.pytorch.org/whl/cpu
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
-suits() { "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
-
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.11 python3.12 python3.13 python}; do
-        if suits "$candidate"; then echo "$candidate"; return; fi
+    local candidates=(python3 python3.11 python3.12 python3.13 python) candidate
+    if [[ -n ${PYTHON:-} ]]; then candidates=("$PYTHON"); fi
+    for candidate in "${candidates[@]}"; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' &>/dev/null; then
+            echo "$candidate"
+            return
+        fi
     done
-    fail "${PYTHON:-no python3 found that} is not Python 3.11 or newer with the modules venv and pip;" \
-         "install one, or name it: make setup PYTHON=/path/to/python3.11"
+    fail "no Python 3.11 or newer with venv and pip (tried: ${candidates[*]});" \
+        "install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
+# --no-deps, because the lock files are complete: resolving would bring back the packages left out on purpose.
 install() { "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-deps "$@"; }
 
-# The stamp names what the environment was made from. It is removed first and written last, so an interrupted
-# or failed run never counts as done.
-inputs_digest() { "$1" -c 'import hashlib, sys
-digest = hashlib.sha256()
-for path in sys.argv[1:]:
-    digest.update(open(path, "rb").read())
-print(digest.hexdigest())' "${INPUTS[@]}"; }
+# What the environment is made from, and where: a virtual environment does not survive being moved.
+current() { echo "$PWD: $(cat pyproject.toml requirements/cpu.lock requirements/dev.lock scripts/setup.sh | cksum)"; }
 
-if [[ -f $STAMP && $("$VENV/bin/python" -c 'print("runs")' 2>/dev/null) == runs ]]; then
-    if [[ $(<"$STAMP") == "$(inputs_digest "$VENV/bin/python")" ]]; then exit 0; fi
-fi
+made=""
+if [[ -f $STAMP ]] && "$VENV/bin/python" -c '' 2>/dev/null; then made="$(<"$STAMP")"; fi
+if [[ $made == "$(current)" ]]; then exit 0; fi
 
 python="$(find_python)"
-echo "setup: installing into $VENV from requirements/*.lock (a few minutes the first time)"
-if [[ -f $STAMP ]]; then rm "$STAMP"; else "$python" -m venv --clear "$VENV" || fail "cannot make $VENV"; fi
+echo "setup: installing the lock files into $VENV (two to three minutes the first time)"
+# The stamp goes first and comes last, so that an interrupted or failed run never counts as done.
+case "$made" in
+    "$PWD: "*) rm "$STAMP" ;;
+    *) "$python" -m venv --clear "$VENV" || fail "cannot make a virtual environment in $VENV" ;;
+esac
 
-# A plain `torch` is a CUDA build on PyPI. Ask for the CPU build by name, first where pip is set to look.
-torch="$(grep '^torch==' requirements/cpu.lock)"
+# On Linux a plain `torch` may be a CUDA build. Ask for the CPU build by name, first where pip looks anyway.
 if [[ $(uname) == Linux ]]; then
-    install "$torch+cpu" 2>/dev/null || install "$torch+cpu" --index-url "$CPU_WHEELS" \
-        || fail "cannot install $torch+cpu, neither from pip's index nor from $CPU_WHEELS"
+    torch="$(grep '^torch==' requirements/cpu.lock)+cpu"
+    install "$torch" 2>/dev/null || install "$torch" --index-url "$CPU_WHEELS" ||
+        fail "cannot install $torch, neither from pip's own index nor from $CPU_WHEELS"
 fi
-install -r requirements/cpu.lock || fail "installing requirements/cpu.lock failed (pip's message is above)"
-install -r requirements/dev.lock || fail "installing requirements/dev.lock failed (pip's message is above)"
-install --editable . || fail "installing blendrag itself failed (pip's message is above)"
+for lock in requirements/cpu.lock requirements/dev.lock; do
+    install -r "$lock" || fail "cannot install $lock; pip's message is above"
+done
+install --editable . || fail "cannot install blendrag itself; pip's message is above"
 
-inputs_digest "$VENV/bin/python" >"$STAMP"
+current >"$STAMP"
 echo "setup: $VENV is ready"
