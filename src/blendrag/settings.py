@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     revision: str | None = Field(None, description="Hub revision of the model.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
-    kv_cache_gib: float = Field(2.0, gt=0, description="vLLM's paged KV cache on CPU, in GiB.")
+    kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")
     max_num_seqs: int = Field(32, ge=1, description="Requests in one engine step.")
     max_num_batched_tokens: int | None = Field(None, ge=16)
     prefix_caching: bool = True

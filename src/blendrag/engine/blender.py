@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from blendrag.store.kv_store import KVStore
 if TYPE_CHECKING:
     from blendrag.engine.connector import BlendOrder
 
+_KEPT_REPORTS = 256
+
 
 @dataclass(slots=True)
 class _OpenStore:
@@ -36,6 +39,7 @@ class Blender:
         self.decoder, self.runner, self.block_size = decoder, runner, block_size
         self._alone = AlonePrefill(decoder, runner, block_size)
         self._stores: dict[str, _OpenStore] = {}
+        self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
 
     # -- stores -------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class Blender:
             make_selector(recipe.selector, recipe.options),
             Target(torch.tensor(order.block_ids, device=device), self.block_size, order.written),
         ).run()
-        return {
+        report = {
             "cached": stats.cached,
             "fresh": stats.fresh,
             "recomputed": stats.recomputed,
@@ -117,3 +121,11 @@ class Blender:
                 "recompute": 1e3 * stats.recompute_s,
             },
         }
+        self._reports[order.ticket] = report
+        if len(self._reports) > _KEPT_REPORTS:
+            self._reports.popitem(last=False)
+        return report
+
+    def report(self, ticket: str) -> dict[str, Any] | None:
+        """The report of a request that ended in the step that blended it: its output left without one."""
+        return self._reports.get(ticket)

