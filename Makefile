@@ -22,8 +22,8 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest tests/unit
-	$(BIN)/pytest tests --ignore=tests/unit
+	$(BIN)/pytest -m "not engine"
+	$(BIN)/pytest -m engine
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

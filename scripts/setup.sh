@@ -24,7 +24,10 @@ find_python() {
 }
 
 # --no-deps, because the lock files are complete: resolving would bring back the packages left out on purpose.
-install() { "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-deps "$@"; }
+# --no-compile, because byte code for all of torch takes longer than compiling what is imported on first use.
+install() {
+    "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-compile "$@"
+}
 
 # What the environment is made from, and where: a virtual environment does not survive being moved.
 current() { echo "$PWD: $(cat pyproject.toml requirements/cpu.lock requirements/dev.lock scripts/setup.sh | cksum)"; }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,23 @@ def test_default_is_not_unpacked_twice(tmp_path: Path, monkeypatch: pytest.Monke
     first = resolve_model(DEFAULT_MODEL, tmp_path, progress=told.append)
     assert resolve_model("SmolLM2-135M-Instruct", tmp_path, progress=told.append) == first
     assert calls == ["SmolLM2-135M-Instruct.Q4_1.gguf"] and len(told) == 1
+
+
+def test_default_is_unpacked_once_when_several_ask_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def dequantise(gguf: Path, into: Path) -> None:
+        calls.append(gguf.name)
+        time.sleep(0.2)
+        into.rmdir()
+        make_model(into)
+
+    monkeypatch.setattr(models, "_dequantise", dequantise)
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(lambda _: resolve_model(DEFAULT_MODEL, tmp_path), range(4)))
+    assert len(calls) == 1 and len(folders) == 1
 
 
 def test_interrupted_unpacking_leaves_nothing_that_counts_as_done(
