@@ -146,10 +146,12 @@ def read_html(data: bytes) -> Content:
 
 def _parse(markup: str | bytes) -> BeautifulSoup:
     from bs4 import BeautifulSoup
+    from bs4.exceptions import ParserRejectedMarkup
 
+    logging.getLogger("bs4.dammit").setLevel(logging.ERROR)  # it reports every character it replaces
     try:
         return BeautifulSoup(markup, "html.parser")
-    except (AssertionError, ValueError, RecursionError) as error:
+    except (ParserRejectedMarkup, AssertionError, ValueError, RecursionError) as error:
         raise Unusable(f"broken HTML ({error})") from None
 
 

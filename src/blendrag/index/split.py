@@ -104,6 +104,8 @@ class Splitter:
             return end
         repeated = block[max(bisect_left(block, end) - self._overlap, 0)]
         word = _WORD_START.search(text, repeated, end)
+        if word is None and text[end].isspace():
+            return end  # they are the end of a long word, which means nothing alone
         return max(word.start() if word else repeated, start + 1)
 
     def _token_starts(self, text: str, start: int) -> list[int]:
