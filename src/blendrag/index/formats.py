@@ -115,6 +115,16 @@ _BLOCKS = (
     "address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figcaption",
     "figure", "footer", "form", "header", "hr", "main", "ol", "p", "pre", "section", "summary", "table", "ul",
 )  # fmt: skip
+# What stands before and after the text of a tag.
+_AROUND = {
+    **{name: ("\n\n", "\n\n") for name in _BLOCKS},
+    **{f"h{level}": ("\n\n" + "#" * level + " ", "\n\n") for level in range(1, 7)},
+    "li": ("\n- ", ""),
+    "br": ("\n", ""),
+    "tr": ("", "\n"),
+    "td": ("", " | "),
+    "th": ("", " | "),
+}
 
 
 @reader(".md", ".markdown", ".mdown")
@@ -156,29 +166,29 @@ def _parse(markup: str | bytes) -> BeautifulSoup:
 
 
 def _plain_text(page: BeautifulSoup) -> str:
-    """Text of a parsed page, one block per line or paragraph. Changes the tree."""
-    for tag in page.find_all(_DROPPED):
-        tag.decompose()
-    # Outside <pre> white space means nothing, so that a line end left in the tree is one that we put there.
-    preformatted = {id(node) for pre in page.find_all("pre") for node in pre.find_all(string=True)}
-    for node in page.find_all(string=True):
-        if id(node) not in preformatted:
-            node.replace_with(type(node)(re.sub(r"\s+", " ", node)))
-    for tag in page.find_all("br"):
-        tag.replace_with("\n")
-    for tag in page.find_all(("td", "th")):
-        tag.append(" | ")
-    for tag in page.find_all("tr"):
-        tag.append("\n")
-    for tag in page.find_all("li"):
-        tag.insert(0, "\n- ")
-    for tag in page.find_all(re.compile("^h[1-6]$")):
-        tag.insert(0, "\n\n" + "#" * int(tag.name[1]) + " ")
-        tag.append("\n\n")
-    for tag in page.find_all(_BLOCKS):
-        tag.insert(0, "\n\n")
-        tag.append("\n\n")
-    text = re.sub(r"[ |]*\n(?: (?! ))?", "\n", page.get_text())
+    """Text of a parsed page, one block per line or paragraph.
+
+    The tree is walked with a stack: pages exist that never close a paragraph, nested thousands deep.
+    """
+    from bs4.element import PreformattedString, Tag
+
+    parts: list[str] = []
+    stack: list[tuple[object, bool]] = [(page, False)]
+    while stack:
+        node, preformatted = stack.pop()
+        if isinstance(node, Tag) and node.name not in _DROPPED:
+            before, after = _AROUND.get(node.name, ("", ""))
+            preformatted = preformatted or node.name == "pre"
+            parts.append(before)
+            stack.append((after, True))
+            stack += [(child, preformatted) for child in reversed(node.contents)]
+        elif isinstance(node, str) and not isinstance(
+            node, PreformattedString
+        ):  # those are comments and such
+            # Outside <pre> white space means nothing, so that a line end is one that we put there.
+            parts.append(node if preformatted else re.sub(r"\s+", " ", node))
+    text = re.sub(r"(?<![ |])[ |]*\n", "\n", "".join(parts))  # white space and empty cells at a line's end
+    text = re.sub(r"\n (?! )", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"(\n- )\s+", r"\1", text)).strip()
 
 
