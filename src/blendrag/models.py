@@ -5,7 +5,9 @@ Nothing heavy is imported until it is needed, so the command line can say ``--he
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import json
 import os
 import shutil
@@ -147,11 +149,9 @@ def _unpack_default(cache_dir: Path, tell: Progress) -> Path:
 def _dequantise(gguf: Path, into: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging
 
-    bars_were_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    # Three progress bars of the libraries, not all of which can be turned off, would hide our own line.
+    with contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,
@@ -160,9 +160,6 @@ def _dequantise(gguf: Path, into: Path) -> None:
         )
         model.save_pretrained(into)
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(into)
-    finally:
-        if bars_were_on:
-            logging.enable_progress_bar()
 
 
 def _package_file(package: str, relative: str, remedy: str) -> Path:
