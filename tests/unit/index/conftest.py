@@ -18,7 +18,7 @@ def tokenizer() -> Any:
     """Of the packaged model, or of the folder that BLENDRAG_TEST_MODEL names."""
     from transformers import AutoTokenizer
 
-    folder = os.environ.pop("BLENDRAG_TEST_MODEL", None)
+    folder = os.environ.get("BLENDRAG_TEST_MODEL")
     return AutoTokenizer.from_pretrained(folder or resolve_model(DEFAULT_MODEL, Settings.load().cache_dir))
 
 
