@@ -1,0 +1,29 @@
+"""Least recently used."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from blendrag.eviction.interface import EvictionPolicy, register_policy
+
+
+@register_policy("lru")
+class LRU(EvictionPolicy):
+    """The chunk that was not read for the longest time leaves first."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[str, None] = OrderedDict()
+
+    def added(self, key: str, size: int) -> None:
+        self._order[key] = None
+        self._order.move_to_end(key)
+
+    def used(self, key: str) -> None:
+        if key in self._order:
+            self._order.move_to_end(key)
+
+    def removed(self, key: str) -> None:
+        self._order.pop(key, None)
+
+    def victim(self) -> str | None:
+        return next(iter(self._order), None)

@@ -1,0 +1,43 @@
+"""What a chunk's KV depends on, and its name (design decision D5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import xxhash
+
+
+@dataclass(frozen=True, slots=True)
+class KVIdentity:
+    """Everything a chunk's KV depends on, apart from its tokens.
+
+    model: name shown to people; not part of the digest, since a model may be known by several.
+    weights: digest of config, weights and tokenizer.
+    prefix: how chunks are prefilled: "alone", or a digest of the shared prefix they stand behind.
+    """
+
+    model: str
+    weights: str
+    dtype: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    codec: str = "raw"
+    prefix: str = "alone"
+
+    def digest(self) -> str:
+        parts = {name: value for name, value in asdict(self).items() if name != "model"}
+        return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+    def differences(self, other: KVIdentity) -> list[str]:
+        """Names of the fields, other than the model's name, in which two identities differ."""
+        names = [field.name for field in fields(self) if field.name != "model"]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    def chunk_key(self, token_ids: Sequence[int]) -> str:
+        """Content address of a chunk: 32 hex digits over this identity and the token ids."""
+        ids = np.asarray(token_ids, dtype="<i4")
+        return xxhash.xxh3_128_hexdigest(self.digest().encode() + ids.tobytes())

@@ -1,0 +1,37 @@
+"""One process per index."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from blendrag.errors import StoreError, StoreInUseError
+
+
+class IndexLock:
+    """Held while an index is open. The system drops it when the process ends, however it ends."""
+
+    def __init__(self, root: Path) -> None:
+        self._lock = FileLock(root / "lock")
+        self._holder = root / "lock.pid"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            self._holder.write_text(str(os.getpid()))
+        except Timeout:
+            raise StoreInUseError(f"the index {str(root)!r} is open in {self._describe()}") from None
+        except OSError as error:
+            raise StoreError(f"cannot use {str(root)!r} as an index: {error.strerror}") from error
+
+    def _describe(self) -> str:
+        with contextlib.suppress(OSError):
+            return f"process {self._holder.read_text().strip()}: close it there first"
+        return "another process: close it there first"
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._holder.unlink(missing_ok=True)
+        self._lock.release()
