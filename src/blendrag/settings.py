@@ -24,9 +24,7 @@ from blendrag.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
-DEFAULT_SYSTEM_PROMPT = (
-    "Answer the question from the documents. If they do not contain the answer, say so."
-)
+DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
 
 
 class Settings(BaseSettings):

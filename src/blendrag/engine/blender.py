@@ -63,7 +63,8 @@ class Blender:
     # -- ingest -------------------------------------------------------------------------------------------
 
     def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any]:
-        """Prefill chunks alone and write them, while the next call computes. Raises what an earlier write did.
+        """Prefill chunks alone; they are written while the next call computes. Raises what an earlier
+        write did.
 
         Returns tokens and seconds of prefill, and the bytes that were written since the last call.
         """

@@ -120,7 +120,7 @@ def _has_fused_norm() -> bool:
 
 
 def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
-    """Write [n, kv_heads, head_size] K and V to int64 ``slots`` of a paged cache, in the backend's own layout."""
+    """Write [n, kv_heads, head_size] K and V to int64 ``slots``, in the backend's own layout."""
     attention.impl.do_kv_cache_update(attention, key, value, cache, slots)
 
 

@@ -13,7 +13,7 @@ from blendrag.engine import compat
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The residual stream between two layers, [rows, hidden_size] each. ``residual`` is None before layer 0."""
+    """The residual stream between two layers, [rows, hidden_size] each; no ``residual`` before layer 0."""
 
     states: torch.Tensor
     residual: torch.Tensor | None
@@ -48,8 +48,8 @@ class Decoder(ABC):
         self.model = model
         self.vllm_config = vllm_config
         self.layers = compat.decoder_layers(model)
-        self.attentions = [compat.attention_of(layer) for layer in self.layers]
-        self.rotaries = [compat.rotary_of(layer) for layer in self.layers]
+        self.attentions: list[Any] = [compat.attention_of(layer) for layer in self.layers]
+        self.rotaries: list[Any] = [compat.rotary_of(layer) for layer in self.layers]
 
     @property
     def num_layers(self) -> int:
@@ -65,7 +65,7 @@ class Decoder(ABC):
         return Hidden(self.model.embed_input_ids(token_ids), None)
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """K before RoPE, [n, kv_heads, head_size] contiguous, moved to ``positions``. May overwrite ``key``."""
+        """K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite ``key``."""
         rotated = compat.rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
         return rotated.view(key.shape)
 
@@ -73,7 +73,7 @@ class Decoder(ABC):
     def run(
         self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
     ) -> Hidden | None:
-        """One layer over the rows at ``positions`` [rows]. None after the last layer: its output is unused."""
+        """One layer over the rows at ``positions``. None after the last layer, whose output is unused."""
 
 
 class KnownDecoder(Decoder):

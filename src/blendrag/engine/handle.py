@@ -95,7 +95,9 @@ class Engine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with main_not_imported_again():
-            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(self.settings, self.model_path)))
+            self._llm = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**engine_args(self.settings, self.model_path))
+            )
         facts: dict[str, Any] = (await self._llm.collective_rpc("blendrag_bind"))[0]
         return facts
 
