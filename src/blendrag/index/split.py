@@ -71,7 +71,8 @@ class Splitter:
             if not block or (len(block) - first <= self._limit and block[-1] < len(text)):
                 block, first = self._token_starts(text, start), 0
             piece, end = self._piece(text, start, block[first : first + self._limit + 1])
-            yield piece
+            if piece.token_ids:  # a vocabulary may lack a control character, and that can be all there is
+                yield piece
             start = end if end == len(text) else self._with_overlap(text, start, end, block)
 
     def _piece(self, text: str, start: int, starts: list[int]) -> tuple[Piece, int]:
