@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +84,7 @@ class Blender:
     @staticmethod
     def _drain(opened: _OpenStore) -> int:
         writes, opened.writes = opened.writes, []
+        wait(writes)  # all of them, before the first one's error is raised
         return sum(write.result() for write in writes)
 
     # -- requests -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
 from blendrag.engine.launch import engine_args, main_not_imported_again, prepare_environment, require_vllm
@@ -59,8 +59,8 @@ class Delta:
 class Engine:
     """Get one with :meth:`shared`; give it back with :meth:`release`. Safe to use from any thread or loop."""
 
-    _shared: dict[tuple[Any, ...], Engine] = {}
-    _lock = threading.Lock()
+    _shared: ClassVar[dict[tuple[Any, ...], Engine]] = {}
+    _lock: ClassVar[Any] = threading.Lock()
 
     def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
         self.settings = settings

@@ -79,7 +79,9 @@ def main_not_imported_again() -> Iterator[None]:
     engine inside the engine.
     """
     main = sys.modules["__main__"]
-    hidden = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
+    hidden: dict[str, Any] = {
+        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
+    }
     main.__dict__.pop("__file__", None)
     main.__spec__ = None
     try:

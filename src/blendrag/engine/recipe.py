@@ -40,7 +40,7 @@ class Recipe:
         return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
-        """For ``SamplingParams.extra_args["kv_transfer_params"]``. ``ticket``: the client's name for the request."""
+        """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
         return {FIELD: asdict(self), "ticket": ticket}
 
     def cache_salt(self, tenant: str = "") -> str:

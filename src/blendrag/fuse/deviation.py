@@ -1,4 +1,4 @@
-"""KV deviation: how far a stored token is from what full prefill gives (CacheBlend section 4.1, eq. for Δkv)."""
+"""KV deviation: how far a stored token is from what full prefill gives (CacheBlend section 4.1)."""
 
 from __future__ import annotations
 

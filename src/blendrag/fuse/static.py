@@ -1,4 +1,4 @@
-"""Selectors that need no check layer: decided before anything is computed, so no layer runs over all tokens."""
+"""Selectors that decide before anything is computed, so that no layer runs over all tokens."""
 
 from __future__ import annotations
 

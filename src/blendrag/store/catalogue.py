@@ -167,7 +167,8 @@ class Catalogue:
 
     def ready(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` whose KV is there."""
-        wanted, found = list(keys), set()
+        wanted: list[str] = list(keys)
+        found: set[str] = set()
         with self._lock:
             for at in range(0, len(wanted), _MANY):
                 part = wanted[at : at + _MANY]

@@ -58,11 +58,11 @@ class Tier(ABC):
         return chunk
 
     def put(self, chunk: Chunk) -> list[str]:
-        """Keep a chunk; the keys that had to leave for it. Raises StoreFullError if there is no room at all."""
+        """Keep a chunk; the keys that had to leave for it. Raises StoreFullError without room for it."""
         size = self._size(chunk)
         if self.limit is not None and size > self.limit:
             raise StoreFullError(
-                f"a chunk of {size:,} bytes does not fit into the {self.name} tier's limit of {self.limit:,} bytes"
+                f"a chunk of {size:,} bytes is more than the {self.name} tier's limit of {self.limit:,}"
             )
         with self._writing:
             with self._lock:
