@@ -1,3 +1,48 @@
 """blendrag: answer from retrieved documents without prefilling them again."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blendrag import errors
+from blendrag.errors import BlendragError
+
+if TYPE_CHECKING:
+    from blendrag.index.answer import Answer, Evidence, Source
+    from blendrag.index.index import BlendIndex
+    from blendrag.index.ingest import IngestReport
+    from blendrag.index.loaders import Document
+    from blendrag.settings import Settings
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "BlendIndex",
+    "BlendragError",
+    "Document",
+    "Evidence",
+    "IngestReport",
+    "Settings",
+    "Source",
+    "errors",
+]
+
+_HOMES = {
+    "Answer": "blendrag.index.answer",
+    "BlendIndex": "blendrag.index.index",
+    "Document": "blendrag.index.loaders",
+    "Evidence": "blendrag.index.answer",
+    "IngestReport": "blendrag.index.ingest",
+    "Settings": "blendrag.settings",
+    "Source": "blendrag.index.answer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``import blendrag`` stays quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'blendrag' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -170,6 +170,10 @@ class Engine:
         """Run one of the data plane's operations in the worker (see ``engine.worker``) and wait for it."""
         return self._submit(self._call(method, *args)).result()
 
+    def call_later(self, method: str, *args: Any) -> Future[Any]:
+        """``call`` without waiting."""
+        return self._submit(self._call(method, *args))
+
     async def _call(self, method: str, *args: Any) -> Any:
         try:
             answer = (await self._llm.collective_rpc("blendrag_call", args=(method, *args)))[0]

@@ -154,6 +154,15 @@ class Catalogue:
         """Chunks whose KV is not there yet, or not any more because it was damaged."""
         return self._select("WHERE state = 'pending'")
 
+    def entries_of(self, keys: Iterable[str]) -> list[Entry]:
+        """Those of ``keys`` that are known, each once, in no particular order."""
+        wanted = sorted(set(keys))
+        found: list[Entry] = []
+        for at in range(0, len(wanted), _MANY):
+            part = wanted[at : at + _MANY]
+            found += self._select(f"WHERE key IN ({','.join('?' * len(part))})", part)
+        return found
+
     def knows(self, key: str) -> bool:
         """Whether a chunk belongs to the index."""
         with self._lock:
@@ -226,10 +235,10 @@ class Catalogue:
             owners=owners,
         )
 
-    def _select(self, where: str) -> list[Entry]:
+    def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
         with self._lock:
             rows = self._connection.execute(
-                f"SELECT key, text, token_ids, state, bytes FROM chunks {where} ORDER BY rowid"
+                f"SELECT key, text, token_ids, state, bytes FROM chunks {where} ORDER BY rowid", values
             ).fetchall()
         return [
             Entry(key, text, tuple(np.frombuffer(ids, "<i4").tolist()), state, size)

@@ -1,0 +1,30 @@
+"""The KV identity of a model folder, without loading the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import ModelError
+from blendrag.models import model_digest
+from blendrag.settings import Settings
+from blendrag.store.identity import KVIdentity
+
+
+def kv_identity(settings: Settings, model_path: Path) -> KVIdentity:
+    """What the KV of this model's chunks depends on. Raises ModelError for an unreadable ``config.json``."""
+    try:
+        config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
+    config |= config.get("text_config") or {}
+    heads = config.get("num_attention_heads") or 0
+    return KVIdentity(
+        model=settings.model,
+        weights=model_digest(model_path),
+        dtype=settings.dtype,
+        num_layers=config.get("num_hidden_layers") or 0,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads),
+    )

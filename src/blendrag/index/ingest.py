@@ -1,0 +1,146 @@
+"""Ingest: documents to chunks, vectors and KV. What is interrupted is taken up where it stopped.
+
+Order is what makes it safe. A document counts as ingested (ledger) only after its chunks are registered
+(catalogue) and searchable (vectors); KV that is missing is "pending" in the catalogue and prefilled by this or
+any later ingest. A chunk without KV is still found and answered from, only more slowly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
+from blendrag.index.progress import IngestProgress
+from blendrag.index.split import Splitter
+from blendrag.index.vectors import VectorStore
+from blendrag.store.catalogue import Catalogue, Entry
+from blendrag.store.identity import KVIdentity
+
+Call = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """What an ingest did. ``prefill_s``: seconds the engine computed; ``nbytes``: KV written."""
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    chunks: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    prefill_s: float = 0.0
+    total_s: float = 0.0
+    not_blended: str | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prefill throughput."""
+        return self.tokens / self.prefill_s if self.prefill_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_s": self.tokens_per_s}
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPipeline:
+    """Takes documents into the ledger, the catalogue and the vector store; or out of them."""
+
+    root: Path
+    identity: KVIdentity
+    fingerprint: str
+    splitter: Splitter
+    ledger: Ledger
+    catalogue: Catalogue
+    vectors: VectorStore
+
+    def take(self, items: Item | Iterable[Item], report: IngestReport, progress: IngestProgress) -> list[str]:
+        """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
+        known, kept, orphans = self.ledger.sources(), set[str](), list[str]()
+        items = [items] if isinstance(items, str | Path | Document) else items
+        items = items if hasattr(items, "page_content") else list(items)
+        for loaded in load_sources(items, exclude=[self.root]):
+            if isinstance(loaded, Skipped):
+                report.skipped.append(loaded)
+                if loaded.transient:
+                    kept.add(loaded.source)
+                continue
+            kept.add(loaded.source)
+            progress.document(loaded.source)
+            if self.ledger.unchanged(loaded, self.fingerprint):
+                report.unchanged += 1
+                continue
+            orphans += self._store(loaded)
+            if loaded.source in known:
+                report.changed += 1
+            else:
+                report.added += 1
+        for source in sorted(self.ledger.under(roots(items)) - kept):
+            orphans += self.remove(source)
+            report.removed += 1
+        # A chunk dropped by one document may have come back with another.
+        return sorted(set(orphans) - self.catalogue.known())
+
+    def _store(self, document: Document) -> list[str]:
+        pieces = self.splitter.split(document.text)
+        keys = [self.identity.chunk_key(piece.token_ids) for piece in pieces]
+        self.ledger.forget(document.source)
+        entries = [(key, piece.text, piece.token_ids) for key, piece in zip(keys, pieces, strict=True)]
+        orphans = self.catalogue.register(document.source, entries)
+        texts = [(key, piece.text) for key, piece in zip(keys, pieces, strict=True)]
+        self.vectors.put(document.source, texts, document.metadata)
+        self.ledger.record(document, keys, self.fingerprint)
+        return orphans
+
+    def remove(self, source: str) -> list[str]:
+        """Take a document out of everything. Returns keys whose KV can go."""
+        self.ledger.forget(source)
+        self.vectors.delete(source)
+        return self.catalogue.release(source)
+
+
+def prefill_pending(
+    entries: Sequence[Entry],
+    call: Call,
+    batch_tokens: int,
+    report: IngestReport,
+    progress: IngestProgress,
+) -> None:
+    """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
+
+    ``call(method, *args)`` reaches the data plane. Raises StoreFullError; what is stored stays.
+    """
+    total = sum(len(entry.token_ids) for entry in entries)
+    begin = time.perf_counter()
+    try:
+        for batch in batches(entries, batch_tokens):
+            done = call("ingest", [[entry.key, list(entry.token_ids)] for entry in batch])
+            report.chunks += len(batch)
+            report.tokens += done["tokens"]
+            report.prefill_s += done["seconds"]
+            report.nbytes += done["bytes"]
+            rate = report.tokens / (time.perf_counter() - begin)
+            progress.prefill(report.tokens, total, rate, report.nbytes)
+    finally:  # an interrupt too leaves complete records behind
+        report.nbytes += call("flush")
+
+
+def batches(entries: Iterable[Entry], batch_tokens: int) -> Iterator[list[Entry]]:
+    """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
+    group: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if group and size + len(entry.token_ids) > batch_tokens:
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += len(entry.token_ids)
+    if group:
+        yield group
