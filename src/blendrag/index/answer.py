@@ -55,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``str(answer)`` is its text. Times in seconds; ``ttft_s``: from asking the engine to its first token."""
+    """``str(answer)`` is its text. Times in seconds; ``ttft_s``: from the engine being asked to a token."""
 
     text: str
     sources: tuple[Source, ...]

@@ -56,7 +56,7 @@ class AnswerStream:
 
 
 class BlendIndex:
-    """Open with :meth:`open`, close with :meth:`close` or ``with``. The engine starts when it is first needed."""
+    """Open with :meth:`open`, close with :meth:`close` or ``with``. The engine starts when needed."""
 
     def __init__(self, root: Path, settings: Settings) -> None:
         from transformers import AutoTokenizer
@@ -92,7 +92,7 @@ class BlendIndex:
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
             raise StoreError(
-                f"no index at {str(path)!r}{_did_you_mean(root)}: ingest something into it first"
+                f"no index at {str(path)!r}{_did_you_mean(root)}: ingest something first"
             )
         return cls(root, settings)
 
@@ -225,7 +225,7 @@ class BlendIndex:
         return replace(plan, notes=(*plan.notes, *left_out)), hits
 
     def explain(self, question: str, **options: Any) -> list[dict[str, Any]]:
-        """The plan of a question, a row per segment: cached or fresh, tokens, and for documents the reason."""
+        """The plan of a question, a row per segment: cached or fresh, tokens, for documents the reason."""
         plan, _ = self.plan(question, **options)
         ready = self._catalogue.ready(plan.cached_keys)
         rows = plan.describe()

@@ -1,8 +1,8 @@
 """Ingest: documents to chunks, vectors and KV. What is interrupted is taken up where it stopped.
 
 Order is what makes it safe. A document counts as ingested (ledger) only after its chunks are registered
-(catalogue) and searchable (vectors); KV that is missing is "pending" in the catalogue and prefilled by this or
-any later ingest. A chunk without KV is still found and answered from, only more slowly.
+(catalogue) and searchable (vectors); KV that is missing is "pending" in the catalogue and prefilled by this
+or any later ingest. A chunk without KV is still found and answered from, only more slowly.
 """
 
 from __future__ import annotations
