@@ -1,1 +1,1 @@
-
+"""The command line. Nothing heavy is imported before a command needs it."""

@@ -1,0 +1,77 @@
+"""How answers and plans are shown: by ``ask``, ``chat`` and ``demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from blendrag.cli.console import out, shown
+
+if TYPE_CHECKING:
+    from blendrag.index.answer import Answer
+    from blendrag.index.index import AnswerStream
+
+
+def print_stream(stream: AnswerStream) -> Answer:
+    """Print an answer as it comes. Ctrl-C stops the generation and passes on."""
+    try:
+        for piece in stream:
+            typer.echo(piece, nl=False)
+    finally:
+        typer.echo()
+        stream.close()
+    assert stream.answer is not None, "a stream that ended without an error has its answer"
+    return stream.answer
+
+
+def print_sources(answer: Answer) -> None:
+    """Where the answer comes from, a line per document, and what was computed for it."""
+    best: dict[str, list[float]] = {}
+    for source in answer.sources:
+        best.setdefault(source.source, []).append(source.score)
+    for name, scores in best.items():
+        chunks = f"  ({len(scores)} chunks)" if len(scores) > 1 else ""
+        out().print(Text(f"  {max(scores):.2f}  {shown(name)}{chunks}", style="cyan"), soft_wrap=True)
+    out().print(Text(f"  {evidence_line(answer)}", style="dim"), soft_wrap=True)
+
+
+def evidence_line(answer: Answer) -> str:
+    """Which prompt tokens were reused, recomputed and computed fresh, and the time to the first token."""
+    evidence = answer.evidence
+    parts = [
+        f"{evidence.reused:,} tokens reused",
+        f"{evidence.recomputed:,} recomputed",
+        f"{evidence.fresh:,} fresh",
+    ]
+    if evidence.prefix:
+        parts.append(f"{evidence.prefix:,} from the prefix cache")
+    if evidence.missing:
+        parts.append(f"{len(evidence.missing)} chunks were missing and are stored again")
+    line = f"{', '.join(parts)}; first token after {answer.ttft_s:.2f} s"
+    return f"{line} (not blended: {evidence.plain})" if evidence.plain else line
+
+
+def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The rows of ``BlendIndex.explain`` as a table."""
+    table = Table(title="Plan of the prompt", title_justify="left")
+    table.add_column("segment")
+    table.add_column("source", overflow="fold")
+    table.add_column("tokens", justify="right")
+    table.add_column("cached", justify="right")
+    table.add_column("why")
+    table.add_column("text", overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        cells = [
+            row["kind"],
+            shown(row["source"] or ""),
+            f"{row['tokens']:,}",
+            f"{row['reused']:,}",
+            row["reason"],
+            row["text"],
+        ]
+        table.add_row(*map(Text, cells))
+    out().print(table)

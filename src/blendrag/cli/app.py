@@ -1,0 +1,50 @@
+"""The ``blendrag`` command."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from blendrag import __version__
+from blendrag.cli.ask import ask, chat
+from blendrag.cli.console import Commands
+from blendrag.cli.demo import demo
+from blendrag.cli.doctor import doctor
+from blendrag.cli.ingest import ingest
+from blendrag.cli.stats import stats
+
+app = typer.Typer(
+    name="blendrag",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (ingest, ask, chat, stats, doctor, demo):
+    app.command()(command)
+if find_spec("blendrag.bench.cli"):
+    app.add_typer(import_module("blendrag.bench.cli").app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blendrag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Answer questions from documents without prefilling the documents again."""
+
+
+def main() -> None:
+    """Entry point."""
+    app()

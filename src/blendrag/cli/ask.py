@@ -1,0 +1,133 @@
+"""``blendrag ask`` and ``blendrag chat``: questions to an index."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blendrag.cli import options
+from blendrag.cli.console import print_json, say
+from blendrag.errors import BlendragError, EmptyIndexError, EngineError, PromptTooLongError
+
+if TYPE_CHECKING:
+    from blendrag.index.index import BlendIndex
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="In quotes.", show_default=False)],
+    index: options.Index = options.DEFAULT_INDEX,
+    model: options.Model = None,
+    top_k: options.TopK = None,
+    max_tokens: options.MaxTokens = None,
+    no_blend: options.NoBlend = False,
+    ratio: options.Ratio = None,
+    selector: options.Selector = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Answer a question from an index."""
+    from blendrag.cli.answering import print_plan, print_sources, print_stream
+    from blendrag.cli.opening import open_index, start_engine
+
+    if not question.strip():
+        raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    with open_index(
+        index,
+        model=model,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        blend=False if no_blend else None,
+        recompute_ratio=ratio,
+        selector=selector,
+    ) as opened:
+        _refuse_empty(opened)
+        start_engine(opened)
+        if explain:
+            rows = opened.explain(question)
+            print_json(rows) if json else print_plan(rows)
+        elif json:
+            print_json(opened.ask(question).to_dict())
+        else:
+            print_sources(print_stream(opened.stream(question)))
+
+
+def chat(
+    index: options.Index = options.DEFAULT_INDEX,
+    model: options.Model = None,
+    top_k: options.TopK = None,
+    max_tokens: options.MaxTokens = None,
+    no_blend: options.NoBlend = False,
+    ratio: options.Ratio = None,
+    selector: options.Selector = None,
+) -> None:
+    """Ask several questions in a row, each with the ones before it in mind."""
+    from blendrag.cli.opening import open_index, start_engine
+
+    with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
+        import readline  # noqa: F401
+
+    with open_index(
+        index,
+        model=model,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        blend=False if no_blend else None,
+        recompute_ratio=ratio,
+        selector=selector,
+    ) as opened:
+        _refuse_empty(opened)
+        start_engine(opened)
+        say("Ctrl-C stops an answer, Ctrl-D leaves.")
+        history: list[dict[str, str]] = []
+        while (question := _read()) is not None:
+            if question:
+                _answer(opened, question, history)
+
+
+def _refuse_empty(index: BlendIndex) -> None:
+    """Before half a minute is spent on starting an engine."""
+    if not index.stats()["documents"]:
+        raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
+
+
+def _read() -> str | None:
+    """The next question; None at the end of the input."""
+    while True:
+        try:
+            return input("\n> ").strip()
+        except EOFError:
+            typer.echo()
+            return None
+        except KeyboardInterrupt:
+            say("\nCtrl-D leaves.")
+
+
+def _answer(index: BlendIndex, question: str, history: list[dict[str, str]]) -> None:
+    """Answer, and remember. When the window is full, the oldest questions are forgotten."""
+    from blendrag.cli.answering import print_sources, print_stream
+
+    while True:
+        try:
+            answer = print_stream(index.stream(question, history=history))
+        except PromptTooLongError as error:
+            if not history:
+                say(f"error: {error}")
+                return
+            say("the model's window is full: forgetting the oldest question")
+            del history[:2]
+            continue
+        except KeyboardInterrupt:
+            say("stopped")
+            return
+        except EngineError:
+            raise
+        except BlendragError as error:
+            say(f"error: {error}")
+            return
+        print_sources(answer)
+        history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.text}]
+        return

@@ -1,0 +1,80 @@
+"""What all commands share: where things are printed, and how an error ends a command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from blendrag.errors import BlendragError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def out() -> Console:
+    """Results."""
+    return Console(file=sys.stdout, highlight=False)
+
+
+def err() -> Console:
+    """Notes, bars and errors: never mixed with results that a script reads."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def say(message: str) -> None:
+    """A note on standard error, as it is: brackets in it are not markup."""
+    err().print(message, markup=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Ctrl-C ends the command with one line and exit code 130.
+
+    The terminal interrupts the engine's processes as well, so what an interrupt looks like here may be a
+    failing engine: that is the interrupt's doing, not an error of its own.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, BlendragError) as error:
+        if not _from_interrupt(error):
+            raise
+        say(message)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _from_interrupt(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+class Commands(TyperGroup):
+    """A group whose commands end with one clear line instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with interruptible("interrupted"):
+                return super().invoke(ctx)
+        except BlendragError as error:
+            say(f"error: {error}")
+            raise typer.Exit(1) from None
+
+
+def shown(source: str) -> str:
+    """A source's name for people: files below the working folder without it."""
+    try:
+        return str(Path(source).relative_to(Path.cwd()))
+    except ValueError:
+        return source

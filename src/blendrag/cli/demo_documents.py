@@ -1,0 +1,86 @@
+"""What the demo reads: the project's own documentation, and what the installed packages brought along."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import blendrag
+from blendrag.index.loaders import Document
+
+# Descriptions and licences together stay near 60,000 tokens: a minute or two of prefill on two cores.
+_TOTAL_CHARACTERS = 200_000
+_MOST_CHARACTERS = 6_000
+_FEWEST_CHARACTERS = 600
+_LICENCES = 8
+_IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
+_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def demo_documents() -> list[Path | Document]:
+    """Documents in the same order every time; at least 30 wherever blendrag's own dependencies are."""
+    found: list[Path | Document] = list(_project_documents())
+    room = _TOTAL_CHARACTERS
+    names = _package_names()
+    for document in (*_licences(names), *_descriptions(names)):
+        if len(document.text) <= room:
+            room -= len(document.text)
+            found.append(document)
+    return found
+
+
+def _project_documents() -> Iterator[Path]:
+    """README and docs, when blendrag runs from its repository."""
+    root = Path(blendrag.__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        yield from (path for path in (root / "README.md", *sorted(root.glob("docs/*.md"))) if path.is_file())
+
+
+def _package_names() -> list[str]:
+    """Installed packages: first those that blendrag asks for, which the questions are about."""
+    try:
+        requirements = metadata.requires("blendrag") or []
+    except metadata.PackageNotFoundError:
+        requirements = []
+    wanted = [match.group().lower() for line in requirements if (match := _REQUIREMENT.match(line))]
+    installed = sorted({str(dist.name).lower() for dist in metadata.distributions() if dist.name})
+    return list(dict.fromkeys([*(name for name in wanted if name in installed), *installed]))
+
+
+def _descriptions(names: list[str]) -> Iterator[Document]:
+    for name in names:
+        text = _cut(_description(metadata.distribution(name)))
+        if len(text) >= _FEWEST_CHARACTERS:
+            yield Document(text, f"{name}, description")
+
+
+def _description(dist: metadata.Distribution) -> str:
+    payload = dist.metadata.get_payload()  # type: ignore[attr-defined]  # an email.message.Message
+    body = payload if isinstance(payload, str) else ""
+    return body.strip() or str(dist.metadata.get("Description", ""))
+
+
+def _licences(names: list[str]) -> Iterator[Document]:
+    """A few licences that differ: most packages bring one of the same three texts."""
+    openings: set[str] = set()
+    for name in names:
+        for file in metadata.distribution(name).files or ():
+            if len(openings) < _LICENCES and _IS_LICENCE.search(str(file)):
+                try:
+                    text = _cut(Path(str(file.locate())).read_text(encoding="utf-8"))
+                except (OSError, UnicodeDecodeError):
+                    continue
+                opening = text.strip()[:40]
+                if len(text) >= _FEWEST_CHARACTERS and opening not in openings:
+                    openings.add(opening)
+                    yield Document(text, f"{name}, licence")
+
+
+def _cut(text: str) -> str:
+    """The beginning of a long text, up to the end of a paragraph."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    end = text.rfind("\n\n", 0, _MOST_CHARACTERS)
+    return text[: end if end > 0 else _MOST_CHARACTERS]
