@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
 State = Literal["pending", "ready", "evicted"]
@@ -81,7 +81,11 @@ class Catalogue:
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open the catalogue {str(path)!r}: {error}") from error
         catalogue = cls(connection)
-        catalogue._check(identity, root)
+        try:
+            catalogue._check(identity, root)
+        except BaseException:
+            catalogue.close()
+            raise
         return catalogue
 
     def _check(self, identity: KVIdentity, root: Path) -> None:
@@ -90,7 +94,6 @@ class Catalogue:
             (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
         made_with = KVIdentity(**json.loads(stored))
         if made_with.digest() != identity.digest():
-            self.close()
             raise StoreMismatchError(
                 f"the index {str(root)!r} was made with model {made_with.model!r}, not {identity.model!r}"
                 f" (different: {', '.join(made_with.differences(identity))}):"
@@ -100,16 +103,17 @@ class Catalogue:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            db = self._connection
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                db.execute("BEGIN IMMEDIATE")
                 try:
-                    yield self._connection
-                except BaseException:
-                    self._connection.execute("ROLLBACK")
-                    raise
-                self._connection.execute("COMMIT")
+                    yield db
+                    db.execute("COMMIT")
+                finally:
+                    if db.in_transaction:  # a full disk has rolled back already
+                        db.execute("ROLLBACK")
             except sqlite3.Error as error:
-                raise StoreError(f"the catalogue failed: {error}") from error
+                raise _error(error) from error
 
     # -- ownership ----------------------------------------------------------------------------------------
 
@@ -139,9 +143,8 @@ class Catalogue:
     def owners(self) -> dict[str, list[str]]:
         """Chunk keys by owner."""
         found: dict[str, list[str]] = {}
-        with self._lock:
-            for owner, key in self._connection.execute("SELECT owner, key FROM owners"):
-                found.setdefault(owner, []).append(key)
+        for owner, key in self._rows("SELECT owner, key FROM owners"):
+            found.setdefault(owner, []).append(key)
         return found
 
     # -- chunks -------------------------------------------------------------------------------------------
@@ -165,36 +168,26 @@ class Catalogue:
 
     def knows(self, key: str) -> bool:
         """Whether a chunk belongs to the index."""
-        with self._lock:
-            row = self._connection.execute("SELECT 1 FROM chunks WHERE key = ?", (key,)).fetchone()
-        return row is not None
+        return bool(self._rows("SELECT 1 FROM chunks WHERE key = ?", (key,)))
 
     def known(self) -> set[str]:
         """The keys of all chunks."""
-        with self._lock:
-            return {key for (key,) in self._connection.execute("SELECT key FROM chunks")}
+        return {key for (key,) in self._rows("SELECT key FROM chunks")}
 
     def ready(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` whose KV is there."""
         wanted: list[str] = list(keys)
         found: set[str] = set()
-        with self._lock:
-            for at in range(0, len(wanted), _MANY):
-                part = wanted[at : at + _MANY]
-                marks = ",".join("?" * len(part))
-                found.update(
-                    key
-                    for (key,) in self._connection.execute(
-                        f"SELECT key FROM chunks WHERE state = 'ready' AND key IN ({marks})", part
-                    )
-                )
+        for at in range(0, len(wanted), _MANY):
+            part = wanted[at : at + _MANY]
+            marks = ",".join("?" * len(part))
+            rows = self._rows(f"SELECT key FROM chunks WHERE state = 'ready' AND key IN ({marks})", part)
+            found.update(key for (key,) in rows)
         return found
 
     def recent(self) -> list[str]:
         """Ready keys, least recently used first."""
-        with self._lock:
-            rows = self._connection.execute("SELECT key FROM chunks WHERE state = 'ready' ORDER BY used")
-            return [key for (key,) in rows]
+        return [key for (key,) in self._rows("SELECT key FROM chunks WHERE state = 'ready' ORDER BY used")]
 
     def mark_ready(self, key: str, nbytes: int) -> bool:
         """Note that a chunk's KV of ``nbytes`` is stored. False if the chunk is not (any more) known."""
@@ -219,11 +212,10 @@ class Catalogue:
             )
 
     def totals(self) -> Totals:
-        with self._lock:
-            rows = self._connection.execute(
-                "SELECT state, COUNT(*), SUM(bytes), SUM(LENGTH(token_ids)) / 4 FROM chunks GROUP BY state"
-            ).fetchall()
-            (owners,) = self._connection.execute("SELECT COUNT(DISTINCT owner) FROM owners").fetchone()
+        rows = self._rows(
+            "SELECT state, COUNT(*), SUM(bytes), SUM(LENGTH(token_ids)) / 4 FROM chunks GROUP BY state"
+        )
+        ((owners,),) = self._rows("SELECT COUNT(DISTINCT owner) FROM owners")
         counts = {state: count for state, count, _, _ in rows}
         return Totals(
             chunks=sum(counts.values()),
@@ -236,18 +228,29 @@ class Catalogue:
         )
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
-        with self._lock:
-            rows = self._connection.execute(
-                f"SELECT key, text, token_ids, state, bytes FROM chunks {where} ORDER BY rowid", values
-            ).fetchall()
+        rows = self._rows(
+            f"SELECT key, text, token_ids, state, bytes FROM chunks {where} ORDER BY rowid", values
+        )
         return [
             Entry(key, text, tuple(np.frombuffer(ids, "<i4").tolist()), state, size)
             for key, text, ids, state, size in rows
         ]
 
+    def _rows(self, query: str, values: Sequence[str] = ()) -> list[Any]:
+        with self._lock:
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise _error(error) from error
+
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _error(error: sqlite3.Error) -> StoreError:
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return (StoreFullError if full else StoreError)(f"the catalogue failed: {error}")
 
 
 def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:

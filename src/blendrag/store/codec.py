@@ -25,7 +25,7 @@ class Raw(Codec):
     """KV as the model computed it."""
 
     def encode(self, kv: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"kv": kv}
+        return {"kv": kv.contiguous()}
 
     def decode(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         return tensors["kv"]

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ from blendrag.store.codec import Codec, make_codec
 from blendrag.store.tier import DamagedError, Tier
 
 _SUFFIX = ".safetensors"
+_TEMPORARY = ".tmp"
+_HEADER = 1024  # more than the header of a record takes
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -41,8 +43,9 @@ class DiskTier(Tier):
         codec: str = "raw",
         recent: Iterable[str] = (),
         policy: str = "lru",
+        on_evict: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(limit, policy)
+        super().__init__(limit, policy, on_evict)
         self._root = root
         self._codec: Codec = make_codec(codec)
         try:
@@ -66,18 +69,18 @@ class DiskTier(Tier):
                 for file in os.scandir(shard.path):
                     if file.name.endswith(_SUFFIX):
                         yield file.name.removesuffix(_SUFFIX), file.stat().st_size
-                    else:  # a write that was cut off by a crash
+                    elif file.name.endswith(_TEMPORARY):  # a write that was cut off by a crash
                         os.unlink(file.path)
 
     def _size(self, chunk: Chunk) -> int:
-        return chunk.nbytes + 4 * len(chunk.token_ids) + 512  # and the header, about
+        return chunk.nbytes + 4 * len(chunk.token_ids) + _HEADER
 
-    def _write(self, chunk: Chunk) -> None:
+    def _write(self, chunk: Chunk) -> int:
         tensors = self._codec.encode(chunk.kv)
         tensors["token_ids"] = torch.tensor(chunk.token_ids, dtype=torch.int32)
         record = save(tensors, {"checksum": _checksum(tensors), "key": chunk.key})
         path = self.path(chunk.key)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary = path.with_suffix(f".{os.getpid()}{_TEMPORARY}")
         try:
             path.parent.mkdir(exist_ok=True)
             with open(temporary, "wb") as file:
@@ -86,6 +89,7 @@ class DiskTier(Tier):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             _sync_folder(path.parent)
+            return len(record)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -105,7 +109,9 @@ class DiskTier(Tier):
                 self._forget(key)
             return None
         except OSError as error:
-            raise DamagedError(f"{key}: {error.strerror}") from error
+            if error.errno == errno.EIO:
+                raise DamagedError(f"{key}: {error.strerror}") from error
+            return None  # too many open files, say: no reason to drop the record
         try:
             metadata = _metadata(record)
             tensors = load(record)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
@@ -27,7 +27,8 @@ class KVStore:
         self._catalogue, self._ram, self._disk = catalogue, ram, disk
         self._uses: dict[str, int] = {}
         self._touched = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # uses that are not written yet
+        self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
         self._damaged = 0
 
     @classmethod
@@ -36,16 +37,25 @@ class KVStore:
 
         Sweeps what a crash may have left: files without a row, and rows whose file is gone.
         """
-        catalogue = Catalogue.open(root, identity)
-        disk = DiskTier(root / "kv", disk_bytes, codec=identity.codec, recent=catalogue.recent())
-        for key in disk.keys() - catalogue.known():
-            disk.delete(key)
-        there = disk.keys()
-        catalogue.mark([key for key in catalogue.recent() if key not in there], "pending")
-        for entry in catalogue.pending():
-            if entry.key in there:  # written, and the crash came before the row
-                catalogue.mark_ready(entry.key, disk.path(entry.key).stat().st_size)
-        return cls(catalogue, RamTier(ram_bytes), disk)
+        catalogue, ram = Catalogue.open(root, identity), RamTier(ram_bytes)
+
+        def evicted(key: str) -> None:
+            catalogue.mark([key], "evicted")
+            ram.delete(key)
+
+        try:
+            disk = DiskTier(
+                root / "kv",
+                disk_bytes,
+                codec=identity.codec,
+                recent=catalogue.recent(),
+                on_evict=evicted,
+            )
+            _sweep(catalogue, disk)
+        except BaseException:
+            catalogue.close()
+            raise
+        return cls(catalogue, ram, disk)
 
     def put(self, chunk: Chunk) -> int:
         """Store a chunk; the bytes written, 0 if the catalogue does not want it (any more).
@@ -54,24 +64,28 @@ class KVStore:
         """
         if not self._catalogue.knows(chunk.key):
             return 0
-        evicted = self._disk.put(chunk)
-        for key in evicted:
-            self._ram.delete(key)
-        if evicted:
-            self._catalogue.mark(evicted, "evicted")
-        if not self._catalogue.mark_ready(chunk.key, chunk.nbytes):  # deleted while it was being written
-            self._disk.delete(chunk.key)
-            return 0
+        written = self._disk.put(chunk)
+        with self._state:
+            try:
+                noted = chunk.key in self._disk and self._catalogue.mark_ready(chunk.key, written)
+            except StoreError:
+                self._disk.delete(chunk.key)
+                raise
+            if not noted:  # deleted while it was being written
+                self._disk.delete(chunk.key)
+                return 0
         self._keep(chunk)
-        return chunk.nbytes
+        return written
 
     def get(self, key: str, token_ids: Sequence[int]) -> Chunk | Miss:
         """The chunk whose tokens begin with ``token_ids``. Ids are compared, not only the key.
 
-        A damaged record is dropped and wanted again (pending).
+        A damaged record is dropped and wanted again (pending). The tensor is the RAM tier's own: read only.
         """
         chunk = self._ram.get(key)
-        if chunk is None:
+        if chunk is not None:
+            self._disk.used(key)  # else what is read most would be the first to leave the disk
+        else:
             try:
                 chunk = self._disk.get(key)
             except DamagedError:
@@ -97,8 +111,8 @@ class KVStore:
         """Drop chunks from all tiers; how many there were."""
         dropped = 0
         for key in keys:
-            self._ram.delete(key)
             dropped += self._disk.delete(key)
+            self._ram.delete(key)  # after the disk: see _keep
         return dropped
 
     def stats(self) -> dict[str, Any]:
@@ -111,7 +125,7 @@ class KVStore:
         recorded = set(self._catalogue.recent())
         for key in sorted(self._disk.keys() | recorded):
             try:
-                if self._disk.get(key) is None:
+                if self._disk.peek(key) is None:
                     problems.append(f"{key}: no file")
             except DamagedError as error:
                 problems.append(str(error))
@@ -127,14 +141,17 @@ class KVStore:
     def _keep(self, chunk: Chunk) -> None:
         if self._ram.fits(chunk):
             self._ram.put(chunk)
+            if chunk.key not in self._disk:  # deleted meanwhile
+                self._ram.delete(chunk.key)
 
-    def _drop(self, key: str, reason: str) -> Miss:
-        if reason == "damaged":
-            self._damaged += 1
-            self._disk.delete(key)
-        if self._catalogue.ready([key]):
-            self._catalogue.mark([key], "pending")
-        return Miss("damaged" if reason == "damaged" else "missing")
+    def _drop(self, key: str, reason: Literal["damaged", "missing"]) -> Miss:
+        with self._state:
+            if reason == "damaged":
+                self._damaged += 1
+                self._disk.delete(key)
+            if key not in self._disk and self._catalogue.ready([key]):
+                self._catalogue.mark([key], "pending")
+        return Miss(reason)
 
     def _touch(self, key: str) -> None:
         """Uses are written in batches: a transaction per read would cost more than the read."""
@@ -149,3 +166,13 @@ class KVStore:
         with self._lock:
             uses, self._uses, self._touched = self._uses, {}, time.monotonic()
         self._catalogue.touch(uses)
+
+
+def _sweep(catalogue: Catalogue, disk: DiskTier) -> None:
+    for key in disk.keys() - catalogue.known():
+        disk.delete(key)
+    there, ready = disk.keys(), set(catalogue.recent())
+    catalogue.mark(ready - there, "pending")
+    for key in there - ready:  # written, and the crash came before the row
+        catalogue.mark_ready(key, disk.size(key))
+    disk.trim()

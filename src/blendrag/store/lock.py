@@ -24,12 +24,14 @@ class IndexLock:
         except Timeout:
             raise StoreInUseError(f"the index {str(root)!r} is open in {self._describe()}") from None
         except OSError as error:
+            self._lock.release()
             raise StoreError(f"cannot use {str(root)!r} as an index: {error.strerror}") from error
 
     def _describe(self) -> str:
-        with contextlib.suppress(OSError):
-            return f"process {self._holder.read_text().strip()}: close it there first"
-        return "another process: close it there first"
+        pid = ""
+        with contextlib.suppress(OSError):  # the holder writes it just after it has the lock
+            pid = self._holder.read_text().strip()
+        return f"process {pid or '(unknown)'}: close it there first"
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from blendrag.store.chunk import Chunk
 from blendrag.store.tier import Tier
 
@@ -11,8 +13,10 @@ class RamTier(Tier):
 
     name = "ram"
 
-    def __init__(self, limit: int | None, policy: str = "lru") -> None:
-        super().__init__(limit, policy)
+    def __init__(
+        self, limit: int | None, policy: str = "lru", on_evict: Callable[[str], None] | None = None
+    ) -> None:
+        super().__init__(limit, policy, on_evict)
         self._chunks: dict[str, Chunk] = {}
 
     def fits(self, chunk: Chunk) -> bool:
@@ -24,8 +28,9 @@ class RamTier(Tier):
     def _read(self, key: str) -> Chunk | None:
         return self._chunks.get(key)
 
-    def _write(self, chunk: Chunk) -> None:
+    def _write(self, chunk: Chunk) -> int:
         self._chunks[chunk.key] = chunk
+        return chunk.nbytes
 
     def _remove(self, key: str) -> None:
         self._chunks.pop(key, None)

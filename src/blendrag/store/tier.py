@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from blendrag.errors import StoreFullError
@@ -29,13 +30,17 @@ class TierStats:
 class Tier(ABC):
     """Keeps chunks up to ``limit`` bytes (None: no limit); the policy says which one leaves. Thread-safe.
 
-    Subclasses implement the four underscored methods and are never called by anyone else.
+    ``on_evict`` hears of a chunk before it leaves for another one; if it raises, the chunk stays.
+    Subclasses implement the four abstract methods; nobody else calls them.
     """
 
     name: str
 
-    def __init__(self, limit: int | None, policy: str = "lru") -> None:
+    def __init__(
+        self, limit: int | None, policy: str = "lru", on_evict: Callable[[str], None] | None = None
+    ) -> None:
         self.limit = limit
+        self._on_evict = on_evict
         self._policy = make_policy(policy)
         self._sizes: dict[str, int] = {}
         self._stats = TierStats()
@@ -57,8 +62,21 @@ class Tier(ABC):
                 self._stats.hits += 1
         return chunk
 
-    def put(self, chunk: Chunk) -> list[str]:
-        """Keep a chunk; the keys that had to leave for it. Raises StoreFullError without room for it."""
+    def peek(self, key: str) -> Chunk | None:
+        """Like :meth:`get`, but it counts neither as a use nor in the statistics."""
+        return self._read(key)
+
+    def used(self, key: str) -> None:
+        """Note a use that a faster tier answered."""
+        with self._lock:
+            if key in self._sizes:
+                self._policy.used(key)
+
+    def put(self, chunk: Chunk) -> int:
+        """Keep a chunk; the bytes it takes. Raises StoreFullError without room for it.
+
+        If the write fails, a former record of the chunk is still there.
+        """
         size = self._size(chunk)
         if self.limit is not None and size > self.limit:
             raise StoreFullError(
@@ -66,12 +84,24 @@ class Tier(ABC):
             )
         with self._writing:
             with self._lock:
+                former = self._sizes.get(chunk.key)
                 self._forget(chunk.key)
-                evicted = self._make_room(size)
-            self._write(chunk)
+            try:
+                self._make_room(size)
+                taken = self._write(chunk)
+            except BaseException:
+                if former is not None:
+                    with self._lock:
+                        self._note(chunk.key, former)
+                raise
             with self._lock:
-                self._note(chunk.key, size)
-            return evicted
+                self._note(chunk.key, taken)
+            return taken
+
+    def trim(self) -> None:
+        """Evict until the limit is obeyed: it may be lower than when the chunks were stored."""
+        with self._writing:
+            self._make_room(0)
 
     def delete(self, key: str) -> bool:
         """Drop a chunk; whether it was there."""
@@ -84,6 +114,10 @@ class Tier(ABC):
     def __contains__(self, key: str) -> bool:
         return key in self._sizes
 
+    def size(self, key: str) -> int:
+        """Bytes a chunk takes; 0 if it is not there."""
+        return self._sizes.get(key, 0)
+
     def keys(self) -> set[str]:
         with self._lock:
             return set(self._sizes)
@@ -95,16 +129,20 @@ class Tier(ABC):
     # -- for subclasses -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _size(self, chunk: Chunk) -> int: ...
+    def _size(self, chunk: Chunk) -> int:
+        """Bytes the chunk will take at most."""
 
     @abstractmethod
-    def _read(self, key: str) -> Chunk | None: ...
+    def _read(self, key: str) -> Chunk | None:
+        """The chunk, or None. Raises DamagedError."""
 
     @abstractmethod
-    def _write(self, chunk: Chunk) -> None: ...
+    def _write(self, chunk: Chunk) -> int:
+        """Keep the chunk, wholly or not at all; the bytes it takes. Raises StoreFullError, StoreError."""
 
     @abstractmethod
-    def _remove(self, key: str) -> None: ...
+    def _remove(self, key: str) -> None:
+        """Drop the chunk if it is there."""
 
     def _note(self, key: str, size: int) -> None:
         self._sizes[key] = size
@@ -119,13 +157,17 @@ class Tier(ABC):
             self._stats.chunks -= 1
             self._stats.bytes -= size
 
-    def _make_room(self, size: int) -> list[str]:
-        evicted: list[str] = []
-        while self.limit is not None and self._stats.bytes + size > self.limit:
-            victim = self._policy.victim()
-            assert victim is not None, "an empty tier has room for what its limit allows"
-            self._forget(victim)
-            self._remove(victim)
-            self._stats.evictions += 1
-            evicted.append(victim)
-        return evicted
+    def _make_room(self, size: int) -> None:
+        while (victim := self._victim(size)) is not None:
+            if self._on_evict:
+                self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
+            with self._lock:
+                self._forget(victim)
+                self._remove(victim)
+                self._stats.evictions += 1
+
+    def _victim(self, size: int) -> str | None:
+        with self._lock:
+            if self.limit is None or self._stats.bytes + size <= self.limit:
+                return None
+            return self._policy.victim()
