@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 
@@ -57,9 +58,9 @@ def _descriptions(names: list[str]) -> Iterator[Document]:
 
 
 def _description(dist: metadata.Distribution) -> str:
-    payload = dist.metadata.get_payload()  # type: ignore[attr-defined]  # an email.message.Message
-    body = payload if isinstance(payload, str) else ""
-    return body.strip() or str(dist.metadata.get("Description", ""))
+    message = message_from_string(dist.read_text("METADATA") or "")
+    body = message.get_payload()
+    return (body.strip() if isinstance(body, str) else "") or str(message.get("Description", ""))
 
 
 def _licences(names: list[str]) -> Iterator[Document]:

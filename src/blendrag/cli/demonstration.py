@@ -130,11 +130,13 @@ def _compare(index: BlendIndex) -> list[Comparison]:
 
     engine = index.start()
     first_token = Sampling(max_tokens=1)
-    rows = []
+    rows: list[Comparison] = []
     for number, question in enumerate(QUESTIONS):
         plan, _ = index.plan(question)
         recipe, _ = index.recipe(plan)
-        full, blended, computed = [], [], len(plan.token_ids)
+        full: list[float] = []
+        blended: list[float] = []
+        computed = len(plan.token_ids)
         for attempt in range(-1 if number == 0 else 0, _ROUNDS):  # the first one of all is a warm-up
             for way in (None, recipe):
                 engine.reset_prefix_cache()

@@ -29,9 +29,11 @@ def ingest(
     from blendrag.index.loaders import load_sources
 
     load_sources(paths)  # a wrong path is an error before an index is made
-    with interruptible("interrupted: what was ingested is kept; the same command goes on from there"):
-        with open_index(index, create=True, model=model) as opened:
-            report = opened.ingest(paths)
+    with (
+        interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
+        open_index(index, create=True, model=model) as opened,
+    ):
+        report = opened.ingest(paths)
     if json:
         print_json(report.to_dict())
     else:

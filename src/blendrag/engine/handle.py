@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
-from blendrag.engine.launch import engine_args, main_not_imported_again, prepare_environment, require_vllm
+from blendrag.engine.launch import engine_args, engine_environment, main_not_imported_again, require_vllm
 from blendrag.engine.recipe import FIELD, Recipe
 from blendrag.errors import EngineError, PromptTooLongError
 from blendrag.models import resolve_model
@@ -69,7 +69,6 @@ class Engine:
         self._closed = False
         note = progress or (lambda _: None)
         require_vllm()
-        prepare_environment(settings)
         self.model_path: Path = resolve_model(
             settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=note
         )
@@ -91,13 +90,13 @@ class Engine:
         atexit.register(self.close)
 
     async def _start(self) -> dict[str, Any]:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        with engine_environment(self.settings):
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
-        with main_not_imported_again():
-            self._llm = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**engine_args(self.settings, self.model_path))
-            )
+            args = AsyncEngineArgs(**engine_args(self.settings, self.model_path))
+            with main_not_imported_again():
+                self._llm = AsyncLLM.from_engine_args(args)
         facts: dict[str, Any] = (await self._llm.collective_rpc("blendrag_bind"))[0]
         return facts
 

@@ -20,18 +20,27 @@ _EXACT_TAIL = 256
 _SMALL_MACHINE_CORES = 4
 
 
-def prepare_environment(settings: Settings) -> None:
-    """Set what vLLM reads from the environment, except what the user has set. Before vLLM is imported."""
+@contextmanager
+def engine_environment(settings: Settings) -> Iterator[None]:
+    """What vLLM and its processes read while they start, except what the user has set."""
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_LOGS": "-all",
+        "PYTHONWARNINGS": "ignore",
     }
     if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    ours = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def require_vllm() -> None:

@@ -91,9 +91,7 @@ class BlendIndex:
         settings = Settings.load(model=model, **options)
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
-            raise StoreError(
-                f"no index at {str(path)!r}{_did_you_mean(root)}: ingest something first"
-            )
+            raise StoreError(f"no index at {str(path)!r}{_did_you_mean(root)}: ingest something first")
         return cls(root, settings)
 
     def __enter__(self) -> BlendIndex:
