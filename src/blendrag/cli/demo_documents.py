@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from email import message_from_string
@@ -17,7 +18,12 @@ _MOST_CHARACTERS = 6_000
 _FEWEST_CHARACTERS = 600
 _LICENCES = 8
 _IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
-_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
+
+# What the demo's questions are about comes first; blendrag depends on all of it.
+_ASKED_ABOUT = (
+    "typer", "rich", "pypdf", "beautifulsoup4", "pydantic", "pydantic-settings", "safetensors",
+    "huggingface_hub", "transformers", "chromadb", "sentence-transformers", "platformdirs",
+)  # fmt: skip
 
 
 def demo_documents() -> list[Path | Document]:
@@ -40,14 +46,10 @@ def _project_documents() -> Iterator[Path]:
 
 
 def _package_names() -> list[str]:
-    """Installed packages: first those that blendrag asks for, which the questions are about."""
-    try:
-        requirements = metadata.requires("blendrag") or []
-    except metadata.PackageNotFoundError:
-        requirements = []
-    wanted = [match.group().lower() for line in requirements if (match := _REQUIREMENT.match(line))]
+    """Installed packages, each once."""
     installed = sorted({str(dist.name).lower() for dist in metadata.distributions() if dist.name})
-    return list(dict.fromkeys([*(name for name in wanted if name in installed), *installed]))
+    first = [name for name in _ASKED_ABOUT if name in installed]
+    return first + [name for name in installed if name not in first]
 
 
 def _descriptions(names: list[str]) -> Iterator[Document]:
@@ -64,19 +66,25 @@ def _description(dist: metadata.Distribution) -> str:
 
 
 def _licences(names: list[str]) -> Iterator[Document]:
-    """A few licences that differ: most packages bring one of the same three texts."""
-    openings: set[str] = set()
+    """A few licences that begin differently: most packages bring one of the same three texts."""
+    beginnings: set[str] = set()
     for name in names:
-        for file in metadata.distribution(name).files or ():
-            if len(openings) < _LICENCES and _IS_LICENCE.search(str(file)):
-                try:
-                    text = _cut(Path(str(file.locate())).read_text(encoding="utf-8"))
-                except (OSError, UnicodeDecodeError):
-                    continue
-                opening = text.strip()[:40]
-                if len(text) >= _FEWEST_CHARACTERS and opening not in openings:
-                    openings.add(opening)
-                    yield Document(text, f"{name}, licence")
+        text = _licence(metadata.distribution(name))
+        beginning = text.partition("\n")[0]
+        if len(text) >= _FEWEST_CHARACTERS and beginning not in beginnings:
+            beginnings.add(beginning)
+            yield Document(text, f"{name}, licence")
+        if len(beginnings) == _LICENCES:
+            return
+
+
+def _licence(dist: metadata.Distribution) -> str:
+    """The first of a package's licence files; "" without one."""
+    for file in dist.files or ():
+        if _IS_LICENCE.search(str(file)):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                return _cut(Path(str(file.locate())).read_text(encoding="utf-8").strip())
+    return ""
 
 
 def _cut(text: str) -> str:

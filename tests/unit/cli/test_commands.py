@@ -1,0 +1,129 @@
+"""The command line as a new user meets it, without an engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from blendrag import __version__
+
+Blendrag = Callable[..., Result]
+
+
+def complaint(result: Result) -> str:
+    """The one line on standard error with which a command failed."""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['blendrag', sys.argv[1]]\n"
+        "from blendrag.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'chromadb', 'sentence_transformers', 'matplotlib'}\n"
+        "sys.exit(f'loaded {sorted(heavy & sys.modules.keys())}' if heavy & sys.modules.keys() else 0)"
+    )
+    for flag in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", code, flag], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+def test_version_is_printed(blendrag: Blendrag) -> None:
+    assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
+
+
+@pytest.mark.parametrize("command", ["ingest", "ask", "chat", "stats", "doctor", "demo"])
+def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
+    result = blendrag(command, "--help")
+    assert result.exit_code == 0 and "Usage" in result.stdout
+    assert command in blendrag("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["aks", "who?"], "ask"),
+        (["ask", "who?", "--ration", "0.5"], "--ratio"),
+        (["ask", "who?", "--ratio", "2"], "--ratio"),
+        (["ask", " "], "empty"),
+        (["ingest"], "paths"),
+    ],
+)
+def test_wrong_usage_is_explained_with_code_2(blendrag: Blendrag, arguments: list[str], hint: str) -> None:
+    result = blendrag(*arguments)
+    assert result.exit_code == 2 and hint in result.stderr and not result.stdout
+
+
+def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir: Path) -> None:
+    (workdir / "documents").mkdir()
+    result = blendrag("ingest", "documnets")
+    assert result.exit_code == 1 and "did you mean" in complaint(result) and "documents" in result.stderr
+    assert not (workdir / "blendrag-index").exists()
+
+
+@pytest.mark.parametrize("arguments", [["ask", "who?"], ["chat"], ["stats"], ["stats", "--json"]])
+def test_wrong_index_folder_is_corrected_and_not_made(
+    blendrag: Blendrag, workdir: Path, arguments: list[str]
+) -> None:
+    (workdir / "my-index").mkdir()
+    result = blendrag(*arguments, "--index", "my-indx")
+    assert result.exit_code == 1 and "my-index" in complaint(result) and not result.stdout
+    assert not (workdir / "my-indx").exists()
+
+
+def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLENDRAG_TOPK", "3")
+    result = blendrag("doctor")
+    assert result.exit_code == 1 and "BLENDRAG_TOP_K" in complaint(result)
+
+
+def test_brackets_in_a_message_are_not_markup(blendrag: Blendrag, workdir: Path) -> None:
+    assert "[red]x[/red]" in complaint(blendrag("ingest", "[red]x[/red]"))
+
+
+# -- with an index (its tokenizer and vector store, no engine) ------------------------------------------
+
+
+@pytest.fixture
+def made(blendrag: Blendrag, workdir: Path, model_dir: Path) -> Path:
+    """An index without documents: what ingesting an empty folder leaves behind."""
+    (workdir / "empty").mkdir()
+    result = blendrag("ingest", "empty", "--model", model_dir)
+    assert result.exit_code == 1 and "no documents in folder" in complaint(result)
+    return workdir / "blendrag-index"
+
+
+def test_question_to_an_empty_index_starts_no_engine(blendrag: Blendrag, made: Path, model_dir: Path) -> None:
+    for arguments in (["ask", "who?"], ["ask", "who?", "--json"], ["ask", "who?", "--explain"], ["chat"]):
+        result = blendrag(*arguments, "--model", model_dir)
+        assert result.exit_code == 1 and "holds no documents" in complaint(result) and not result.stdout
+
+
+def test_stats_as_json_are_json_only(blendrag: Blendrag, made: Path, model_dir: Path) -> None:
+    result = blendrag("stats", "--json", "--model", model_dir)
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["documents"] == 0 and facts["chunks"]["chunks"] == 0
+    assert "documents" in blendrag("stats", "--model", model_dir).stdout
+
+
+def test_unknown_selector_is_an_error_not_a_slow_answer(
+    blendrag: Blendrag, made: Path, model_dir: Path
+) -> None:
+    result = blendrag("ask", "who?", "--selector", "hkdv", "--model", model_dir)
+    assert result.exit_code == 1 and "hkvd" in complaint(result)
+
+
+def test_model_folder_with_a_typo_is_corrected(blendrag: Blendrag, workdir: Path, made: Path) -> None:
+    (workdir / "my-model").mkdir()
+    result = blendrag("stats", "--model", "./my-modle")
+    assert result.exit_code == 1 and "my-model" in complaint(result)
