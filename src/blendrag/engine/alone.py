@@ -70,11 +70,16 @@ class AlonePrefill(LayerVisitor):
     def keep(
         self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
     ) -> torch.Tensor | None:
-        assert raw_key is not None and self._scratch is not None
+        assert raw_key is not None
         self._kv[layer, 0].copy_(raw_key)
         self._kv[layer, 1].copy_(value)
-        compat.write_kv(self.decoder.attentions[layer], key, value, self._scratch, self._slots)
+        self.keep_in_scratch(layer, key, value)
         return None
+
+    def keep_in_scratch(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write a layer's K and V where :meth:`attend` reads them."""
+        assert self._scratch is not None
+        compat.write_kv(self.decoder.attentions[layer], key, value, self._scratch, self._slots)
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
         assert self._scratch is not None

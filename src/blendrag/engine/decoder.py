@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from blendrag.engine import compat
+from blendrag.errors import ModelNotSupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,41 +113,103 @@ class KnownDecoder(Decoder):
 
 
 class WholeLayerDecoder(Decoder):
-    """Any other decoder: each layer runs whole, its attention tapped. Dropped rows leave after the layer."""
+    """Any other decoder: each layer runs whole, its attention tapped. Dropped rows leave after the layer.
+
+    How layers are called, and with what, is learnt from the model's own call of its first layer.
+    """
+
+    def embed(self, token_ids: torch.Tensor) -> Hidden:
+        """What the model's own forward gives to its first layer: embeddings may be scaled, for example."""
+        positions = torch.arange(token_ids.numel(), device=token_ids.device)
+        caught: list[inspect.BoundArguments] = []
+
+        def catch(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            caught.append(inspect.signature(layer.forward).bind(*args, **kwargs))
+            raise _FirstLayerReached
+
+        hook = self.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            with compat.layer_context(self.vllm_config, {}, {}, positions.numel()):
+                self.model.model.forward(token_ids, positions, None)
+        except _FirstLayerReached:
+            pass
+        finally:
+            hook.remove()
+        return Hidden(self._learn(caught[0].arguments, positions), None)
+
+    def _learn(self, arguments: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
+        roles = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        at = [name for name, value in roles.items() if value is positions]
+        states = [name for name, value in roles.items() if value.is_floating_point()]
+        if len(at) != 1 or len(states) != 1:
+            raise ModelNotSupportedError(f"its layers take {', '.join(arguments)}")
+        self._positions_name, self._states_name = at[0], states[0]
+        self._others = {n: v for n, v in arguments.items() if n not in (at[0], states[0], "residual")}
+        self._takes_residual = "residual" in arguments
+        hidden: torch.Tensor = roles[states[0]]
+        return hidden
 
     def run(
         self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
     ) -> Hidden | None:
-        attention, rotary = self.attentions[layer], self.rotaries[layer]
-        raw_keys: list[torch.Tensor] = []
         kept: list[torch.Tensor | None] = []
 
-        def before_rotary(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            key = args[2] if len(args) > 2 else kwargs["key"]
-            raw_keys.append(key.reshape(key.shape[0], *self.kv_shape).clone())
+        def on_attention(
+            query: torch.Tensor, key: torch.Tensor, raw_key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            kept.append(visitor.keep(layer, key, raw_key if visitor.wants_raw_keys else None, value))
+            return visitor.attend(layer, query, True)
 
-        def tapped(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
-            shape = (query.shape[0], *self.kv_shape)
-            raw = raw_keys[0] if visitor.wants_raw_keys else None
-            fresh_key, fresh_value = key.reshape(shape).contiguous(), value.reshape(shape).contiguous()
-            kept.append(visitor.keep(layer, fresh_key, raw, fresh_value))
-            heads = query.reshape(shape[0], -1, self.kv_shape[1]).contiguous()
-            return visitor.attend(layer, heads, True).reshape(shape[0], -1)
-
-        hook = rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
-        attention.forward = tapped
-        try:
-            with compat.layer_context(self.vllm_config, {}, {}, positions.numel()):
-                out = self.layers[layer](positions, hidden.states, hidden.residual)
-        finally:
-            hook.remove()
-            del attention.forward
+        arguments = {self._positions_name: positions, self._states_name: hidden.states, **self._others}
+        if self._takes_residual:
+            arguments["residual"] = hidden.residual
+        with (
+            tapped(self, layer, on_attention),
+            compat.layer_context(self.vllm_config, {}, {}, positions.numel()),
+        ):
+            out = self.layers[layer](**arguments)
         if layer == self.num_layers - 1:
             return None
-        states, residual = out if isinstance(out, tuple) else (out, None)
+        states, residual = (out[0], out[1]) if isinstance(out, tuple) else (out, None)
         if kept[0] is None:
             return Hidden(states, residual)
         return Hidden(states[kept[0]], None if residual is None else residual[kept[0]])
+
+
+class _FirstLayerReached(Exception):
+    """Ends the model's own forward where ours begins."""
+
+
+OnAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextmanager
+def tapped(decoder: Decoder, layer: int, on_attention: OnAttention) -> Iterator[None]:
+    """Have ``on_attention(query, key, raw key, value)`` compute a layer's attention.
+
+    All are [rows, heads or kv_heads, head_size], as is the result; the raw key is K before RoPE.
+    """
+    attention, rotary = decoder.attentions[layer], decoder.rotaries[layer]
+    raw_keys: list[torch.Tensor] = []
+
+    def before_rotary(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs["key"]
+        if key is not None:  # None: `rotate_keys` moving stored KV
+            raw_keys.append(key.clone())
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> torch.Tensor:
+        shape = (query.shape[0], *decoder.kv_shape)
+        key, raw, value = (t.reshape(shape).contiguous() for t in (key, raw_keys.pop(), value))
+        heads = query.reshape(shape[0], -1, shape[2]).contiguous()
+        return on_attention(heads, key, raw, value).reshape(shape[0], -1)
+
+    hook = rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
+    attention.forward = forward
+    try:
+        yield
+    finally:
+        hook.remove()
+        del attention.forward
 
 
 def make_decoder(model: Any, vllm_config: Any) -> Decoder:

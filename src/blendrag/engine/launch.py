@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def engine_environment(settings: Settings) -> Iterator[None]:
     }
     if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # TORCH_LOGS, for this process
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)
     try:

@@ -25,6 +25,7 @@ class BlendWorker:
         from blendrag.engine import compat
         from blendrag.engine.blender import Blender
         from blendrag.engine.decoder import make_decoder
+        from blendrag.engine.selfcheck import unfit_reason
 
         model = self.model_runner.get_model()
         facts: dict[str, Any] = {
@@ -37,6 +38,9 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         decoder = make_decoder(model, self.vllm_config)
+        facts["reason"] = unfit_reason(decoder, self.model_runner, facts["block_size"])
+        if facts["reason"]:
+            return facts
         self._blendrag = Blender(decoder, self.model_runner, facts["block_size"])
         get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
