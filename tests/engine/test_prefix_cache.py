@@ -1,0 +1,70 @@
+"""Blended KV is approximate: it must never be taken for exact KV, nor for another recipe's."""
+
+from __future__ import annotations
+
+import pytest
+from workbench import FIRST, Bench, distance
+
+from blendrag.engine.handle import Sampling
+from blendrag.engine.recipe import Recipe
+
+pytestmark = pytest.mark.engine
+
+TEXT = Sampling(max_tokens=16, logprobs=20)
+
+
+def test_a_plain_request_after_a_blended_one_is_untouched_by_it(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    before = bench.plain(prompt)
+    blended = bench.blended(prompt, ratio=0.0)
+    after = bench.engine.generate(prompt.token_ids, FIRST)
+    assert after.prefix_tokens == 0
+    assert after.logprobs == before.logprobs
+    assert distance(before, blended) > 0.01  # the test can tell the two apart
+
+
+def test_a_blended_request_after_a_plain_one_does_not_use_its_kv(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    alone = bench.blended(prompt, ratio=0.0)
+    bench.plain(prompt)
+    after = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=0.0))
+    assert after.logprobs == alone.logprobs
+
+
+def test_the_same_recipe_again_hits_the_prefix_cache(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    first = bench.blended(prompt, TEXT)
+    again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt))
+    assert again.report is None and again.prefix_tokens > 0
+    assert again.token_ids == first.token_ids
+
+
+def test_another_question_on_the_same_documents_is_blended_from_where_they_part(bench: Bench) -> None:
+    one, two = (bench.prompt(bench.pieces[:6], f"\nThe {word} package") for word in ("first", "second"))
+    alone = bench.blended(two, TEXT)
+    bench.blended(one)
+    after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two))
+    assert after.prefix_tokens > 0
+    assert after.token_ids == alone.token_ids
+    assert distance(alone, after) < 0.01
+
+
+@pytest.mark.parametrize("other", [{"ratio": 1.0}, {"selector": "first_k"}, {"metric": "k"}])
+def test_another_recipe_does_not_hit_the_first_ones_kv(bench: Bench, other: dict[str, object]) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    alone = bench.blended(prompt, **other)
+    bench.blended(prompt)
+    after = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, **other))
+    assert after.report is not None
+    assert after.logprobs == alone.logprobs
+
+
+def test_an_unsalted_blended_request_is_not_blended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    full = bench.plain(prompt, TEXT)
+    bench.engine.reset_prefix_cache()
+    monkeypatch.setattr(Recipe, "cache_salt", lambda self, tenant="": None)
+    refused = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=0.0))
+    assert refused.report and "salt" in refused.report["fallback"]
+    assert refused.token_ids == full.token_ids
+    assert refused.logprobs[0] == full.logprobs[0]
