@@ -58,20 +58,14 @@ def evidence_line(answer: Answer) -> str:
 def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     """The rows of ``BlendIndex.explain`` as a table."""
     table = Table(title="Plan of the prompt", title_justify="left")
-    table.add_column("segment")
-    table.add_column("source", overflow="fold")
-    table.add_column("tokens", justify="right")
-    table.add_column("cached", justify="right")
-    table.add_column("why")
-    table.add_column("text", overflow="ellipsis", no_wrap=True)
+    table.add_column("segment", no_wrap=True)
+    table.add_column("source", overflow="fold", ratio=2)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("cached", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", ratio=1)
+    table.add_column("text", overflow="ellipsis", no_wrap=True, ratio=3)
     for row in rows:
-        cells = [
-            row["kind"],
-            shown(row["source"] or ""),
-            f"{row['tokens']:,}",
-            f"{row['reused']:,}",
-            row["reason"],
-            row["text"],
-        ]
-        table.add_row(*map(Text, cells))
+        source, text = shown(row["source"] or ""), row["text"] or "(white space)"
+        numbers = f"{row['tokens']:,}", f"{row['reused']:,}"
+        table.add_row(*map(Text, (row["kind"], source, *numbers, row["reason"], text)))
     out().print(table)

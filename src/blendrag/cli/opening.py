@@ -51,7 +51,10 @@ def start_engine(index: BlendIndex) -> None:
     A terminal interrupts every process in the foreground, and the engine's would end with the first answer
     that is stopped. A signal mask passes to child processes, so the thread that starts them blocks it.
     """
-    resource_tracker.ensure_running()  # starting it later would unblock the signal again
+    from blendrag.engine.launch import engine_environment
+
+    with engine_environment(index.settings):
+        resource_tracker.ensure_running()  # started later, it would unblock the signal again
     failed: list[BaseException] = []
 
     def start() -> None:
