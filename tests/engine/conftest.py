@@ -18,7 +18,8 @@ from blendrag.index.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
-ENGINE = {"dtype": "float32", "max_model_len": 4096, "kv_cache_gib": 1}
+# Few tokens per step: prompts of usual length are prefilled in several chunks.
+ENGINE = {"dtype": "float32", "max_model_len": 4096, "kv_cache_gib": 1, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture(scope="session")

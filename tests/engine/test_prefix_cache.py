@@ -62,7 +62,7 @@ def test_another_recipe_does_not_hit_the_first_ones_kv(bench: Bench, other: dict
 def test_an_unsalted_blended_request_is_not_blended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = bench.prompt(bench.pieces[:5])
     full = bench.plain(prompt, TEXT)
-    bench.engine.reset_prefix_cache()
+    bench.reset()
     monkeypatch.setattr(Recipe, "cache_salt", lambda self, tenant="": None)
     refused = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=0.0))
     assert refused.report and "salt" in refused.report["fallback"]

@@ -133,14 +133,18 @@ def _harm(file: Path, harm: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"store": "/nowhere"}, "/nowhere"), ({"selector": "best"}, "best"), ({"spans": (("k", 10**6, 9),)}, "")],
+    [
+        ({"store": "/nowhere"}, "/nowhere"),
+        ({"selector": "best"}, "best"),
+        ({"spans": (("k", 10**6, 9),)}, ""),
+    ],
 )
 def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(
     bench: Bench, change: dict[str, object], reason: str
 ) -> None:
     prompt = bench.prompt(bench.pieces[:3])
     full = bench.plain(prompt, TEXT)
-    bench.engine.reset_prefix_cache()
+    bench.reset()
     fields = {"store": bench.store, "spans": prompt.spans} | change
     answer = bench.engine.generate(prompt.token_ids, TEXT, Recipe(**fields))  # type: ignore[arg-type]
     assert answer.report and reason in answer.report["fallback"]

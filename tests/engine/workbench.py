@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -65,9 +66,7 @@ class Bench:
         catalogue = Catalogue.open(self.root, self.identity)
         catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
         catalogue.close()
-        self.store = self.engine.call(
-            "open_store", str(self.root), asdict(self.identity), ram_bytes, None
-        )
+        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), ram_bytes, None)
         self.ingest(self.pieces)
         return self
 
@@ -98,14 +97,21 @@ class Bench:
     def recipe(self, prompt: Prompt, **options: Any) -> Recipe:
         return Recipe(self.store, prompt.spans, **options)
 
+    def reset(self) -> None:
+        """Empty the prefix cache. Fails if a request keeps its KV, which nothing but time would tell."""
+        deadline = time.monotonic() + 60
+        while not self.engine.reset_prefix_cache():
+            assert time.monotonic() < deadline, "requests that ended still hold KV"
+            time.sleep(0.05)
+
     def plain(self, prompt: Prompt, sampling: Sampling = FIRST) -> Delta:
         """Full prefill, nothing taken from the prefix cache."""
-        self.engine.reset_prefix_cache()
+        self.reset()
         return self.engine.generate(prompt.token_ids, sampling)
 
     def blended(self, prompt: Prompt, sampling: Sampling = FIRST, **options: Any) -> Delta:
         """Fused prefill, nothing taken from the prefix cache."""
-        self.engine.reset_prefix_cache()
+        self.reset()
         delta = self.engine.generate(prompt.token_ids, sampling, self.recipe(prompt, **options))
         assert delta.report is not None
         assert "fallback" not in delta.report, delta.report

@@ -109,7 +109,7 @@ class Engine:
             getattr(settings, name)
             for name in (
                 "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs",
-                "max_num_batched_tokens", "prefix_caching", "enforce_eager", "cache_dir",
+                "max_num_batched_tokens", "mask", "prefix_caching", "enforce_eager", "cache_dir",
             )
         )  # fmt: skip
         with cls._lock:
@@ -183,9 +183,9 @@ class Engine:
             raise getattr(errors, name, EngineError)(message)
         return answer["ok"]
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all exact and blended prefixes. For measurements."""
-        self._submit(self._llm.reset_prefix_cache()).result()
+    def reset_prefix_cache(self) -> bool:
+        """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
+        return self._submit(self._llm.reset_prefix_cache()).result()
 
     # -- generation ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,95 @@
+"""Engine processes end with the process that started them, and do not run its script again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+# On purpose without `if __name__ == "__main__"`: questions asked at the top of a script, as in a notebook.
+SCRIPT = """
+import sys, time
+print("begun", flush=True)
+from blendrag.engine.handle import Engine, Sampling
+from blendrag.settings import Settings
+engine = Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1))
+print("tokens", len(engine.generate([1, 2, 3], Sampling(max_tokens=4)).token_ids), flush=True)
+if sys.argv[1] == "wait":
+    time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, argument: str) -> subprocess.Popen[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    source = str(Path(__file__).parents[2] / "src")
+    return subprocess.Popen(
+        [sys.executable, str(script), argument],
+        stdout=subprocess.PIPE,
+        stderr=(tmp_path / "stderr").open("w"),
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": source},
+    )
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, model_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(tmp_path, "wait")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def lines_until(process: subprocess.Popen[str], prefix: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.strip())
+        if line.startswith(prefix):
+            break
+    return lines
+
+
+def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[str]) -> None:
+    assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # begun once: children skip the script
+    children = psutil.Process(waiting.pid).children(recursive=True)
+    assert children
+    waiting.send_signal(signal.SIGKILL)
+    waiting.wait()
+    deadline = time.monotonic() + 60
+    while left := [child for child in children if alive(child)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_dir: Path) -> None:
+    process = start(tmp_path, "end")
+    try:
+        lines = lines_until(process, "tokens")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert process.stdout is not None
+        lines += process.stdout.read().splitlines()
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert lines == ["begun", "tokens 4"]
+    assert (tmp_path / "stderr").read_text() == ""
+    assert not [child for child in children if alive(child)]
