@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workbench import FIRST, Bench, distance
+from workbench import FIRST, Bench, distance, divergence
 
 from blendrag.engine.handle import Sampling
 from blendrag.engine.recipe import Recipe
@@ -33,20 +33,30 @@ def test_a_blended_request_after_a_plain_one_does_not_use_its_kv(bench: Bench) -
 
 def test_the_same_recipe_again_hits_the_prefix_cache(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:5])
-    first = bench.blended(prompt, TEXT)
-    again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt))
+    first = bench.blended(prompt, TEXT, ratio=1.0)
+    again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=1.0))
     assert again.report is None and again.prefix_tokens > 0
     assert again.token_ids == first.token_ids
 
 
-def test_another_question_on_the_same_documents_is_blended_from_where_they_part(bench: Bench) -> None:
-    one, two = (bench.prompt(bench.pieces[:6], f"\nThe {word} package") for word in ("first", "second"))
+def test_what_a_prefix_hit_leaves_is_computed_exactly(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:5])
+    full = bench.plain(prompt)
+    first = bench.blended(prompt, ratio=0.0)
+    again = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=0.0))
+    assert again.report is None and again.prefix_tokens > 0
+    assert divergence(full, again) <= divergence(full, first)
+
+
+def test_a_long_rest_behind_a_prefix_hit_is_blended(bench: Bench) -> None:
+    questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]  # too long to be left to the engine
+    one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
     alone = bench.blended(two, TEXT)
     bench.blended(one)
     after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two))
-    assert after.prefix_tokens > 0
+    assert after.report and after.report["cached"] == alone.report["cached"]  # type: ignore[index]
     assert after.token_ids == alone.token_ids
-    assert distance(alone, after) < 0.01
+    assert distance(alone, after) < 1e-3
 
 
 @pytest.mark.parametrize("other", [{"ratio": 1.0}, {"selector": "first_k"}, {"metric": "k"}])
