@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     threshold: float | None = Field(
         None, ge=0.0, description="Recompute only tokens deviating by more than this; ratio is the cap."
     )
+    mask: Literal["auto", "runs", "dense"] = Field(
+        "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
+    )
     min_cached_tokens: int = Field(
         128, ge=0, description="Below this many cached tokens a prompt is prefilled plainly."
     )

@@ -15,6 +15,7 @@ import torch
 from blendrag.engine.alone import AlonePrefill
 from blendrag.engine.decoder import Decoder
 from blendrag.engine.fused import CachedSpan, FusedPrefill, Target
+from blendrag.engine.masks import Mask
 from blendrag.fuse import make_selector
 from blendrag.store.chunk import Chunk, Miss
 from blendrag.store.identity import KVIdentity
@@ -35,8 +36,8 @@ class _OpenStore:
 class Blender:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
 
-    def __init__(self, decoder: Decoder, runner: Any, block_size: int) -> None:
-        self.decoder, self.runner, self.block_size = decoder, runner, block_size
+    def __init__(self, decoder: Decoder, runner: Any, block_size: int, mask: Mask = "runs") -> None:
+        self.decoder, self.runner, self.block_size, self.mask = decoder, runner, block_size, mask
         self._alone = AlonePrefill(decoder, runner, block_size)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -97,6 +98,7 @@ class Blender:
         kv = self._stores[recipe.store].kv
         spans, missing = [], {}
         for key, start, length in recipe.spans:
+            length = min(length, len(order.token_ids) - start)  # the prompt's last token is the engine's
             found = kv.get(key, order.token_ids[start : start + length])
             if isinstance(found, Miss):
                 missing[key] = found.reason
@@ -111,6 +113,7 @@ class Blender:
             spans,
             make_selector(recipe.selector, recipe.options),
             Target(torch.tensor(order.block_ids, device=device), self.block_size, order.written),
+            self.mask,
         ).run()
         report = {
             "cached": stats.cached,

@@ -133,6 +133,18 @@ def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: A
     return out
 
 
+def plain_attention(attention: Any) -> bool:
+    """Whether attention is a softmax over all earlier tokens: no window, cap, sinks or ALiBi."""
+    impl = attention.impl
+    window = getattr(impl, "sliding_window", None)
+    return (
+        window in (None, -1, (-1, -1))
+        and not getattr(impl, "logits_soft_cap", None)
+        and getattr(impl, "alibi_slopes", None) is None
+        and getattr(impl, "sinks", None) is None
+    )
+
+
 def attention_metadata(
     runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, Any]:

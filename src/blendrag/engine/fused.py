@@ -16,7 +16,9 @@ import torch
 
 from blendrag.engine import compat
 from blendrag.engine.decoder import Decoder, LayerVisitor
+from blendrag.engine.masks import Mask
 from blendrag.fuse.deviation import deviation
+from blendrag.fuse.masked import masked_attention
 from blendrag.fuse.runs import find_runs
 from blendrag.fuse.selector import CachedTokens, Selector
 
@@ -68,9 +70,10 @@ class FusedPrefill(LayerVisitor):
         spans: Sequence[CachedSpan],
         selector: Selector,
         target: Target,
+        mask: Mask = "runs",
     ) -> None:
         self.decoder, self.runner, self.selector, self.target = decoder, runner, selector, target
-        self.token_ids = token_ids
+        self.token_ids, self.mask = token_ids, mask
         self.spans = sorted(spans, key=lambda span: span.start)
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
@@ -87,6 +90,9 @@ class FusedPrefill(LayerVisitor):
         self.rows = torch.arange(n, device=device)
         self.block_table = target.block_ids[None].to(torch.int32)
         self._entered = self.rows  # the rows with which the current layer began
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = (
+            None  # this layer's K and V, for the dense mask
+        )
         self._metadata: tuple[torch.Tensor, dict[str, Any]] | None = None
 
     def run(self) -> FusedStats:
@@ -114,10 +120,11 @@ class FusedPrefill(LayerVisitor):
     def keep(
         self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
     ) -> torch.Tensor | None:
-        if self.alive.numel() < self.cached.numel():
-            self._write_stored(layer)
+        stored = self._write_stored(layer) if self.alive.numel() < self.cached.numel() else None
         self._write(layer, self.rows, key, value)
         self._entered = self.rows
+        if self.mask == "dense":
+            self._dense = self._whole(key, value, stored)
         if layer not in self.checks or layer == 0 or not self.cached.numel():
             return None
         begin = time.perf_counter()
@@ -138,7 +145,10 @@ class FusedPrefill(LayerVisitor):
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
         attention = self.decoder.attentions[layer]
-        metadata = self._metadata_for(self._entered if all_rows else self.rows)
+        rows = self._entered if all_rows else self.rows
+        if self._dense is not None and rows.numel() < self.token_ids.numel():
+            return masked_attention(query, *self._dense, rows, attention.impl.scale)
+        metadata = self._metadata_for(rows)
         return compat.attend(attention, query, attention.kv_cache, metadata[attention.layer_name])
 
     # -- bookkeeping --------------------------------------------------------------------------------------
@@ -165,13 +175,26 @@ class FusedPrefill(LayerVisitor):
         parts = [span.kv[layer, which, : span.length] for span in self.spans]
         return torch.cat(parts).to(self.rows.device)
 
-    def _write_stored(self, layer: int) -> None:
-        if not self.cached.numel():
-            return
+    def _whole(
+        self, key: torch.Tensor, value: torch.Tensor, stored: tuple[torch.Tensor, torch.Tensor] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens' K and V of this layer: stored, and fresh where there is fresh."""
+        if stored is None:
+            return key, value
+        whole = []
+        for old, new in zip(stored, (key, value), strict=True):
+            both = new.new_empty(self.token_ids.numel(), *new.shape[1:])
+            both[self.cached], both[self.rows] = old, new
+            whole.append(both)
+        return whole[0], whole[1]
+
+    def _write_stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         begin = time.perf_counter()
         key = self.decoder.rotate_keys(layer, self.cached, self._stored(layer, 0))
-        self._write(layer, self.cached, key, self._stored(layer, 1))
+        value = self._stored(layer, 1)
+        self._write(layer, self.cached, key, value)
         self.stats.load_s += time.perf_counter() - begin
+        return key, value
 
     def _write(self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         if self.target.written:

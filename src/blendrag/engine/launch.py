@@ -76,7 +76,11 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
             kv_connector_module_path="blendrag.engine.connector",
             kv_role="kv_consumer",
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"client_pid": os.getpid(), "exact_tail": _EXACT_TAIL},
+            kv_connector_extra_config={
+                "client_pid": os.getpid(),
+                "exact_tail": _EXACT_TAIL,
+                "mask": settings.mask,
+            },
         ),
     }
     return {name: value for name, value in args.items() if value is not None}

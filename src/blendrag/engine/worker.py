@@ -25,6 +25,7 @@ class BlendWorker:
         from blendrag.engine import compat
         from blendrag.engine.blender import Blender
         from blendrag.engine.decoder import make_decoder
+        from blendrag.engine.masks import choose_mask
         from blendrag.engine.selfcheck import unfit_reason
 
         model = self.model_runner.get_model()
@@ -41,7 +42,10 @@ class BlendWorker:
         facts["reason"] = unfit_reason(decoder, self.model_runner, facts["block_size"])
         if facts["reason"]:
             return facts
-        self._blendrag = Blender(decoder, self.model_runner, facts["block_size"])
+        wanted = self.vllm_config.kv_transfer_config.kv_connector_extra_config.get("mask", "auto")
+        mask, mask_ms = choose_mask(decoder, self.model_runner, facts["block_size"])
+        facts |= {"mask": mask if wanted == "auto" else wanted, "mask_ms": mask_ms}
+        self._blendrag = Blender(decoder, self.model_runner, facts["block_size"], facts["mask"])
         get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
         dtype = str(self.vllm_config.model_config.dtype).removeprefix("torch.")
