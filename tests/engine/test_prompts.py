@@ -136,7 +136,7 @@ def _harm(file: Path, harm: str) -> None:
     [
         ({"store": "/nowhere"}, "/nowhere"),
         ({"selector": "best"}, "best"),
-        ({"spans": (("k", 10**6, 9),)}, ""),
+        ({"check_layers": ("x",)}, "unreadable"),
     ],
 )
 def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(

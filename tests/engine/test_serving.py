@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import pytest
 from workbench import Bench, Prompt
@@ -111,14 +112,18 @@ def preempt_all(bench: Bench) -> None:
 
 def test_requests_that_need_more_kv_than_there_is_all_end_right(bench: Bench) -> None:
     cache = bench.engine._llm.vllm_config.cache_config
-    capacity = cache.num_gpu_blocks * cache.block_size
-    pieces = [*bench.pieces, *bench.pieces][:36]
-    prompts = [bench.prompt(pieces[i:] + pieces[:i]) for i in range(capacity // 36 // 96)]
-    jobs = [Job(prompt, bench.recipe(prompt, ratio=0.0)) for prompt in prompts]
-    sampling = Sampling(max_tokens=2 * cache.block_size)
-    alone = one_by_one(bench, jobs[:1] + jobs[-1:], sampling)
-    texts = at_once(bench, jobs, sampling)
-    assert [texts[0], texts[-1]] == alone
+    blocks = cache.num_gpu_blocks - 1  # vLLM keeps one
+    count = 1 + blocks * cache.block_size // (bench.engine.max_model_len - 2 * cache.block_size)
+    length = blocks // count * cache.block_size - 4  # they just fit; another block for each does not
+    jobs = []
+    for number in range(count):
+        pieces = islice(cycle(bench.pieces), number, number + length // 98 - 1)
+        prompt = bench.prompt(pieces)
+        filling = (bench.pieces[number].token_ids * 3)[: length - len(prompt.token_ids)]
+        jobs.append(Job(prompt.fresh(filling), bench.recipe(prompt, ratio=0.0)))
+    assert {len(job.prompt.token_ids) for job in jobs} == {length}
+    texts = at_once(bench, jobs)
+    assert [texts[0], texts[-1]] == one_by_one(bench, [jobs[0], jobs[-1]])
 
 
 def test_a_stopped_stream_frees_its_request(bench: Bench) -> None:
