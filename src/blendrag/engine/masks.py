@@ -16,7 +16,7 @@ from blendrag.fuse.runs import find_runs
 Mask = Literal["runs", "dense"]
 
 _TOKENS, _RATIO, _REPEATS = 3072, 0.15, 7
-# Runs need no copy of K and V, and round as the engine's own prefill does: the other way has to earn its place.
+# Runs need no copy of K and V, and round as the engine does: the other way has to earn its place.
 _MARGIN = 0.75
 
 
