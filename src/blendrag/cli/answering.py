@@ -13,7 +13,7 @@ from blendrag.cli.console import out, shown
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer
-    from blendrag.index.index import AnswerStream
+    from blendrag.index.asking import AnswerStream
 
 
 def print_stream(stream: AnswerStream) -> Answer:

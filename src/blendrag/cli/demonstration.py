@@ -18,6 +18,7 @@ from blendrag.cli.opening import open_index, start_engine
 from blendrag.settings import Settings
 
 if TYPE_CHECKING:
+    from blendrag.index.answer import Answer
     from blendrag.index.index import BlendIndex
 
 QUESTIONS = (
@@ -126,27 +127,23 @@ def _show_comparison(index: BlendIndex) -> None:
 
 
 def _compare(index: BlendIndex) -> list[Comparison]:
-    from blendrag.engine.handle import Sampling
-
     engine = index.start()
-    first_token = Sampling(max_tokens=1)
-    rows: list[Comparison] = []
+    rows = []
     for number, question in enumerate(QUESTIONS):
-        plan, _ = index.plan(question)
-        recipe, _ = index.recipe(plan)
-        full: list[float] = []
-        blended: list[float] = []
-        computed = len(plan.token_ids)
-        for attempt in range(-1 if number == 0 else 0, _ROUNDS):  # the first one of all is a warm-up
-            for way in (None, recipe):
+        answers: dict[bool, list[Answer]] = {False: [], True: []}
+        for attempt in range(-1 if number == 0 else 0, _ROUNDS):
+            for blend in answers:
                 engine.reset_prefix_cache()
-                answer = engine.generate(plan.token_ids, first_token, way)
-                if attempt < 0:
-                    continue
-                (full if way is None else blended).append(answer.ttft_s)
-                if answer.report and "fallback" not in answer.report:
-                    computed = int(answer.report["fresh"]) + int(answer.report["recomputed"])
+                answer = index.ask(question, max_tokens=1, blend=blend)
+                if attempt >= 0:  # the very first one is a warm-up
+                    answers[blend].append(answer)
         rows.append(
-            Comparison(question, median(full), median(blended or full), len(plan.token_ids), computed)
+            Comparison(
+                question,
+                median(answer.ttft_s for answer in answers[False]),
+                median(answer.ttft_s for answer in answers[True]),
+                answers[False][-1].evidence.computed,
+                answers[True][-1].evidence.computed,
+            )
         )
     return rows

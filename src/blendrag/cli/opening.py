@@ -30,13 +30,10 @@ class StatusLine(IngestProgress):
 def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterator[BlendIndex]:
     """The index in ``folder``. ``options``: settings, None where the user gave none."""
     with err().status("opening the index"):
-        from blendrag.cli.undisturbed import UndisturbedIndex
-        from blendrag.fuse import make_selector
-        from blendrag.fuse.selector import SelectorOptions
+        from blendrag.index.index import BlendIndex
 
-        index = UndisturbedIndex.open(folder, create=create, **options)
+        index = BlendIndex.open(folder, create=create, **options)
     try:
-        make_selector(index.settings.selector, SelectorOptions())  # a typo is an error, not a slow answer
         yield index
     finally:
         index.close()
