@@ -54,11 +54,11 @@ def texts(tokenizer: Any) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, texts: list[str]) -> Path:
-    """Five Markdown files."""
+    """Five text files, of about three chunks each."""
     path = tmp_path / "documents"
     path.mkdir()
     for number, text in enumerate(texts[:5]):
-        (path / f"{number}.md").write_text(text)
+        (path / f"{number}.txt").write_text(text)
     return path
 
 
@@ -98,13 +98,13 @@ def test_a_second_ingest_does_only_what_has_changed(open_index: Open, folder: Pa
     assert (again.added, again.changed, again.unchanged, again.chunks) == (0, 0, 5, 0)
     assert files(index) == before
 
-    (folder / "1.md").write_text(texts[5])
-    (folder / "2.md").unlink()
+    (folder / "1.txt").write_text(texts[5])
+    (folder / "2.txt").unlink()
     changed = index.ingest(folder)
     assert (changed.added, changed.changed, changed.unchanged, changed.removed) == (0, 1, 3, 1)
     assert 0 < changed.chunks <= 4
     assert_consistent(index)
-    assert not {str(folder / "2.md")} & index._vectors.sources()
+    assert not {str(folder / "2.txt")} & index._vectors.sources()
     assert before - files(index), "the KV of what is gone is gone"
 
 
@@ -342,7 +342,7 @@ def test_explain_tells_of_every_token_and_agrees_with_the_answer(filled: BlendIn
     bench.reset()
     evidence = filled.ask(QUESTION).evidence
     cached = [row for row in rows if row["kind"] == "cached"]
-    assert len(cached) == 4 and all(row["source"].endswith(".md") for row in cached)
+    assert len(cached) == 4 and all(row["source"].endswith(".txt") for row in cached)
     assert sum(row["tokens"] for row in rows) == evidence.prompt
     assert sum(row["reused"] for row in cached) == evidence.reused + evidence.recomputed
 
@@ -367,21 +367,15 @@ def test_a_damaged_chunk_is_reported_and_repaired_behind_the_answer(
         assert index.ask(QUESTION).evidence.missing == {}
 
 
-def test_documents_that_do_not_fit_the_window_are_left_out_and_named(
-    open_index: Open, texts: list[str]
-) -> None:
-    index = open_index(chunk_tokens=512, top_k=12)
-    many = [
-        Document(f"Chapter {n}. " + " ".join(texts[n % 8 :] + texts[: n % 8])[:1900], f"{n}")
-        for n in range(12)
-    ]
-    index.ingest(many)
-    rows = index.explain(QUESTION)
-    left_out = [row for row in rows if row["kind"] == "not found"]
-    assert left_out and all(row["reason"] == "no room in the window" for row in left_out)
-    answer = index.ask(QUESTION)
-    assert len(answer.sources) == 12 - len(left_out)
-    assert_adds_up(answer)
+def test_documents_that_do_not_fit_the_window_are_left_out_and_named(filled: BlendIndex) -> None:
+    window = filled.start().max_model_len
+    question = filled.tokenizer.decode(filled.tokenizer.encode("why? " * window)[: window - 250])
+    plan, hits = filled.plan(question)
+    left_out = [note.source for note in plan.notes if note.reason == "no room in the window"]
+    assert 0 < len(hits) < 4 and len(hits) + len(left_out) == 4
+    assert window - 100 < len(plan.token_ids) < window
+    rows = filled.explain(question)
+    assert [row["source"] for row in rows if row["kind"] == "not found"] == left_out
 
 
 def test_a_question_longer_than_the_window_is_refused(filled: BlendIndex) -> None:

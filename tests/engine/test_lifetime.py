@@ -66,8 +66,12 @@ def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[s
     assert children
     waiting.send_signal(signal.SIGKILL)
     waiting.wait()
+    wait_until_gone(children)
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
     deadline = time.monotonic() + 60
-    while left := [child for child in children if alive(child)]:
+    while left := [process for process in processes if alive(process)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
 
@@ -92,4 +96,4 @@ def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_
         process.wait()
     assert lines == ["begun", "tokens 4"]
     assert (tmp_path / "stderr").read_text() == ""
-    assert not [child for child in children if alive(child)]
+    wait_until_gone(children)
