@@ -10,7 +10,8 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from blendrag.engine.handle import Delta, Engine, Sampling
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.index.identity import kv_identity
 from blendrag.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 import torch
 from workbench import Bench, Prompt, distance, divergence
 
-from blendrag.engine.handle import Sampling
+from blendrag.engine.generation import Sampling
 
 pytestmark = pytest.mark.engine
 

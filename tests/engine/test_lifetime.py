@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 SCRIPT = """
 import sys, time
 print("begun", flush=True)
-from blendrag.engine.handle import Engine, Sampling
+from blendrag.engine.generation import Sampling
+from blendrag.engine.handle import Engine
 from blendrag.settings import Settings
 engine = Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1))
 print("tokens", len(engine.generate([1, 2, 3], Sampling(max_tokens=4)).token_ids), flush=True)

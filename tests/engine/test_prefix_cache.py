@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from workbench import FIRST, Bench, distance, divergence
 
-from blendrag.engine.handle import Sampling
+from blendrag.engine.generation import Sampling
 from blendrag.engine.recipe import Recipe
 
 pytestmark = pytest.mark.engine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workbench import Bench, Prompt, distance
 
-from blendrag.engine.handle import Sampling
+from blendrag.engine.generation import Sampling
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import PromptTooLongError
 

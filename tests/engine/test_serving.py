@@ -12,7 +12,7 @@ from itertools import cycle, islice
 import pytest
 from workbench import Bench, Prompt
 
-from blendrag.engine.handle import Delta, Sampling
+from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
 
 pytestmark = pytest.mark.engine

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.handle import Delta, Engine, Sampling
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue

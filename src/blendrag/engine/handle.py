@@ -6,54 +6,25 @@ import asyncio
 import atexit
 import itertools
 import queue
+import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
+from blendrag.engine.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
 from blendrag.engine.launch import engine_args, engine_environment, main_not_imported_again, require_vllm
-from blendrag.engine.recipe import FIELD, Recipe
+from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError, PromptTooLongError
 from blendrag.models import resolve_model
 from blendrag.settings import Settings
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a completion is generated. ``logprobs``: number of top log probabilities wanted per token."""
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    logprobs: int | None = None
-
-
-@dataclass(slots=True)
-class Delta:
-    """A piece of a completion as it is generated. The last one carries ``finish_reason`` and ``report``.
-
-    ttft_s: seconds from the request to its first token.
-    prefix_tokens: prompt tokens that were not computed by the engine itself (blended or prefix-cached).
-    report: what the fused prefill did; {"fallback": reason} when the prompt was prefilled plainly instead.
-    logprobs: per token, {token id: log probability}.
-    """
-
-    text: str
-    token_ids: list[int]
-    ttft_s: float
-    finish_reason: str | None = None
-    prefix_tokens: int = 0
-    report: dict[str, Any] | None = None
-    logprobs: list[dict[int, float]] = field(default_factory=list)
 
 
 class Engine:
@@ -73,7 +44,7 @@ class Engine:
             settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=note
         )
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="blendrag-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="blendrag-engine", daemon=True)
         self._thread.start()
         note("starting the engine")
         try:
@@ -88,6 +59,13 @@ class Engine:
                 " (VLLM_LOGGING_LEVEL=INFO shows vLLM's own log)"
             ) from error
         atexit.register(self.close)
+
+    def _run_loop(self) -> None:
+        # A terminal sends Ctrl-C to every process in the foreground. It is meant for this one, which tells
+        # the engine what to stop; the engine's processes inherit the mask of the thread that starts them.
+        resource_tracker.ensure_running()  # started later, it would lift the mask
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._loop.run_forever()
 
     async def _start(self) -> dict[str, Any]:
         with engine_environment(self.settings):
@@ -201,7 +179,7 @@ class Engine:
 
     def stream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Pieces as they come. Closing the iterator stops the generation."""
         pieces: queue.Queue[Delta | BaseException | None] = queue.Queue()
         task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe))
@@ -215,7 +193,7 @@ class Engine:
 
     async def astream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta]:
         """``stream`` for any event loop."""
         pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -252,13 +230,7 @@ class Engine:
     async def _whole(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None) -> Delta:
         whole: Delta | None = None
         async for delta in self._deltas(token_ids, sampling, recipe):
-            if whole is None:
-                whole = delta
-                continue
-            delta.text = whole.text + delta.text
-            delta.token_ids = whole.token_ids + delta.token_ids
-            delta.logprobs = whole.logprobs + delta.logprobs
-            whole = delta
+            whole = delta if whole is None else whole.joined(delta)
         if whole is None:
             raise EngineError("the engine ended a request without an answer")
         return whole
@@ -266,9 +238,6 @@ class Engine:
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None
     ) -> AsyncIterator[Delta]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         room = self.max_model_len - len(token_ids)
         if room < 1:
             raise PromptTooLongError(
@@ -276,37 +245,17 @@ class Engine:
                 " ask for fewer documents (top_k) or use a model with a longer window"
             )
         ticket = f"blendrag-{next(self._ids)}"
-        prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
-        if recipe is not None:
-            prompt["cache_salt"] = recipe.cache_salt()
-        params = SamplingParams(
-            max_tokens=min(sampling.max_tokens, room),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            stop=list(sampling.stop),
-            seed=sampling.seed,
-            logprobs=sampling.logprobs,
-            output_kind=RequestOutputKind.DELTA,
-            extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
-        )
+        prompt = vllm_prompt(list(token_ids), recipe)
+        params = vllm_sampling(sampling, room, recipe, ticket)
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
             async for output in self._llm.generate(prompt, params, ticket):
                 ttft = ttft or time.perf_counter() - begin
                 prefix = prefix or output.num_cached_tokens or 0
-                piece = output.outputs[0]
-                report = (output.kv_transfer_params or {}).get(FIELD) if output.finished else None
-                if output.finished and report is None and recipe is not None:
-                    report = await self._call("report", ticket)
-                yield Delta(
-                    text=piece.text,
-                    token_ids=list(piece.token_ids),
-                    ttft_s=ttft,
-                    finish_reason=piece.finish_reason,
-                    prefix_tokens=prefix,
-                    report=report,
-                    logprobs=[{i: lp.logprob for i, lp in at.items()} for at in piece.logprobs or ()],
-                )
+                delta = delta_of(output, ttft, prefix)
+                if output.finished and delta.report is None and recipe is not None:
+                    delta.report = await self._call("report", ticket)
+                yield delta
         except (ValueError, asyncio.CancelledError, errors.BlendragError):
             raise
         except Exception as error:

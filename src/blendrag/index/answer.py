@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from blendrag.engine.handle import Delta
+from blendrag.engine.generation import Delta
 from blendrag.engine.recipe import Recipe
 from blendrag.index.vectors import Hit
 from blendrag.prompt import PromptPlan

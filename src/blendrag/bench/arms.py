@@ -1,0 +1,104 @@
+"""The arms of the comparison: ways to the first token of one and the same prompt."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from blendrag.bench.prompts import Prompt, Trial
+from blendrag.engine.handle import Delta, Engine, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import EngineError
+
+TOP = 20  # log probabilities asked for: as many as vLLM gives by default
+_FIRST_TOKEN = Sampling(max_tokens=1, logprobs=TOP)
+_RESET_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed request.
+
+    recomputed: tokens of chunks that were computed, though their KV was known before.
+    logprobs: {token id: log probability} of the first token's candidates.
+    split_ms: milliseconds of load, select and recompute; none for plain prefill.
+    """
+
+    ttft_ms: float
+    token: int
+    logprobs: dict[int, float]
+    recomputed: int
+    split_ms: dict[str, float]
+
+
+class Arm(ABC):
+    """A way to the first token. ``name`` is its key in the results."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, engine: Engine, trial: Trial) -> Sample:
+        """Time ``trial.prompt``; nothing of earlier requests is left in the prefix cache."""
+
+
+class FullPrefill(Arm):
+    """Plain prefill of the whole prompt: the reference."""
+
+    name = "full"
+
+    def run(self, engine: Engine, trial: Trial) -> Sample:
+        reset(engine)
+        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN)
+        return _sample(delta, trial.prompt.chunk_tokens(), {})
+
+
+class PrefixCaching(Arm):
+    """vLLM's prefix caching after the same chunks were seen in another order: the common prefix hits."""
+
+    name = "prefix"
+
+    def run(self, engine: Engine, trial: Trial) -> Sample:
+        reset(engine)
+        engine.generate(trial.reordered.token_ids, _FIRST_TOKEN)
+        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN)
+        return _sample(delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
+
+
+class Blending(Arm):
+    """Stored KV, with the share ``recipe.ratio`` of it recomputed. Ratio 0 is full reuse."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.name = f"blend@{recipe.ratio:g}" if recipe.ratio else "reuse"
+
+    def run(self, engine: Engine, trial: Trial) -> Sample:
+        reset(engine)
+        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN, self._for(trial.prompt))
+        report = delta.report or {"fallback": "the engine gave no report"}
+        if "fallback" in report or report["missing"]:
+            reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
+            raise EngineError(f"{self.name} was not blended, so its time would mean nothing: {reason}")
+        return _sample(delta, report["recomputed"], report["ms"])
+
+    def _for(self, prompt: Prompt) -> Recipe:
+        return replace(self._recipe, spans=prompt.spans)
+
+
+def make_arms(base: Recipe, ratios: Sequence[float]) -> list[Arm]:
+    """All arms, the reference first. ``base``: the recipe, but for its ratio and spans."""
+    return [FullPrefill(), PrefixCaching(), *(Blending(replace(base, ratio=r)) for r in (0.0, *ratios))]
+
+
+def reset(engine: Engine) -> None:
+    """Empty the prefix cache; a request that has just ended may hold it for a moment yet."""
+    deadline = time.monotonic() + _RESET_TIMEOUT_S
+    while not engine.reset_prefix_cache():
+        if time.monotonic() > deadline:
+            raise EngineError("the prefix cache cannot be emptied: other requests are using this engine")
+        time.sleep(0.01)
+
+
+def _sample(delta: Delta, recomputed: int, split_ms: dict[str, float]) -> Sample:
+    return Sample(1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms)

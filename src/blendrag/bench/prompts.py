@@ -1,0 +1,86 @@
+"""The prompts that are measured: random chunks in a random order, behind a system text, before a question."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blendrag.errors import ModelError
+from blendrag.prompt import encode_document
+from blendrag.prompt.template import Part, encode_markup, render_parts
+
+QUESTIONS = (
+    "What is the first text about?",
+    "Which of the texts is about software, and what is it for?",
+    "What do the texts have in common?",
+    "Name one thing that the last text asks of its reader.",
+    "Which text would you read first, and why?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk whose KV is in the store under ``key``."""
+
+    key: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and (key, start, length) of every chunk in them."""
+
+    token_ids: tuple[int, ...]
+    spans: tuple[tuple[str, int, int], ...]
+
+    def chunk_tokens(self, begin: int = 0) -> int:
+        """Tokens of chunks from position ``begin`` on."""
+        return sum(max(0, start + length - max(start, begin)) for _, start, length in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What every arm of one repeat is given: the same prompt. ``reordered``: its chunks in another order."""
+
+    prompt: Prompt
+    reordered: Prompt
+
+
+class PromptMaker:
+    """Makes prompts for one tokenizer, in the model's chat template if it has one."""
+
+    def __init__(self, tokenizer: Any, *, system_prompt: str, separator: str) -> None:
+        self._tokenizer, self._system = tokenizer, system_prompt
+        self._separator = encode_document(tokenizer, separator)
+
+    def make(self, chunks: Sequence[StoredChunk], question: str) -> Prompt:
+        ids: list[int] = []
+        spans: list[tuple[str, int, int]] = []
+        for part in self._parts(question):
+            if part.message is None:
+                ids += encode_markup(self._tokenizer, part.text)
+                continue
+            if part.message == 1:
+                for chunk in chunks:
+                    spans.append((chunk.key, len(ids), len(chunk.token_ids)))
+                    ids += [*chunk.token_ids, *self._separator]
+            ids += encode_document(self._tokenizer, part.text)
+        return Prompt(tuple(ids), tuple(spans))
+
+    def _parts(self, question: str) -> list[Part]:
+        messages = [{"role": "system", "content": self._system}, {"role": "user", "content": question}]
+        try:
+            return render_parts(self._tokenizer, messages)
+        except ModelError:  # a base model: time does not depend on the template
+            return [Part(f"{self._system}\n\n"), Part(question, 1), Part("\n\n")]
+
+    def trial(self, pool: Sequence[StoredChunk], chunks: int, rng: random.Random, number: int) -> Trial:
+        """A random choice of at least two chunks from ``pool``, in two different random orders."""
+        chosen = rng.sample(pool, chunks)
+        other = list(chosen)
+        while other == chosen:
+            rng.shuffle(other)
+        question = QUESTIONS[number % len(QUESTIONS)]
+        return Trial(self.make(chosen, question), self.make(other, question))

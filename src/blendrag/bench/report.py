@@ -1,0 +1,76 @@
+"""The results for people (a table) and for scripts (JSON)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from blendrag.bench.statistics import PARTS
+from blendrag.errors import ConfigError
+
+
+def to_json(results: Mapping[str, Any]) -> str:
+    """The results as one JSON document; numbers that are not finite are refused."""
+    return json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_json_path(path: Path) -> None:
+    """Raise ConfigError unless a file can be written there: better before measuring than after."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise ConfigError(f"--json {path}: not a file in a folder that exists")
+
+
+def write_json(results: Mapping[str, Any], path: Path) -> None:
+    """Write ``to_json``. Raises ConfigError if the file cannot be written."""
+    try:
+        path.write_text(to_json(results), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: {error.strerror}") from error
+
+
+def print_table(results: Mapping[str, Any], console: Console) -> None:
+    """A row per arm, then what was measured on what."""
+    table = Table()
+    table.add_column("arm")
+    for column in (
+        "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1", "recomputed", *PARTS, "engine",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for name, arm in results["arms"].items():
+        ttft, speedup, split = arm["ttft_ms"], arm["speedup_vs_full"], arm["split_ms"]
+        blended = any(split[part] for part in PARTS)
+        table.add_row(
+            name,
+            f"{ttft['median']:,.0f}",
+            f"{ttft['p10']:,.0f}-{ttft['p90']:,.0f}",
+            f"{speedup['median']:.2f}x",
+            f"{speedup['p10']:.2f}-{speedup['p90']:.2f}",
+            f"{arm['kl_first_token']:.4f}",
+            f"{arm['top1_agreement']:.0%}",
+            f"{arm['tokens_recomputed']:,}",
+            *(f"{split[part]:,.0f}" if blended else "" for part in PARTS),
+            f"{split['engine']:,.0f}",
+        )
+    console.print(table)
+    console.print(_legend(results), soft_wrap=True)
+
+
+def _legend(results: Mapping[str, Any]) -> str:
+    config, machine, ingest = results["config"], results["machine"], results["ingest"]
+    lengths = config["prompt_tokens"]
+    return (
+        f"{config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens, prompts of"
+        f" {min(lengths):,} to {max(lengths):,} tokens; {machine['model']} on {machine['cpu']},"
+        f" {machine['threads']} threads, {machine['device']}.\n"
+        "TTFT: time to first token. prefix: vLLM's prefix caching, the chunks seen before in another order."
+        " speed-up: full / arm, repeat by repeat. KL, top-1: first token against full."
+        " recomputed: chunk tokens computed again. load to engine: TTFT in ms.\n"
+        f"Ingest {ingest['tokens_per_s']:,.0f} tokens/s ({ingest['prefill_tokens_per_s']:,.0f} without waiting"
+        f" for the disk); plain prefill of the same {ingest['plain_tokens_per_s']:,.0f} tokens/s:"
+        f" {ingest['ratio_to_plain']:.0%}."
+    )

@@ -1,0 +1,95 @@
+"""Real text to measure with: what every machine has, or a file of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import ConfigError, SourceError
+from blendrag.index.formats import Unusable, decode
+
+Encode = Callable[[str], Sequence[int]]
+
+_IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
+_BADGE = re.compile(r"^\s*(\[?!\[|\.\. (image|_|\|)|:\w+:|<).*$\n?", re.MULTILINE)  # links and pictures
+
+
+def installed_texts() -> Iterator[str]:
+    """Descriptions, then licences, of the installed packages, in the order of their names."""
+    distributions = {str(dist.name).lower(): dist for dist in metadata.distributions() if dist.name}
+    ordered = [distributions[name] for name in sorted(distributions)]
+    for dist in ordered:
+        yield _BADGE.sub("", dist.metadata.get("Description") or "").strip()
+    for dist in ordered:
+        for file in dist.files or ():
+            if _IS_LICENCE.search(str(file)):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    yield Path(str(file.locate())).read_text(encoding="utf-8").strip()
+
+
+def file_texts(path: Path) -> list[str]:
+    """The texts in ``path``: a whole text file, or per line of a ``.jsonl`` file its field ``text`` (one
+    text) or ``documents`` (several texts, or objects with a ``text``).
+
+    Raises SourceError, naming the file and the line.
+    """
+    try:
+        content = decode(path.read_bytes())
+    except (OSError, Unusable) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
+    if path.suffix.lower() not in (".jsonl", ".ndjson"):
+        return [content]
+    texts: list[str] = []
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            try:
+                texts += _texts_of(json.loads(line))
+            except ValueError as error:
+                raise SourceError(f"{str(path)!r}, line {number}: {error}") from error
+    return texts
+
+
+def _texts_of(record: Any) -> list[str]:
+    if not isinstance(record, dict) or not record.keys() & {"text", "documents"}:
+        raise ValueError("not an object with a field 'text' or 'documents'")
+    texts = [record["text"]] if "text" in record else record["documents"]
+    texts = texts if isinstance(texts, list) else [texts]
+    texts = [item.get("text") if isinstance(item, dict) else item for item in texts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("'text' must be a text, 'documents' a list of texts or of objects with a 'text'")
+    return texts
+
+
+def cut_chunks(
+    texts: Iterator[str] | Sequence[str], encode: Encode, chunk_tokens: int, *, least: int, most: int
+) -> list[tuple[int, ...]]:
+    """Up to ``most`` different chunks of exactly ``chunk_tokens`` tokens.
+
+    First the first chunk of every text, then the second of every text, and so on: chunks of one prompt
+    should be about different things, as retrieved ones are. Raises ConfigError for fewer than ``least``.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    rest: list[Sequence[int]] = []
+    for text in texts:
+        if len(found) >= most:
+            break
+        ids = encode(text)
+        if len(ids) >= chunk_tokens:
+            found[tuple(ids[:chunk_tokens])] = None
+            rest.append(ids[chunk_tokens:])
+    while len(found) < most and rest:
+        rest = [ids for ids in rest if len(ids) >= chunk_tokens]
+        found.update(dict.fromkeys(tuple(ids[:chunk_tokens]) for ids in rest))
+        rest = [ids[chunk_tokens:] for ids in rest]
+    if len(found) < least:
+        raise ConfigError(
+            f"the text gives {len(found)} different chunks of {chunk_tokens} tokens, and {least} are needed:"
+            " give more text (--data), or ask for fewer or smaller chunks"
+        )
+    return list(found)[:most]

@@ -1,0 +1,157 @@
+"""Time to the first token: all arms on the same prompts, in turn, in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.bench.arms import Arm, Sample, make_arms
+from blendrag.bench.ingest import fill, rounds_of, temporary_store
+from blendrag.bench.machine import describe_machine
+from blendrag.bench.progress import BenchProgress
+from blendrag.bench.prompts import PromptMaker, Trial
+from blendrag.bench.statistics import summarise
+from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
+from blendrag.engine.handle import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import ConfigError, ModelNotSupportedError, PromptTooLongError
+from blendrag.fuse import make_selector
+from blendrag.fuse.selector import SelectorOptions
+from blendrag.prompt import encode_document
+from blendrag.settings import Settings
+
+_POOL = 4  # chunks in the store, per chunk of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is measured. ``data``: a text or JSONL file instead of the built-in text."""
+
+    chunks: int = 6
+    chunk_tokens: int = 512
+    repeats: int = 5
+    ratios: tuple[float, ...] = (0.05, 0.15, 0.3)
+    data: Path | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.chunks < 2:
+            raise ConfigError(f"--chunks must be at least 2, not {self.chunks}: one has no other order")
+        if self.chunk_tokens < 1 or self.repeats < 1:
+            raise ConfigError("--chunk-tokens and --repeats must be at least 1")
+
+
+def parse_ratios(text: str) -> tuple[float, ...]:
+    """``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
+    ratios: dict[float, None] = {}
+    for word in text.split(","):
+        try:
+            ratio = float(word)
+        except ValueError:
+            raise ConfigError(f"--ratios: {word.strip()!r} is not a number") from None
+        if not 0.0 < ratio <= 1.0:
+            raise ConfigError(f"--ratios: {ratio:g} is not above 0 and at most 1 (0 is the arm 'reuse')")
+        ratios[ratio] = None
+    return tuple(ratios)
+
+
+def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress) -> dict[str, Any]:
+    """Measure; the results as they are written to JSON (see ``docs``).
+
+    Raises ConfigError, SourceError, ModelError, PromptTooLongError, EngineError.
+    """
+    recipe_options = SelectorOptions(metric=settings.metric, check_layers=settings.check_layers)
+    make_selector(settings.selector, recipe_options)
+    texts = file_texts(options.data) if options.data else None  # a wrong file is told before the long start
+    engine = Engine.shared(settings, progress.note)
+    try:
+        if not engine.blends:
+            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+        return _measure(engine, settings, options, texts, progress)
+    finally:
+        engine.release()
+
+
+def _measure(
+    engine: Engine,
+    settings: Settings,
+    options: BenchOptions,
+    texts: list[str] | None,
+    progress: BenchProgress,
+) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+    progress.note("cutting text into chunks")
+    pieces = cut_chunks(
+        texts or installed_texts(),
+        lambda text: encode_document(tokenizer, text),
+        options.chunk_tokens,
+        least=options.chunks,
+        most=_POOL * options.chunks,
+    )
+    maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+    with temporary_store(engine, settings, pieces) as store:
+        rng = random.Random(options.seed)
+        trials = [
+            maker.trial(store.chunks, options.chunks, rng, number) for number in range(options.repeats + 1)
+        ]
+        _check_length(trials, engine.max_model_len)
+        base = Recipe(
+            store.id,
+            (),
+            selector=settings.selector,
+            metric=settings.metric,
+            check_layers=settings.check_layers,
+            threshold=settings.threshold,
+        )
+        arms = make_arms(base, options.ratios)
+        rounds = rounds_of(store.chunks, settings.ingest_batch_tokens)
+        progress.total(2 * len(rounds) + len(arms) * len(trials))
+        cost = fill(engine, store, rounds, progress)
+        samples = _interleaved(engine, arms, trials, progress)
+    return {
+        "arms": summarise(samples),
+        "machine": describe_machine(settings.model, engine.facts),
+        "ingest": cost.to_dict(),
+        "config": asdict(options)
+        | {
+            "data": str(options.data) if options.data else None,
+            "prompt_tokens": [len(trial.prompt.token_ids) for trial in trials[1:]],
+            "pool_chunks": len(pieces),
+            "selector": settings.selector,
+            "metric": settings.metric,
+            "check_layers": list(settings.check_layers),
+            "threshold": settings.threshold,
+            "mask": engine.facts.get("mask"),
+        },
+    }
+
+
+def _check_length(trials: Sequence[Trial], window: int) -> None:
+    longest = max(len(trial.prompt.token_ids) for trial in trials)
+    if longest >= window:
+        raise PromptTooLongError(
+            f"the prompts have up to {longest} tokens, the model's window {window}:"
+            " ask for fewer or smaller chunks, or use a model with a longer window"
+        )
+
+
+def _interleaved(
+    engine: Engine, arms: Sequence[Arm], trials: Sequence[Trial], progress: BenchProgress
+) -> dict[str, list[Sample]]:
+    """Samples per arm. The first trial is the warm-up; each later one begins with another arm."""
+    samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
+    for number, trial in enumerate(trials):
+        shift = number % len(arms)
+        for arm in (*arms[shift:], *arms[:shift]):
+            what = f"repeat {number} of {len(trials) - 1}" if number else "warm-up"
+            progress.note(f"{what}: {arm.name}")
+            sample = arm.run(engine, trial)
+            if number:
+                samples[arm.name].append(sample)
+            progress.step()
+    return samples

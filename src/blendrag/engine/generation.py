@@ -1,0 +1,88 @@
+"""What is asked of a generation, and what comes back piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from blendrag.engine.recipe import FIELD, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a completion is generated. ``logprobs``: number of top log probabilities wanted per token."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """A piece of a completion as it is generated. The last one carries ``finish_reason`` and ``report``.
+
+    ttft_s: seconds from the request to its first token.
+    prefix_tokens: prompt tokens that were not computed by the engine itself (blended or prefix-cached).
+    report: what the fused prefill did; {"fallback": reason} when the prompt was prefilled plainly instead.
+    logprobs: per token, {token id: log probability}.
+    """
+
+    text: str
+    token_ids: list[int]
+    ttft_s: float
+    finish_reason: str | None = None
+    prefix_tokens: int = 0
+    report: dict[str, Any] | None = None
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+
+    def joined(self, later: Delta) -> Delta:
+        """This piece and the one after it as one."""
+        return Delta(
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            later.ttft_s,
+            later.finish_reason,
+            later.prefix_tokens,
+            later.report,
+            self.logprobs + later.logprobs,
+        )
+
+
+def vllm_prompt(token_ids: list[int], recipe: Recipe | None) -> dict[str, Any]:
+    """Token ids as vLLM takes them, salted if their KV will not be exact."""
+    salt = {} if recipe is None else {"cache_salt": recipe.cache_salt()}
+    return {"prompt_token_ids": token_ids, **salt}
+
+
+def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:
+    """``SamplingParams`` that stream, stop within ``room`` tokens, and carry the recipe to the connector."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=min(sampling.max_tokens, room),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=list(sampling.stop),
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
+    )
+
+
+def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:
+    """A vLLM ``RequestOutput`` as a piece."""
+    piece = output.outputs[0]
+    return Delta(
+        text=piece.text,
+        token_ids=list(piece.token_ids),
+        ttft_s=ttft_s,
+        finish_reason=piece.finish_reason,
+        prefix_tokens=prefix_tokens,
+        report=(output.kv_transfer_params or {}).get(FIELD) if output.finished else None,
+        logprobs=[{i: lp.logprob for i, lp in at.items()} for at in piece.logprobs or ()],
+    )

@@ -1,0 +1,74 @@
+"""An index's use of the engine: started when first needed, with the index's store open in its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.handle import Engine
+from blendrag.errors import BlendragError
+from blendrag.index.progress import IngestProgress
+from blendrag.settings import Settings
+from blendrag.store.identity import KVIdentity
+
+
+class EngineSession:
+    """Thread-safe. ``store_id`` is empty until the engine runs, and for a model that is not blended."""
+
+    def __init__(self, root: Path, settings: Settings, identity: KVIdentity) -> None:
+        self._root, self._settings, self._identity = root, settings, identity
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+        self._later: list[Future[Any]] = []
+        self.store_id = ""
+
+    @property
+    def running(self) -> bool:
+        return self._engine is not None
+
+    def start(self, progress: IngestProgress | None = None) -> Engine:
+        """The engine, started if it is not running."""
+        with self._lock:
+            if self._engine is None:
+                engine = Engine.shared(self._settings, (progress or IngestProgress()).note)
+                try:
+                    if engine.blends:
+                        self.store_id = engine.call(
+                            "open_store",
+                            str(self._root),
+                            asdict(self._identity),
+                            self._settings.ram_bytes,
+                            self._settings.disk_bytes,
+                        )
+                except BaseException:
+                    engine.release()
+                    raise
+                self._engine = engine
+            return self._engine
+
+    def call(self, method: str, *args: Any) -> Any:
+        """One of the data plane's operations on this index's store."""
+        return self.start().call(method, self.store_id, *args)
+
+    def call_later(self, method: str, *args: Any) -> None:
+        """``call`` without waiting; :meth:`close` does. What goes wrong is left to the next ingest."""
+        self._later = [future for future in self._later if not future.done()]
+        self._later.append(self.start().call_later(method, self.store_id, *args))
+
+    def close(self) -> None:
+        """Finish what was left for later and give the engine back. Safe to call twice."""
+        for future in self._later:
+            with contextlib.suppress(Exception):
+                future.result()
+        if self._engine is None:
+            return
+        with contextlib.suppress(BlendragError):
+            if self.store_id:
+                self._engine.call("close_store", self.store_id)
+        self._engine.release()
+        self._engine = None
+        self.store_id = ""
