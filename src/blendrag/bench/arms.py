@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.bench.prompts import Prompt, Trial
-from blendrag.engine.handle import Delta, Engine, Sampling
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
 

@@ -14,7 +14,8 @@ from typing import Any
 from blendrag.bench.arms import reset
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import StoredChunk
-from blendrag.engine.handle import Engine, Sampling
+from blendrag.engine.generation import Sampling
+from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
 from blendrag.index.identity import kv_identity
 from blendrag.settings import Settings

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blendrag.bench.report import was_blended
 from blendrag.bench.statistics import PARTS
 from blendrag.errors import ConfigError
 
 SUFFIXES = (".png", ".svg", ".pdf")
-_INK, _MUTED = "#24292f", "#6e7781"
+_INK = "#24292f"
 _COLOURS = {"load": "#e9a23b", "select": "#8e6cc0", "recompute": "#2f81c7", "engine": "#9ecae1"}
 _PLAIN = "#a8b0b8"
 
@@ -31,7 +32,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
 
     arms, config, machine = results["arms"], results["config"], results["machine"]
     names = list(arms)
-    figure = Figure(figsize=(8, 1.5 + 0.48 * len(names)), dpi=160, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(8, 1.7 + 0.48 * len(names)), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor="white")
     for row, name in enumerate(names):
@@ -39,7 +40,11 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     axes.set_yticks(range(len(names)), [_label(name) for name in names], color=_INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * max(arm["ttft_ms"]["p90"] for arm in arms.values()))
-    axes.set_xlabel("time to first token, ms (median; whiskers: p10 to p90)", color=_INK)
+    axes.set_xlabel(
+        "time to first token, ms (median; whiskers: p10 to p90)\n"
+        f"{machine['cpu']}, {machine['threads']} threads",
+        color=_INK, fontsize=9,
+    )  # fmt: skip
     axes.tick_params(length=0, colors=_INK)
     axes.grid(axis="x", color="#e6e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -49,20 +54,16 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
         loc="left", color=_INK, fontsize=11, fontweight="bold",
     )  # fmt: skip
     handles = [Patch(color=_COLOURS[part], label=part) for part in (*PARTS, "engine")]
-    axes.legend(
-        handles=[Patch(color=_PLAIN, label="plain prefill"), *handles], loc="lower right", labelcolor=_INK,
-        facecolor="white", edgecolor="#d0d7de", framealpha=1, fontsize=9,
-    )  # fmt: skip
-    figure.text(
-        0.995, 0.005, f"{machine['cpu']}, {machine['threads']} threads", ha="right", va="bottom",
-        color=_MUTED, fontsize=7,
+    figure.legend(
+        handles=[Patch(color=_PLAIN, label="plain prefill"), *handles], loc="outside lower center",
+        ncols=len(handles) + 1, labelcolor=_INK, frameon=False, fontsize=9,
     )  # fmt: skip
     figure.savefig(path, facecolor="white", transparent=False)
 
 
 def _bar(axes: Any, row: int, arm: Mapping[str, Any]) -> None:
     ttft, split = arm["ttft_ms"], arm["split_ms"]
-    if any(split[part] for part in PARTS):
+    if was_blended(arm):
         left = 0.0
         for part in (*PARTS, "engine"):
             axes.barh(row, split[part], left=left, height=0.62, color=_COLOURS[part])

@@ -34,17 +34,12 @@ def write_json(results: Mapping[str, Any], path: Path) -> None:
 
 
 def print_table(results: Mapping[str, Any], console: Console) -> None:
-    """A row per arm, then what was measured on what."""
-    table = Table()
-    table.add_column("arm")
-    for column in (
-        "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1", "recomputed", *PARTS, "engine",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
+    """A row per arm: how fast and how close to full prefill; then where the time went; then what it was."""
+    speed = _table("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
+    split = _table("arm", "recomputed", *PARTS, "engine")
     for name, arm in results["arms"].items():
-        ttft, speedup, split = arm["ttft_ms"], arm["speedup_vs_full"], arm["split_ms"]
-        blended = any(split[part] for part in PARTS)
-        table.add_row(
+        ttft, speedup, parts = arm["ttft_ms"], arm["speedup_vs_full"], arm["split_ms"]
+        speed.add_row(
             name,
             f"{ttft['median']:,.0f}",
             f"{ttft['p10']:,.0f}-{ttft['p90']:,.0f}",
@@ -52,25 +47,45 @@ def print_table(results: Mapping[str, Any], console: Console) -> None:
             f"{speedup['p10']:.2f}-{speedup['p90']:.2f}",
             f"{arm['kl_first_token']:.4f}",
             f"{arm['top1_agreement']:.0%}",
-            f"{arm['tokens_recomputed']:,}",
-            *(f"{split[part]:,.0f}" if blended else "" for part in PARTS),
-            f"{split['engine']:,.0f}",
         )
-    console.print(table)
-    console.print(_legend(results), soft_wrap=True)
+        split.add_row(
+            name,
+            f"{arm['tokens_recomputed']:,}",
+            *(f"{parts[part]:,.0f}" if was_blended(arm) else "" for part in PARTS),
+            f"{parts['engine']:,.0f}",
+        )
+    for part in (speed, _LEGEND, split, _facts(results)):
+        console.print(part)
 
 
-def _legend(results: Mapping[str, Any]) -> str:
+def was_blended(arm: Mapping[str, Any]) -> bool:
+    """Whether an arm's time has parts; plain prefill is the engine's alone."""
+    return any(arm["split_ms"][part] for part in PARTS)
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table()
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+_LEGEND = (
+    "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
+    " another order. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
+    " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
+)
+
+
+def _facts(results: Mapping[str, Any]) -> str:
     config, machine, ingest = results["config"], results["machine"], results["ingest"]
     lengths = config["prompt_tokens"]
     return (
-        f"{config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens, prompts of"
-        f" {min(lengths):,} to {max(lengths):,} tokens; {machine['model']} on {machine['cpu']},"
+        f"{config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens,"
+        f" prompts of {min(lengths):,} to {max(lengths):,} tokens; {machine['model']} on {machine['cpu']},"
         f" {machine['threads']} threads, {machine['device']}.\n"
-        "TTFT: time to first token. prefix: vLLM's prefix caching, the chunks seen before in another order."
-        " speed-up: full / arm, repeat by repeat. KL, top-1: first token against full."
-        " recomputed: chunk tokens computed again. load to engine: TTFT in ms.\n"
-        f"Ingest {ingest['tokens_per_s']:,.0f} tokens/s ({ingest['prefill_tokens_per_s']:,.0f} without waiting"
-        f" for the disk); plain prefill of the same {ingest['plain_tokens_per_s']:,.0f} tokens/s:"
+        f"Ingest {ingest['tokens_per_s']:,.0f} tokens/s ({ingest['prefill_tokens_per_s']:,.0f} but for the"
+        f" disk); plain prefill of the same {ingest['plain_tokens_per_s']:,.0f} tokens/s:"
         f" {ingest['ratio_to_plain']:.0%}."
     )

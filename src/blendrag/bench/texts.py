@@ -24,7 +24,7 @@ def installed_texts() -> Iterator[str]:
     distributions = {str(dist.name).lower(): dist for dist in metadata.distributions() if dist.name}
     ordered = [distributions[name] for name in sorted(distributions)]
     for dist in ordered:
-        yield _BADGE.sub("", dist.metadata.get("Description") or "").strip()
+        yield _BADGE.sub("", str(dist.metadata["Description"] or "")).strip()
     for dist in ordered:
         for file in dist.files or ():
             if _IS_LICENCE.search(str(file)):
