@@ -55,7 +55,7 @@ def print_table(results: Mapping[str, Any], console: Console) -> None:
             f"{parts['engine']:,.0f}",
         )
     for part in (speed, _LEGEND, split, _facts(results)):
-        console.print(part)
+        console.print(part, markup=False)
 
 
 def was_blended(arm: Mapping[str, Any]) -> bool:
@@ -84,8 +84,12 @@ def _facts(results: Mapping[str, Any]) -> str:
     return (
         f"{config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens,"
         f" prompts of {min(lengths):,} to {max(lengths):,} tokens; {machine['model']} on {machine['cpu']},"
-        f" {machine['threads']} threads, {machine['device']}.\n"
+        f" {machine['threads']} threads{_accelerator(machine['device'])}.\n"
         f"Ingest {ingest['tokens_per_s']:,.0f} tokens/s ({ingest['prefill_tokens_per_s']:,.0f} but for the"
         f" disk); plain prefill of the same {ingest['plain_tokens_per_s']:,.0f} tokens/s:"
         f" {ingest['ratio_to_plain']:.0%}."
     )
+
+
+def _accelerator(device: str) -> str:
+    return "" if device == "cpu" else f", {device}"

@@ -49,7 +49,7 @@ def parse_ratios(text: str) -> tuple[float, ...]:
     ratios: dict[float, None] = {}
     for word in text.split(","):
         try:
-            ratio = float(word)
+            ratio = round(float(word), 6)
         except ValueError:
             raise ConfigError(f"--ratios: {word.strip()!r} is not a number") from None
         if not 0.0 < ratio <= 1.0:
@@ -59,13 +59,15 @@ def parse_ratios(text: str) -> tuple[float, ...]:
 
 
 def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Measure; the results as they are written to JSON (see ``docs``).
+    """Measure; the results, JSON-able:
 
-    Raises ConfigError, SourceError, ModelError, PromptTooLongError, EngineError.
+    arms: per arm (full, prefix, reuse, blend@RATIO) what ``statistics.summarise`` says.
+    machine: what it ran on. ingest: tokens per second, alone and next to plain prefill. config: the options.
+
+    Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreFullError, EngineError.
     """
-    recipe_options = SelectorOptions(metric=settings.metric, check_layers=settings.check_layers)
-    make_selector(settings.selector, recipe_options)
-    texts = file_texts(options.data) if options.data else None  # a wrong file is told before the long start
+    make_selector(settings.selector, SelectorOptions())  # what is wrong is told before the long start
+    texts = file_texts(options.data) if options.data else None
     engine = Engine.shared(settings, progress.note)
     try:
         if not engine.blends:
@@ -87,7 +89,7 @@ def _measure(
     tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
     progress.note("cutting text into chunks")
     pieces = cut_chunks(
-        texts or installed_texts(),
+        installed_texts() if texts is None else texts,
         lambda text: encode_document(tokenizer, text),
         options.chunk_tokens,
         least=options.chunks,
@@ -126,7 +128,8 @@ def _measure(
             "metric": settings.metric,
             "check_layers": list(settings.check_layers),
             "threshold": settings.threshold,
-            "mask": engine.facts.get("mask"),
+            "mask": engine.facts["mask"],
+            "ram_bytes": settings.ram_bytes,
         },
     }
 
