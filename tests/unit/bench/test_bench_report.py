@@ -65,7 +65,7 @@ def test_table_fits_a_terminal_and_keeps_brackets(results: dict[str, Any]) -> No
     text = printed.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text and "A CPU [model]" in text
-    assert "blend@0.15" in text and "4.16x" in text and "461" in text
+    assert "blend@0.15" in text and "4.15x" in text and "461" in text
 
 
 def test_picture_is_opaque_white_behind_its_bars(results: dict[str, Any], tmp_path: Path) -> None:
