@@ -59,11 +59,11 @@ def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
     """The rows of ``BlendIndex.explain`` as a table."""
     table = Table(title="Plan of the prompt", title_justify="left")
     table.add_column("segment", no_wrap=True)
-    table.add_column("source", overflow="fold", ratio=2)
+    table.add_column("source", overflow="fold")
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("cached", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold", ratio=1)
-    table.add_column("text", overflow="ellipsis", no_wrap=True, ratio=3)
+    table.add_column("why")
+    table.add_column("text", overflow="fold")
     for row in rows:
         source, text = shown(row["source"] or ""), row["text"] or "(white space)"
         numbers = f"{row['tokens']:,}", f"{row['reused']:,}"

@@ -107,9 +107,9 @@ def _show_comparison(index: BlendIndex) -> None:
     with err().status("measuring"):
         rows = _compare(index)
     table = Table()
-    table.add_column("question", overflow="ellipsis", no_wrap=True, ratio=1)
-    for column in ("prompt", "computed", "full TTFT", "blended TTFT", "speed-up"):
-        table.add_column(column, justify="right")
+    table.add_column("question")
+    for column in ("tokens\nfull", "tokens\nblended", "TTFT\nfull", "TTFT\nblended", "speed-up"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             Text(row.question),
@@ -121,8 +121,8 @@ def _show_comparison(index: BlendIndex) -> None:
         )
     console.print(table)
     console.print(
-        "prompt: tokens that full prefill computes; computed: tokens that blending computed; TTFT: time to"
-        f" the first token.\nMedian speed-up: {median(row.speedup for row in rows):.1f}x"
+        "tokens: what the model computed of the prompt; TTFT: time to the first token.\n"
+        f"Median speed-up: {median(row.speedup for row in rows):.1f}x"
     )
 
 
