@@ -21,7 +21,7 @@ from blendrag.errors import (
     StoreInUseError,
     StoreMismatchError,
 )
-from blendrag.index.answer import Answer
+from blendrag.index.answer import Answer, Evidence
 from blendrag.index.progress import IngestProgress
 
 pytestmark = pytest.mark.engine
@@ -370,12 +370,32 @@ def test_a_damaged_chunk_is_reported_and_repaired_behind_the_answer(
 def test_documents_that_do_not_fit_the_window_are_left_out_and_named(filled: BlendIndex) -> None:
     window = filled.start().max_model_len
     question = filled.tokenizer.decode(filled.tokenizer.encode("why? " * window)[: window - 250])
-    plan, hits = filled.plan(question)
-    left_out = [note.source for note in plan.notes if note.reason == "no room in the window"]
-    assert 0 < len(hits) < 4 and len(hits) + len(left_out) == 4
-    assert window - 100 < len(plan.token_ids) < window
     rows = filled.explain(question)
-    assert [row["source"] for row in rows if row["kind"] == "not found"] == left_out
+    inside = [row for row in rows if row["kind"] == "cached"]
+    left_out = [row for row in rows if row["kind"] == "not found"]
+    assert 0 < len(inside) < 4 and len(inside) + len(left_out) == 4
+    assert all("no room" in row["reason"] for row in left_out)
+    assert window - 100 < sum(row["tokens"] for row in rows if row["kind"] != "not found") < window
+
+
+def test_a_prompt_of_ones_own_reuses_the_documents_in_it(
+    filled: BlendIndex, texts: list[str], bench: Bench
+) -> None:
+    def evidence(text: str) -> Evidence:
+        bench.reset()
+        answer = filled.ask([{"role": "user", "content": f"{text}\n\nIn short?"}])
+        assert_adds_up(answer)
+        return answer.evidence
+
+    known, unknown = evidence(texts[0]), evidence(texts[6])
+    tokens = {entry.key: len(entry.token_ids) for entry in filled._catalogue.entries()}
+    owned = next(keys for source, keys in filled._catalogue.owners().items() if source.endswith("0.txt"))
+    assert known.reused + known.recomputed == sum(tokens[key] for key in owned)
+    assert unknown.plain and unknown.reused == 0
+    filled.ingest(Document(texts[6], "late"))
+    assert evidence(texts[6]).reused > 0
+    filled.delete("late")
+    assert evidence(texts[6]).reused == 0
 
 
 def test_a_question_longer_than_the_window_is_refused(filled: BlendIndex) -> None:
