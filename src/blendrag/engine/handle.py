@@ -23,6 +23,9 @@ from blendrag.errors import EngineError, PromptTooLongError
 from blendrag.models import resolve_model
 from blendrag.settings import Settings
 
+# vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
+_SHUTDOWN_TIMEOUT_S = 30.0
+
 T = TypeVar("T")
 Progress = Callable[[str], None]
 
@@ -111,9 +114,12 @@ class Engine:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._loop.call_soon_threadsafe(self._llm.shutdown)
-        self._submit(asyncio.sleep(0)).result()
+        self._submit(self._shut_down()).result()
         self._stop_loop()
+        del self._llm  # its finaliser fails when the interpreter is already going down
+
+    async def _shut_down(self) -> None:
+        self._llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
 
     def _stop_loop(self) -> None:
         async def cancel_all() -> None:
