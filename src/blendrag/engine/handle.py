@@ -7,6 +7,7 @@ import atexit
 import itertools
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
@@ -46,6 +47,7 @@ class Engine:
         self.model_path: Path = resolve_model(
             settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=note
         )
+        self._sockets = tempfile.TemporaryDirectory(prefix="blendrag-", ignore_cleanup_errors=True)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="blendrag-engine", daemon=True)
         self._thread.start()
@@ -71,7 +73,7 @@ class Engine:
         self._loop.run_forever()
 
     async def _start(self) -> dict[str, Any]:
-        with engine_environment(self.settings):
+        with engine_environment(self.settings, self._sockets.name):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -132,6 +134,7 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._sockets.cleanup()
 
     # -- what it knows ------------------------------------------------------------------------------------
 

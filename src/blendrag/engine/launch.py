@@ -22,11 +22,15 @@ _SMALL_MACHINE_CORES = 4
 
 
 @contextmanager
-def engine_environment(settings: Settings) -> Iterator[None]:
-    """What vLLM and its processes read while they start, except what the user has set."""
+def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
+    """What vLLM and its processes read while they start, except what the user has set.
+
+    ``sockets``: folder for the sockets between them, which vLLM does not remove.
+    """
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": sockets,
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
