@@ -11,7 +11,8 @@ import torch
 from blendrag.engine import compat
 from blendrag.engine.alone import AlonePrefill
 from blendrag.engine.decoder import Decoder, OnAttention, tapped
-from blendrag.fuse.runs import dense_attention, find_runs
+from blendrag.engine.masks import make_probe
+from blendrag.fuse.runs import dense_attention
 
 if TYPE_CHECKING:
     from blendrag.engine.blender import Blender
@@ -78,24 +79,12 @@ def check_model(blender: Blender, token_ids: Sequence[int], split: int) -> dict[
     }
 
 
-def mask_error(decoder: Decoder, runner: object, block_size: int, tokens: int = 300) -> float:
+def mask_error(decoder: Decoder, runner: object, block_size: int) -> float:
     """Relative error of the backend's attention over runs of random scattered positions."""
-    attention = decoder.attentions[0]
-    cache = compat.scratch_cache(attention, -(-tokens // block_size))
-    device, dtype = cache.device, next(decoder.model.parameters()).dtype
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    key, value = (random(tokens, *decoder.kv_shape) for _ in range(2))
-    compat.write_kv(attention, key, value, cache, torch.arange(tokens, device=device))
-    rows = torch.sort(torch.randperm(tokens, generator=generator)[: tokens // 5]).values.to(device)
-    query = random(rows.numel(), attention.num_heads, attention.head_size)
-    table = torch.arange(cache.shape[0], dtype=torch.int32, device=device)[None]
-    metadata = compat.attention_metadata(runner, find_runs(rows), table, rows)
-    out = compat.attend(attention, query, cache, metadata[attention.layer_name])
-    return _relative(out, dense_attention(query, key, value, rows, attention.impl.scale))
+    probe = make_probe(decoder, runner, block_size, tokens=300, share=0.2)
+    scale = probe.attention.impl.scale
+    reference = dense_attention(probe.query, probe.key, probe.value, probe.rows, scale)
+    return _relative(probe.runs(), reference)
 
 
 def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
