@@ -68,7 +68,8 @@ class Engine:
     def _run_loop(self) -> None:
         # A terminal sends Ctrl-C to every process in the foreground. It is meant for this one, which tells
         # the engine what to stop; the engine's processes inherit the mask of the thread that starts them.
-        resource_tracker.ensure_running()  # started later, it would lift the mask
+        with engine_environment(self.settings, self._sockets.name):
+            resource_tracker.ensure_running()  # started later, it would lift the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._loop.run_forever()
 
