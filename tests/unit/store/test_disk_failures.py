@@ -1,0 +1,177 @@
+"""Full disks and sudden ends, in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stores import files, make_chunk, open_store, register, same, start, states
+
+from blendrag.errors import StoreError, StoreFullError
+from blendrag.store.chunk import Miss
+from blendrag.store.disk import DiskTier
+
+A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from stores import *
+from blendrag.errors import StoreFullError
+root = Path(sys.argv[1])
+store = open_store(root)
+small, large, after = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
+store.put(small)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+try:
+    store.put(large)
+except StoreFullError as error:
+    print(error)
+print(sorted(files(root)) == [f"{small.key}.safetensors"], store.stats()["disk"]["chunks"])
+print(store.put(after) == after.nbytes, same(store.get(small.key, small.token_ids), small))
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(store.put(large) == large.nbytes, same(store.get(large.key, large.token_ids), large))
+store.close()
+"""
+
+
+def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> None:
+    register(tmp_path, [A, LARGE, B])
+    process = start(FULL, tmp_path)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    message, *rest = output.splitlines()
+    assert "free disk space" in message and str(tmp_path) in message
+    assert rest == ["True 1", "True True", "True True"]
+    assert set(states(tmp_path).values()) == {"ready"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here; the test with RLIMIT_FSIZE covers the chunk's file")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_disk_full_to_the_last_byte_never_costs_what_is_stored(small_disk: Path) -> None:
+    """The catalogue lives on the same disk and finds no room either."""
+    chunks = [make_chunk(seed, tokens=300) for seed in range(150)]
+    register(small_disk, chunks)
+    store = open_store(small_disk)
+    kept = []
+    refused = 0
+    for chunk in chunks:
+        try:
+            store.put(chunk)
+            kept.append(chunk)
+        except StoreFullError:
+            refused += 1
+    assert len(kept) > 5 and refused > 5
+    assert files(small_disk) == {f"{chunk.key}.safetensors" for chunk in kept}
+    assert all(same(store.get(chunk.key, chunk.token_ids), chunk) for chunk in kept)
+    store.delete([chunk.key for chunk in kept[:5]])
+    assert store.put(chunks[-1]) == chunks[-1].nbytes
+    store.close()
+
+
+def test_failed_rewrite_keeps_the_record_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, [A])
+    store = open_store(tmp_path)
+    store.put(A)
+    with monkeypatch.context() as patch:
+        patch.setattr("blendrag.store.disk.os.replace", no_room)
+        with pytest.raises(StoreFullError):
+            store.put(A)
+    assert same(store.get(A.key, A.token_ids), A)
+    assert store.stats()["disk"]["chunks"] == 1
+    assert states(tmp_path) == {A.key: "ready"}
+    store.close()
+
+
+def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, [A, B])
+    store = open_store(tmp_path, ram=1 << 20, disk=1000)
+    store.put(A)
+    monkeypatch.setattr("blendrag.store.disk.os.replace", no_room)
+    with pytest.raises(StoreFullError):
+        store.put(B)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "pending"}
+    assert not files(tmp_path)
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    store.close()
+
+
+def no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_other_write_errors_are_not_called_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("blendrag.store.disk.os.fsync", fail)
+    disk = DiskTier(tmp_path, None)
+    with pytest.raises(StoreError, match="Input/output error") as caught:
+        disk.put(A)
+    assert not isinstance(caught.value, StoreFullError)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from stores import *
+from blendrag.store import disk
+from blendrag.store.catalogue import Catalogue
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root, when = Path(sys.argv[1]), sys.argv[2]
+store = open_store(root, ram=1 << 20)
+store.put(make_chunk(1))
+if when == "half written":
+    save = disk.save
+    disk.save = lambda *given: save(*given)[:300]
+    os.fsync = die
+elif when == "written, not renamed":
+    os.replace = die
+elif when == "renamed, not in the catalogue":
+    Catalogue.mark_ready = die
+store.put(make_chunk(2, tokens=50))
+"""
+
+
+@pytest.mark.parametrize("when", ["half written", "written, not renamed", "renamed, not in the catalogue"])
+def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path: Path, when: str) -> None:
+    cut = make_chunk(2, tokens=50)
+    register(tmp_path, [A, cut])
+    process = start(KILLED, tmp_path, when)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors
+    assert len(files(tmp_path)) == 2  # there is something to clean up
+    store = open_store(tmp_path)
+    survived = when == "renamed, not in the catalogue"
+    assert states(tmp_path) == {A.key: "ready", cut.key: "ready" if survived else "pending"}
+    assert len(files(tmp_path)) == 1 + survived
+    assert store.check_integrity() == []
+    assert same(store.get(A.key, A.token_ids), A)
+    assert store.put(cut) == cut.nbytes
+    assert same(store.get(cut.key, cut.token_ids), cut)
+    store.close()

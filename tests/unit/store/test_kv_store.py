@@ -1,0 +1,492 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stores import (
+    IDENTITY,
+    files,
+    filled,
+    make_chunk,
+    open_store,
+    record_of,
+    register,
+    same,
+    states,
+)
+
+from blendrag.errors import StoreFullError
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.chunk import Chunk, Miss
+from blendrag.store.disk import DiskTier
+from blendrag.store.kv_store import KVStore
+
+A, B, C, D = (make_chunk(seed) for seed in range(4))
+RECORD = A.nbytes + 4 * len(A.token_ids) + 512  # what the disk tier counts for one of them
+
+
+def gone(root: Path, chunk: Chunk) -> bool:
+    """Whether a damaged record was dropped, its chunk wanted again, and a later put welcome."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    pending = [entry.key for entry in catalogue.pending()]
+    nbytes = catalogue.totals().bytes
+    catalogue.close()
+    return pending == [chunk.key] and nbytes == 0 and not files(root)
+
+
+# -- what comes back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ram", [0, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kv_does_not_lose_a_bit(tmp_path: Path, dtype: torch.dtype, ram: int) -> None:
+    chunk = make_chunk(1, tokens=7, dtype=dtype)
+    chunk.kv.view(-1)[:4] = torch.tensor([float("nan"), float("-inf"), -0.0, 1e-40]).to(dtype)
+    store = filled(tmp_path, [chunk], ram=ram)
+    assert same(store.get(chunk.key, chunk.token_ids), chunk)
+    store.close()
+    store = open_store(tmp_path, ram=ram)
+    assert same(store.get(chunk.key, chunk.token_ids), chunk)
+    assert same(store.get(chunk.key, chunk.token_ids), chunk)  # from RAM, where there is some
+    store.close()
+
+
+def test_prefix_of_a_chunk_is_found_and_the_whole_chunk_given(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    for length in range(len(A.token_ids) + 1):
+        assert same(store.get(A.key, A.token_ids[:length]), A)
+    assert same(store.get(A.key, list(A.token_ids)), A)  # requests carry lists
+    store.close()
+
+
+@pytest.mark.parametrize("ram", [0, 1 << 20])
+@pytest.mark.parametrize("ids", [(*A.token_ids[:-1], 1), (*A.token_ids, 1), A.token_ids[1:], B.token_ids])
+def test_kv_of_other_tokens_is_never_given(tmp_path: Path, ids: tuple[int, ...], ram: int) -> None:
+    store = filled(tmp_path, [A], ram=ram)
+    assert store.get(A.key, ids) == Miss("mismatch")
+    assert same(store.get(A.key, A.token_ids), A)  # and the chunk is not blamed for it
+    assert states(tmp_path) == {A.key: "ready"}
+    store.close()
+
+
+def test_chunk_never_stored_is_missing_and_stays_pending(tmp_path: Path) -> None:
+    store = filled(tmp_path, [])
+    register(tmp_path, [A])
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert store.get(B.key, B.token_ids) == Miss("missing")
+    assert states(tmp_path) == {A.key: "pending"}
+    store.close()
+
+
+def test_chunk_nobody_wants_is_not_written(tmp_path: Path) -> None:
+    store = filled(tmp_path, [], ram=1 << 20)
+    assert store.put(A) == 0
+    assert not files(tmp_path)
+    assert store.stats()["ram"]["chunks"] == 0
+    store.close()
+
+
+def test_kv_changed_after_a_get_does_not_change_the_record(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    found = store.get(A.key, A.token_ids)
+    assert isinstance(found, Chunk)
+    found.kv.zero_()
+    assert same(store.get(A.key, A.token_ids), A)
+    store.close()
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_flipped_byte_is_dropped_and_wanted_again(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        store = filled(root, [A])
+        file = record_of(root, A.key)
+        record = bytearray(file.read_bytes())
+        header = 8 + int.from_bytes(record[:8], "little")
+        body = (header, len(record) - 1)
+        low, high = data.draw(st.sampled_from([(0, 7), (8, header - 1), body, body]))
+        at = data.draw(st.integers(low, high))
+        record[at] ^= data.draw(st.integers(1, 255))
+        file.write_bytes(record)
+        found = store.get(A.key, A.token_ids)
+        if at >= header or isinstance(found, Miss):  # a space for a tab in the header changes nothing
+            assert found == Miss("damaged")
+            assert gone(root, A)
+            assert store.stats()["damaged"] == 1
+            assert store.get(A.key, A.token_ids) == Miss("missing")
+            assert store.put(A) == A.nbytes
+        assert same(store.get(A.key, A.token_ids), A)
+        store.close()
+
+
+def test_no_flipped_bit_of_a_header_raises(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path, None)
+    disk.put(A)
+    file = disk.path(A.key)
+    record = file.read_bytes()
+    header = 8 + int.from_bytes(record[:8], "little")
+    store = KVStore(Catalogue.open(tmp_path, IDENTITY), _no_ram(), disk)
+    for bit in range(8 * header):
+        flipped = bytearray(record)
+        flipped[bit // 8] ^= 1 << bit % 8
+        disk.put(A)
+        file.write_bytes(flipped)
+        found = store.get(A.key, A.token_ids)
+        assert found == Miss("damaged") or same(found, A)
+    assert store.stats()["damaged"] > 7 * header  # nearly all were noticed
+    store.close()
+
+
+def _no_ram() -> Any:
+    from blendrag.store.ram import RamTier
+
+    return RamTier(0)
+
+
+@pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
+def test_truncated_record_is_dropped_and_wanted_again(tmp_path: Path, left: int) -> None:
+    store = filled(tmp_path, [A])
+    file = record_of(tmp_path, A.key)
+    file.write_bytes(file.read_bytes()[:left])
+    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    assert gone(tmp_path, A)
+    assert store.stats()["damaged"] == 1
+    store.close()
+
+
+def test_record_with_something_appended_is_dropped(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    file = record_of(tmp_path, A.key)
+    file.write_bytes(file.read_bytes() + b"\0")
+    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    assert gone(tmp_path, A)
+    store.close()
+
+
+def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B])
+    record_of(tmp_path, A.key).write_bytes(record_of(tmp_path, B.key).read_bytes())
+    assert store.get(A.key, B.token_ids) == Miss("damaged")  # even when asked for what is in the file
+    assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
+    assert same(store.get(B.key, B.token_ids), B)
+    store.close()
+
+
+def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    record_of(tmp_path, A.key).unlink()
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert states(tmp_path) == {A.key: "pending"}
+    assert store.stats()["disk"]["bytes"] == 0
+    assert store.put(A) == A.nbytes
+    store.close()
+
+
+def test_prefetch_over_a_damaged_record_raises_nothing_and_brings_the_others(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B]).close()
+    record_of(tmp_path, A.key).write_bytes(b"")
+    store = open_store(tmp_path, ram=1 << 20)
+    store.prefetch([A.key, C.key, B.key])
+    record_of(tmp_path, B.key).unlink()
+    assert same(store.get(B.key, B.token_ids), B)
+    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    store.close()
+
+
+def test_integrity_check_overlooks_nothing(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B, C, D])
+    assert store.check_integrity() == []
+    record_of(tmp_path, A.key).unlink()
+    record_of(tmp_path, B.key).write_bytes(b"")
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.mark([C.key], "pending")
+    catalogue.close()
+    problems = store.check_integrity()
+    assert sorted(problem.split(":")[0] for problem in problems) == sorted([A.key, B.key, C.key])
+    store.close()
+
+
+def test_integrity_check_does_not_change_which_chunk_leaves_next(tmp_path: Path) -> None:
+    chunks = sorted([A, B], key=lambda chunk: chunk.key, reverse=True)
+    store = filled(tmp_path, chunks, disk=2 * RECORD)
+    store.check_integrity()  # reads in the order of keys
+    register(tmp_path, [*chunks, C])
+    store.put(C)
+    assert states(tmp_path)[chunks[0].key] == "evicted"
+    store.close()
+
+
+# -- reopening ------------------------------------------------------------------------------------------
+
+
+def test_open_sweeps_files_without_a_row_and_rows_without_a_file(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B, C]).close()
+    record_of(tmp_path, A.key).unlink()
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.register("doc", [(chunk.key, "", chunk.token_ids) for chunk in (A, C)])  # B has no row now
+    catalogue.mark([C.key], "pending")  # as if the crash came between C's file and its row
+    catalogue.close()
+    (tmp_path / "kv" / C.key[:2] / "left.1.tmp").write_bytes(b"half")
+    store = open_store(tmp_path)
+    assert states(tmp_path) == {A.key: "pending", C.key: "ready"}
+    assert files(tmp_path) == {f"{C.key}.safetensors"}
+    assert store.check_integrity() == []
+    store.close()
+
+
+def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B, C])
+    for chunk in (B, A):
+        store.get(chunk.key, chunk.token_ids)
+    store.close()
+    store = open_store(tmp_path, disk=3 * RECORD)
+    register(tmp_path, [A, B, C, D])
+    store.put(D)
+    assert states(tmp_path) == {A.key: "ready", B.key: "ready", C.key: "evicted", D.key: "ready"}
+    store.close()
+
+
+def test_chunk_just_written_does_not_leave_first_after_a_restart(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    store.get(A.key, A.token_ids)
+    register(tmp_path, [A, B])
+    store.put(B)  # later than the use of A
+    store.close()
+    store = open_store(tmp_path, disk=2 * RECORD)
+    register(tmp_path, [A, B, C])
+    store.put(C)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
+    store.close()
+
+
+def test_lowered_limit_is_obeyed_from_the_start(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B, C]).close()
+    store = open_store(tmp_path, disk=2 * RECORD)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
+    assert files(tmp_path) == {f"{B.key}.safetensors", f"{C.key}.safetensors"}
+    store.close()
+
+
+# -- limits ---------------------------------------------------------------------------------------------
+
+
+def test_evicted_chunk_is_not_pending_and_not_in_ram(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B, C], ram=1 << 20, disk=2 * RECORD)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert states(tmp_path)[A.key] == "evicted"  # asking does not make it wanted
+    assert store.stats()["disk"]["evictions"] == 1
+    register(tmp_path, [A, B, C])  # ingesting again does
+    assert states(tmp_path)[A.key] == "pending"
+    assert store.put(A) == A.nbytes
+    assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready"}
+    store.close()
+
+
+def test_chunk_larger_than_the_limit_drives_nobody_out(tmp_path: Path) -> None:
+    large = make_chunk(9, tokens=500)
+    store = filled(tmp_path, [A, B], disk=2 * RECORD)
+    register(tmp_path, [A, B, large])
+    with pytest.raises(StoreFullError, match="limit"):
+        store.put(large)
+    assert states(tmp_path) == {A.key: "ready", B.key: "ready", large.key: "pending"}
+    assert same(store.get(A.key, A.token_ids), A)
+    store.close()
+
+
+def test_chunk_larger_than_ram_is_served_from_disk(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A], ram=A.nbytes - 1)
+    assert same(store.get(A.key, A.token_ids), A)
+    assert store.stats()["ram"]["chunks"] == 0
+    store.close()
+
+
+def test_record_takes_no_more_than_is_counted_for_it(tmp_path: Path) -> None:
+    for tokens in (1, 8, 700):
+        chunk = make_chunk(1, tokens)
+        disk = DiskTier(tmp_path / str(tokens), None)
+        disk.put(chunk)
+        assert disk.path(chunk.key).stat().st_size <= disk.stats()["bytes"]
+
+
+POOL = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 8, 8, 16, 30, 60])]
+
+
+def disk_size(chunk: Chunk) -> int:
+    return chunk.nbytes + 4 * len(chunk.token_ids) + 512
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.sampled_from(["put", "get"]), st.sampled_from(POOL)), max_size=25),
+    st.integers(0, 4000),
+    st.integers(0, 6000),
+)
+def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
+    steps: list[tuple[str, Chunk]], ram: int, limit: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        register(root, POOL)
+        store = open_store(root, ram=ram, disk=limit)
+        model: OrderedDict[str, int] = OrderedDict()  # of the disk tier
+        in_ram: OrderedDict[str, int] = OrderedDict()
+
+        def keep(chunk: Chunk) -> None:
+            if chunk.nbytes <= ram:
+                in_ram.pop(chunk.key, None)
+                while sum(in_ram.values()) + chunk.nbytes > ram:
+                    in_ram.popitem(last=False)
+                in_ram[chunk.key] = chunk.nbytes
+
+        for action, chunk in steps:
+            size = disk_size(chunk)
+            if action == "put" and size > limit:
+                with pytest.raises(StoreFullError):
+                    store.put(chunk)
+            elif action == "put":
+                model.pop(chunk.key, None)
+                while sum(model.values()) + size > limit:
+                    in_ram.pop(model.popitem(last=False)[0], None)
+                model[chunk.key] = size
+                keep(chunk)
+                assert store.put(chunk) == chunk.nbytes
+            else:
+                found = store.get(chunk.key, chunk.token_ids)
+                assert same(found, chunk) if chunk.key in model else found == Miss("missing")
+                if chunk.key in in_ram:
+                    in_ram.move_to_end(chunk.key)
+                elif chunk.key in model:
+                    model.move_to_end(chunk.key)
+                    keep(chunk)
+            on_disk = sum(path.stat().st_size for path in (root / "kv").rglob("*.safetensors"))
+            stats = store.stats()
+            assert on_disk <= stats["disk"]["bytes"] == sum(model.values()) <= limit
+            assert stats["ram"]["bytes"] == sum(in_ram.values()) <= ram
+            assert files(root) == {f"{key}.safetensors" for key in model}
+        assert {key for key, state in states(root).items() if state == "ready"} == set(model)
+        store.close()
+
+
+# -- at once --------------------------------------------------------------------------------------------
+
+
+def test_chunk_deleted_while_it_is_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, [], ram=1 << 20)
+    register(tmp_path, [A])
+    write = DiskTier._write
+
+    def write_slowly(tier: DiskTier, chunk: Chunk) -> None:
+        catalogue = Catalogue.open(tmp_path, IDENTITY)  # the client's
+        assert catalogue.release("doc") == [A.key]
+        catalogue.close()
+        write(tier, chunk)
+
+    monkeypatch.setattr(DiskTier, "_write", write_slowly)
+    assert store.put(A) == 0
+    assert not files(tmp_path)
+    assert store.stats()["ram"]["chunks"] == store.stats()["disk"]["chunks"] == 0
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    store.close()
+
+
+def test_chunk_deleted_the_moment_it_is_ready_does_not_stay_in_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, [], ram=1 << 20)
+    register(tmp_path, [A])
+    mark_ready = Catalogue.mark_ready
+
+    def then_delete(catalogue: Catalogue, *arguments: Any) -> bool:
+        marked = mark_ready(catalogue, *arguments)
+        catalogue.release("doc")
+        store.delete([A.key])
+        return marked
+
+    monkeypatch.setattr(Catalogue, "mark_ready", then_delete)
+    store.put(A)
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    store.close()
+
+
+def test_get_that_misses_a_chunk_just_being_written_does_not_unmark_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, [])
+    register(tmp_path, [A])
+    get = DiskTier.get
+
+    def then_written(tier: DiskTier, key: str) -> Chunk | None:
+        found = get(tier, key)
+        store.put(A)  # by the writer's thread, between the look-up and what follows from it
+        return found
+
+    monkeypatch.setattr(DiskTier, "get", then_written)
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert states(tmp_path) == {A.key: "ready"}
+    store.close()
+
+
+def test_delete_counts_and_leaves_nothing(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B], ram=1 << 20)
+    assert store.delete([A.key, C.key]) == 1
+    assert files(tmp_path) == {f"{B.key}.safetensors"}
+    assert store.stats()["ram"]["chunks"] == 1
+    assert store.get(A.key, A.token_ids) == Miss("missing")
+    store.close()
+
+
+def test_threads_never_get_a_torn_or_foreign_chunk(tmp_path: Path) -> None:
+    chunks = [make_chunk(seed, tokens=20) for seed in range(12)]
+    register(tmp_path, chunks)
+    size = disk_size(chunks[0])
+    store = open_store(tmp_path, ram=4 * chunks[0].nbytes, disk=6 * size)
+    begin = threading.Barrier(6)
+    ends = time.monotonic() + 1.0
+
+    def put(first: int) -> int:
+        begin.wait()
+        done = 0
+        while time.monotonic() < ends:
+            store.put(chunks[(first + done) % 12])
+            done += 1
+        return done
+
+    def read(first: int) -> int:
+        begin.wait()
+        hits = 0
+        at = first
+        while time.monotonic() < ends:
+            chunk = chunks[at % 12]
+            found = store.get(chunk.key, chunk.token_ids)
+            assert found == Miss("missing") or same(found, chunk)
+            hits += isinstance(found, Chunk)
+            at += 1
+        return hits
+
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(put, 0), pool.submit(put, 5), *(pool.submit(read, n) for n in range(4))]
+        assert all(job.result() > 10 for job in jobs)
+    stats = store.stats()
+    assert stats["damaged"] == 0
+    assert stats["disk"]["bytes"] == size * stats["disk"]["chunks"] == size * len(files(tmp_path)) <= 6 * size
+    assert stats["ram"]["bytes"] <= 4 * chunks[0].nbytes
+    store.close()
+    store = open_store(tmp_path)
+    assert store.check_integrity() == []
+    store.close()
