@@ -92,7 +92,12 @@ class Catalogue:
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES ('identity', ?)", (json.dumps(asdict(identity)),))
             (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-        made_with = KVIdentity(**json.loads(stored))
+        try:
+            made_with = KVIdentity(**json.loads(stored))
+        except (TypeError, ValueError):
+            raise StoreMismatchError(
+                f"the index {str(root)!r} was made by another version of blendrag: ingest into a new folder"
+            ) from None
         if made_with.digest() != identity.digest():
             raise StoreMismatchError(
                 f"the index {str(root)!r} was made with model {made_with.model!r}, not {identity.model!r}"
