@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -61,20 +63,34 @@ def lines_until(process: subprocess.Popen[str], prefix: str) -> list[str]:
     return lines
 
 
-def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[str]) -> None:
-    assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # begun once: children skip the script
-    children = psutil.Process(waiting.pid).children(recursive=True)
-    assert children
+@pytest.mark.parametrize("stage", ["loading", "serving"])
+def test_killing_the_parent_leaves_no_engine_process(waiting: subprocess.Popen[str], stage: str) -> None:
+    parent = psutil.Process(waiting.pid)
+    if stage == "serving":
+        assert lines_until(waiting, "tokens") == ["begun", "tokens 4"]  # once: children skip the script
+    else:
+        wait_for(lambda: len(spawned(parent)) == 2)
+    children = parent.children(recursive=True)
     waiting.send_signal(signal.SIGKILL)
     waiting.wait()
-    wait_until_gone(children)
+    wait_for(lambda: not [child for child in children if alive(child)])
 
 
-def wait_until_gone(processes: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 60
-    while left := [process for process in processes if alive(process)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+def spawned(parent: psutil.Process) -> list[psutil.Process]:
+    """Engine processes below ``parent``: the core, then its worker."""
+    found = []
+    for process in parent.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended already
+            if {"spawn_main", "VLLM"} & set(re.findall(r"\w+", " ".join(process.cmdline()))):
+                found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def alive(process: psutil.Process) -> bool:
@@ -97,4 +113,4 @@ def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_
         process.wait()
     assert lines == ["begun", "tokens 4"]
     assert (tmp_path / "stderr").read_text() == ""
-    wait_until_gone(children)
+    wait_for(lambda: not [child for child in children if alive(child)])

@@ -17,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from blendrag.engine.recipe import FIELD, Recipe, read_recipe
-from blendrag.engine.watchdog import exit_with_parent
 
 if TYPE_CHECKING:
     from blendrag.engine.blender import Blender
@@ -72,8 +71,6 @@ class BlendConnector(KVConnectorBase_V1):
         self._blender: Blender | None = None
         self._failed_blocks: set[int] = set()
         self._reports: dict[str, dict[str, Any]] = {}
-        if role == KVConnectorRole.SCHEDULER and extra.get("client_pid"):
-            exit_with_parent(int(extra["client_pid"]))
 
     # -- scheduler half -----------------------------------------------------------------------------------
 

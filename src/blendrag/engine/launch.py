@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
         "VLLM_RPC_BASE_PATH": sockets,
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
@@ -81,7 +83,6 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
             kv_role="kv_consumer",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={
-                "client_pid": os.getpid(),
                 "exact_tail": _EXACT_TAIL,
                 "mask": settings.mask,
             },
@@ -92,18 +93,15 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
 
 @contextmanager
 def main_not_imported_again() -> Iterator[None]:
-    """Let spawned processes start without importing the user's script.
+    """Let spawned processes, and those they spawn, begin with the watchdog instead of the user's script.
 
-    They do not need it, and a script that asks its question at the top level would otherwise start an
+    They do not need that, and a script that asks its question at the top level would otherwise start an
     engine inside the engine.
     """
     main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
-    }
-    main.__dict__.pop("__file__", None)
-    main.__spec__ = None
+    former = main.__spec__
+    main.__spec__ = ModuleSpec("blendrag.engine.watchdog", None)  # multiprocessing looks at the name only
     try:
         yield
     finally:
-        main.__dict__.update(hidden)
+        main.__spec__ = former

@@ -1,7 +1,13 @@
-"""No engine process outlives the process that started it, however that one ends."""
+"""No engine process outlives the process that started it, however that one ends.
+
+Every engine process runs this module as its main module (``launch.main_not_imported_again``), before it
+imports anything else. Without it, a process whose parent is killed while vLLM starts waits for ever, and so
+does one whose client is killed later: vLLM only notices sockets that are closed.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -10,31 +16,20 @@ import time
 _INTERVAL_S = 1.0
 
 
-def exit_with_parent(pid: int) -> None:
-    """Watch ``pid``, this process's parent, from a daemon thread; end this process when it is gone.
-
-    vLLM's engine process only notices a client that closes its sockets; one that was killed leaves it
-    waiting for ever, with its workers.
-    """
-    if os.getppid() != pid and not _alive(pid):
-        os._exit(1)
-    threading.Thread(target=_watch, args=(pid,), name="blendrag-watchdog", daemon=True).start()
+def exit_with_parent() -> None:
+    """Watch the process that started this one, from a daemon thread; end this one when it is gone."""
+    threading.Thread(target=_watch, name="blendrag-watchdog", daemon=True).start()
 
 
-def _watch(pid: int) -> None:
-    is_child = os.getppid() == pid
-    while os.getppid() == pid if is_child else _alive(pid):
+def _watch() -> None:
+    while (parent := multiprocessing.parent_process()) is None:  # known a moment after the main module ran
+        time.sleep(_INTERVAL_S / 10)
+    while os.getppid() == parent.pid:
         time.sleep(_INTERVAL_S)
     os.kill(os.getpid(), signal.SIGTERM)  # lets the workers end first
     time.sleep(5 * _INTERVAL_S)
     os._exit(1)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+if __name__ == "__mp_main__":  # the main module of a process that multiprocessing has spawned
+    exit_with_parent()
