@@ -1,0 +1,184 @@
+"""What README and docs show works: code, commands, links, the table of settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from inspect import isclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from blendrag import errors
+from blendrag.cli.app import app
+from blendrag.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ENGINE = {"BLENDRAG_KV_CACHE_GIB": "1", "BLENDRAG_MAX_MODEL_LEN": "4096"}
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_ROW = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+_MACHINE_PATH = re.compile(r"(?<![\w.:/-])/(?:home|root|tmp|work|mnt|opt|usr|var|Users)/\S*|\b[A-Z]:\\")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for name, code in _BLOCK.findall(page.read_text()) if name == language]
+
+
+def command_lines(page: Path) -> list[str]:
+    return [line for block in blocks(page, "sh") for line in block.splitlines() if line]
+
+
+def needs_engine(page: Path) -> bool:
+    """A page's blocks are one program; it needs the engine if any of them asks an index."""
+    return any("index." in code for code in blocks(page, "python"))
+
+
+def run(page: Path, languages: tuple[str, ...] = ("python",)) -> None:
+    """Run the page's blocks from top to bottom, as one program, in the current folder."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for language, code in _BLOCK.findall(page.read_text()):
+        if language == "python" and language in languages:
+            exec(compile(code, page.name, "exec"), namespace)
+        elif language == "sh" and language in languages:
+            for line in code.splitlines():
+                if line.startswith(("blendrag ingest", "blendrag ask", "blendrag stats")):
+                    run_command(line)
+
+
+def run_command(line: str) -> None:
+    if "--model" in line:  # a model that has to be downloaded
+        return
+    result = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert result.exit_code == 0, f"{line}\n{result.output}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder but for ``docs``, with two pages of the documentation."""
+    for name in [name for name in os.environ if name.startswith("BLENDRAG_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in ("blending.md", "quickstart.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not needs_engine(page)], ids=lambda p: p.name)
+def test_code_that_does_not_run_is_not_shown(page: Path, folder: Path) -> None:
+    run(page)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_code_that_does_not_run_with_the_engine_is_not_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blendrag.engine.handle import Engine
+
+    for name, value in ENGINE.items():
+        monkeypatch.setenv(name, value)
+    engine = Engine.shared(Settings.load())  # one start for all pages
+    try:
+        for page in filter(needs_engine, PAGES):
+            (folder / page.stem).mkdir()
+            shutil.copytree(folder / "docs", folder / page.stem / "docs")
+            monkeypatch.chdir(folder / page.stem)
+            run(page, ("python", "sh"))
+    finally:
+        engine.release()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_with_options_that_do_not_exist_are_not_shown(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for line in command_lines(page):
+        words = shlex.split(line, comments=True)
+        with monkeypatch.context() as patch:
+            while "=" in words[0]:
+                patch.setenv(*words.pop(0).split("=", 1))
+            Settings.load()  # refuses unknown BLENDRAG_ variables
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in makefile, line
+        elif words[0] == "blendrag":
+            parse(words[1:])
+        elif words[0] == "." or words[:2] == ["pip", "install"]:
+            pass
+        else:
+            pytest.fail(f"unknown command: {line}")
+
+
+def parse(words: list[str]) -> None:
+    """Have the command line take ``words`` apart, without doing anything. Raises a usage error."""
+    command: Any = typer.main.get_command(app)
+    while subcommands := getattr(command, "commands", None):
+        command = subcommands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def test_install_lines_name_the_versions_of_the_lock_file() -> None:
+    lock = (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+    for page in PAGES:
+        for line in command_lines(page):
+            for package in re.findall(r"[\w-]+==[\w.]+", line):
+                assert package in lock, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.is_file(), f"{page.name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+def anchors(page: Path) -> Iterator[str]:
+    for heading in _HEADING.findall(page.read_text()):
+        yield re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_table_of_settings_is_the_settings() -> None:
+    rows = _ROW.findall((ROOT / "docs" / "configuration.md").read_text())
+    shown = [(name, default) for name, default, _ in rows]
+    assert sorted(shown) == sorted((name, shown_default(name)) for name in Settings.model_fields)
+
+
+def shown_default(name: str) -> str:
+    if name == "cache_dir":  # depends on the user
+        return "the user's cache folder"
+    return f"`{Settings.model_fields[name].default!r}`"
+
+
+def test_yaml_that_is_shown_is_accepted(folder: Path) -> None:
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            (folder / "blendrag.yaml").write_text(block)
+            Settings.load()
+
+
+def test_every_error_has_its_remedy() -> None:
+    headings = _HEADING.findall((ROOT / "docs" / "troubleshooting.md").read_text())
+    for name, error in vars(errors).items():
+        if isclass(error) and issubclass(error, errors.BlendragError) and error is not errors.BlendragError:
+            assert name in headings
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_no_machine_is_named(page: Path) -> None:
+    assert not _MACHINE_PATH.findall(page.read_text())
