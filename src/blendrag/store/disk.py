@@ -22,7 +22,7 @@ from blendrag.store.tier import DamagedError, Tier
 
 _SUFFIX = ".safetensors"
 _TEMPORARY = ".tmp"
-_HEADER = 1024  # more than the header of a record takes
+_HEADER = 512  # more than the header of a record takes
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -75,7 +75,7 @@ class DiskTier(Tier):
     def _size(self, chunk: Chunk) -> int:
         return chunk.nbytes + 4 * len(chunk.token_ids) + _HEADER
 
-    def _write(self, chunk: Chunk) -> int:
+    def _write(self, chunk: Chunk) -> None:
         tensors = self._codec.encode(chunk.kv)
         tensors["token_ids"] = torch.tensor(chunk.token_ids, dtype=torch.int32)
         record = save(tensors, {"checksum": _checksum(tensors), "key": chunk.key})
@@ -89,7 +89,6 @@ class DiskTier(Tier):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             _sync_folder(path.parent)
-            return len(record)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)

@@ -58,16 +58,16 @@ class KVStore:
         return cls(catalogue, ram, disk)
 
     def put(self, chunk: Chunk) -> int:
-        """Store a chunk; the bytes written, 0 if the catalogue does not want it (any more).
+        """Store a chunk; the bytes of its KV, 0 if the catalogue does not want it (any more).
 
         Raises StoreFullError, leaving nothing behind.
         """
         if not self._catalogue.knows(chunk.key):
             return 0
-        written = self._disk.put(chunk)
+        self._disk.put(chunk)
         with self._state:
             try:
-                noted = chunk.key in self._disk and self._catalogue.mark_ready(chunk.key, written)
+                noted = chunk.key in self._disk and self._catalogue.mark_ready(chunk.key, chunk.nbytes)
             except StoreError:
                 self._disk.delete(chunk.key)
                 raise
@@ -75,7 +75,8 @@ class KVStore:
                 self._disk.delete(chunk.key)
                 return 0
         self._keep(chunk)
-        return written
+        self._touch(chunk.key)
+        return chunk.nbytes
 
     def get(self, key: str, token_ids: Sequence[int]) -> Chunk | Miss:
         """The chunk whose tokens begin with ``token_ids``. Ids are compared, not only the key.
@@ -174,5 +175,11 @@ def _sweep(catalogue: Catalogue, disk: DiskTier) -> None:
     there, ready = disk.keys(), set(catalogue.recent())
     catalogue.mark(ready - there, "pending")
     for key in there - ready:  # written, and the crash came before the row
-        catalogue.mark_ready(key, disk.size(key))
+        try:
+            chunk = disk.peek(key)
+        except DamagedError:
+            disk.delete(key)
+        else:
+            if chunk is not None:
+                catalogue.mark_ready(key, chunk.nbytes)
     disk.trim()

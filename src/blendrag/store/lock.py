@@ -15,7 +15,7 @@ class IndexLock:
     """Held while an index is open. The system drops it when the process ends, however it ends."""
 
     def __init__(self, root: Path) -> None:
-        self._lock = FileLock(root / "lock")
+        self._lock = FileLock(root / "lock", thread_local=False)  # any thread may close an index
         self._holder = root / "lock.pid"
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class IndexLock:
         pid = ""
         with contextlib.suppress(OSError):  # the holder writes it just after it has the lock
             pid = self._holder.read_text().strip()
-        return f"process {pid or '(unknown)'}: close it there first"
+        return f"{f'process {pid}' if pid else 'another process'}: close it there first"
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

@@ -28,9 +28,8 @@ class RamTier(Tier):
     def _read(self, key: str) -> Chunk | None:
         return self._chunks.get(key)
 
-    def _write(self, chunk: Chunk) -> int:
+    def _write(self, chunk: Chunk) -> None:
         self._chunks[chunk.key] = chunk
-        return chunk.nbytes
 
     def _remove(self, key: str) -> None:
         self._chunks.pop(key, None)

@@ -72,8 +72,8 @@ class Tier(ABC):
             if key in self._sizes:
                 self._policy.used(key)
 
-    def put(self, chunk: Chunk) -> int:
-        """Keep a chunk; the bytes it takes. Raises StoreFullError without room for it.
+    def put(self, chunk: Chunk) -> list[str]:
+        """Keep a chunk; the keys that had to leave for it. Raises StoreFullError without room for it.
 
         If the write fails, a former record of the chunk is still there.
         """
@@ -87,16 +87,16 @@ class Tier(ABC):
                 former = self._sizes.get(chunk.key)
                 self._forget(chunk.key)
             try:
-                self._make_room(size)
-                taken = self._write(chunk)
+                evicted = self._make_room(size)
+                self._write(chunk)
             except BaseException:
                 if former is not None:
                     with self._lock:
                         self._note(chunk.key, former)
                 raise
             with self._lock:
-                self._note(chunk.key, taken)
-            return taken
+                self._note(chunk.key, size)
+            return evicted
 
     def trim(self) -> None:
         """Evict until the limit is obeyed: it may be lower than when the chunks were stored."""
@@ -113,10 +113,6 @@ class Tier(ABC):
 
     def __contains__(self, key: str) -> bool:
         return key in self._sizes
-
-    def size(self, key: str) -> int:
-        """Bytes a chunk takes; 0 if it is not there."""
-        return self._sizes.get(key, 0)
 
     def keys(self) -> set[str]:
         with self._lock:
@@ -137,8 +133,8 @@ class Tier(ABC):
         """The chunk, or None. Raises DamagedError."""
 
     @abstractmethod
-    def _write(self, chunk: Chunk) -> int:
-        """Keep the chunk, wholly or not at all; the bytes it takes. Raises StoreFullError, StoreError."""
+    def _write(self, chunk: Chunk) -> None:
+        """Keep the chunk, wholly or not at all. Raises StoreFullError, StoreError."""
 
     @abstractmethod
     def _remove(self, key: str) -> None:
@@ -157,7 +153,8 @@ class Tier(ABC):
             self._stats.chunks -= 1
             self._stats.bytes -= size
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> list[str]:
+        evicted: list[str] = []
         while (victim := self._victim(size)) is not None:
             if self._on_evict:
                 self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
@@ -165,6 +162,8 @@ class Tier(ABC):
                 self._forget(victim)
                 self._remove(victim)
                 self._stats.evictions += 1
+            evicted.append(victim)
+        return evicted
 
     def _victim(self, size: int) -> str | None:
         with self._lock:
