@@ -2,12 +2,13 @@
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test unit lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
 	@echo "make demo    answer questions from a few documents, with and without blending"
 	@echo "make test    lint, type check, unit tests, engine tests"
+	@echo "make unit    the tests that need no engine, without the slow ones"
 	@echo "make lint    lint and type check only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -20,6 +21,9 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/pytest -q -m "not engine and not slow"
 
 test: lint
 	$(BIN)/pytest -m "not engine"
