@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import IDENTITY, start
 
-from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
 from blendrag.store.catalogue import Catalogue
 
 
@@ -190,6 +190,26 @@ def test_failed_registration_changes_nothing(catalogue: Catalogue) -> None:
     assert catalogue.owners() == {"doc": ["a"]}
     catalogue.register("doc", rows("b"))  # no transaction was left open
     assert catalogue.owners() == {"doc": ["b"]}
+
+
+def test_failed_commit_does_not_block_what_follows(catalogue: Catalogue) -> None:
+    with pytest.raises(StoreError), catalogue._transaction() as db:
+        db.execute("PRAGMA defer_foreign_keys = ON")  # checked, and refused, by COMMIT only
+        db.execute("INSERT INTO owners VALUES ('doc', 'no such chunk')")
+    catalogue.register("doc", rows("a"))
+    assert catalogue.owners() == {"doc": ["a"]}
+
+
+def test_full_disk_under_the_catalogue_is_called_so_and_changes_nothing(catalogue: Catalogue) -> None:
+    db = catalogue._connection
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite answers as on a full disk
+    with pytest.raises(StoreFullError):
+        catalogue.register("doc", [("a", "x" * 100_000, (1,))])
+    db.execute("PRAGMA max_page_count = 100000")
+    assert catalogue.known() == set()
+    catalogue.register("doc", rows("a"))
+    assert catalogue.owners() == {"doc": ["a"]}
 
 
 def test_used_chunks_are_listed_last(catalogue: Catalogue) -> None:
