@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ CREATE TABLE IF NOT EXISTS owners (
 CREATE INDEX IF NOT EXISTS owners_by_key ON owners(key);
 CREATE INDEX IF NOT EXISTS chunks_by_state ON chunks(state) WHERE state != 'ready';
 """
+_TIMEOUT_S = 30.0
 _MANY = 500  # variables in one statement
 
 
@@ -73,8 +75,10 @@ class Catalogue:
         path = root / "catalogue.sqlite"
         try:
             root.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
-            connection.execute("PRAGMA journal_mode=WAL")
+            connection = sqlite3.connect(
+                path, timeout=_TIMEOUT_S, check_same_thread=False, isolation_level=None
+            )
+            _use_wal(connection)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA foreign_keys=ON")
             connection.executescript(_SCHEMA)
@@ -251,6 +255,19 @@ class Catalogue:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """SQLite's timeout does not cover this switch: two processes that create a catalogue meet here."""
+    ends = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                raise
+        time.sleep(0.01)
 
 
 def _error(error: sqlite3.Error) -> StoreError:

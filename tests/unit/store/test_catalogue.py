@@ -238,6 +238,35 @@ catalogue.close()
 """
 
 
+CREATORS = """
+import sys
+from multiprocessing import get_context
+from pathlib import Path
+from stores import IDENTITY
+from blendrag.store.catalogue import Catalogue
+
+def create(root, barrier):
+    for n in range(30):
+        barrier.wait(30)
+        Catalogue.open(root / str(n), IDENTITY).close()
+
+context = get_context("fork")
+barrier = context.Barrier(4)
+workers = [context.Process(target=create, args=(Path(sys.argv[1]), barrier)) for _ in range(4)]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+sys.exit(any(worker.exitcode for worker in workers))
+"""
+
+
+def test_processes_that_create_the_catalogue_at_once_all_open_it(tmp_path: Path) -> None:
+    process = start(CREATORS, tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
 def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
     processes = [start(WRITER, tmp_path, name) for name in ("a", "b")]
     for process in processes:  # both create it at once
