@@ -99,7 +99,7 @@ def test_scattered_tokens_do_not_see_the_future(bench: Bench) -> None:
 def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None:
     ratios = (0.0, 0.15, 0.5, 1.0)
     sums = dict.fromkeys(ratios, 0.0)
-    count = 12
+    count = 10
     for number in range(count):
         pieces = [bench.pieces[(5 * number + 7 * i) % len(bench.pieces)] for i in range(4)]
         prompt = bench.prompt(pieces)
@@ -111,11 +111,12 @@ def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None
     assert means[-1] < 1e-4 < means[0], means
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "random"])
-@pytest.mark.parametrize("metric", ["v", "k", "kv"])
+@pytest.mark.parametrize(
+    ("selector", "metric"),
+    [(measuring, metric) for measuring in ("hkvd", "gradual") for metric in ("v", "k", "kv")]
+    + [("first_k", "v"), ("random", "v")],
+)
 def test_every_selector_recomputes_about_what_it_was_given(bench: Bench, selector: str, metric: str) -> None:
-    if metric != "v" and selector in ("first_k", "random"):
-        pytest.skip("it measures nothing")
     prompt = bench.prompt(bench.pieces[8:12])
     report = bench.blended(prompt, selector=selector, metric=metric, ratio=0.3).report
     assert report is not None

@@ -17,7 +17,7 @@ from blendrag.engine.recipe import Recipe
 
 pytestmark = pytest.mark.engine
 
-TEXT = Sampling(max_tokens=16)
+TEXT = Sampling(max_tokens=12)
 ENDLESS = Sampling(max_tokens=3000)
 
 
@@ -89,7 +89,7 @@ def test_ingest_goes_on_beside_requests(bench: Bench, own_bench: Bench) -> None:
 @pytest.mark.parametrize("stage", ["early", "late"])
 def test_preempted_requests_give_the_texts_of_undisturbed_ones(bench: Bench, stage: str) -> None:
     jobs = mixed_jobs(bench, 6)
-    sampling = Sampling(max_tokens=24)
+    sampling = Sampling(max_tokens=16)
     alone = one_by_one(bench, jobs, sampling)
     streams = [bench.engine.stream(job.prompt.token_ids, sampling, job.recipe) for job in jobs]
     texts = ["" for _ in jobs]
