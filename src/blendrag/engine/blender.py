@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,13 +16,11 @@ from blendrag.engine.alone import AlonePrefill
 from blendrag.engine.decoder import Decoder
 from blendrag.engine.fused import CachedSpan, FusedPrefill, Target
 from blendrag.engine.masks import Mask
+from blendrag.engine.recipe import BlendOrder
 from blendrag.fuse import make_selector
 from blendrag.store.chunk import Chunk, Miss
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
-
-if TYPE_CHECKING:
-    from blendrag.engine.connector import BlendOrder
 
 _KEPT_REPORTS = 256
 

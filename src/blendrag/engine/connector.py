@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from blendrag.engine.recipe import FIELD, Recipe, read_recipe
+from blendrag.engine.recipe import FIELD, BlendOrder, Recipe, read_recipe
 
 if TYPE_CHECKING:
     from blendrag.engine.blender import Blender
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
 MAX_FUSED_TAIL = 256
-
-
-@dataclass(slots=True)
-class BlendOrder:
-    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
-
-    request_id: str
-    ticket: str
-    token_ids: list[int]
-    block_ids: list[int]
-    written: int
-    recipe: Recipe
 
 
 @dataclass

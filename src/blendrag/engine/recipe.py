@@ -51,6 +51,18 @@ class Recipe:
         return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(self)]).encode())
 
 
+@dataclass(slots=True)
+class BlendOrder:
+    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
+
+    request_id: str
+    ticket: str
+    token_ids: list[int]
+    block_ids: list[int]
+    written: int
+    recipe: Recipe
+
+
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     """The recipe in a request's ``kv_transfer_params``; None for a plain request."""
     fields = (params or {}).get(FIELD)
