@@ -44,6 +44,7 @@ class Settings(BaseSettings):
     enforce_eager: bool | None = Field(
         None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
     )
+    start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
 
     # Blending (paper defaults: CacheBlend sections 4.3 and 7.2)

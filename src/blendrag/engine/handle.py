@@ -53,10 +53,15 @@ class Engine:
         self._thread.start()
         note("starting the engine")
         try:
-            self.facts: dict[str, Any] = self._submit(self._start()).result()
+            self.facts: dict[str, Any] = self._submit(self._start()).result(settings.start_timeout_s)
         except errors.BlendragError:
             self._stop_loop()
             raise
+        except TimeoutError:  # vLLM still waits, in our loop's thread; its processes end with this one
+            raise EngineError(
+                f"the engine did not start within {settings.start_timeout_s:g} s (start_timeout_s);"
+                " VLLM_LOGGING_LEVEL=INFO shows what it waits for"
+            ) from None
         except Exception as error:
             self._stop_loop()
             raise EngineError(
