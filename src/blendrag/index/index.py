@@ -42,10 +42,11 @@ class BlendIndex:
         from transformers import AutoTokenizer
 
         self.root, self.settings = root, settings
+        # Whatever can be wrong with a model is said before a folder is made.
+        model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
+        self._identity = kv_identity(settings, model_path)
         self._lock = IndexLock(root)
         try:
-            model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
-            self._identity = kv_identity(settings, model_path)
             self._catalogue = Catalogue.open(root, self._identity)
             embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
             self._vectors = VectorStore(root, embedder)
