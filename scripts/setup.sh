@@ -47,7 +47,7 @@ esac
 # On Linux a plain `torch` may be a CUDA build. Ask for the CPU build by name, first where pip looks anyway.
 if [[ $(uname) == Linux ]]; then
     torch="$(grep '^torch==' requirements/cpu.lock)+cpu"
-    install "$torch" 2>/dev/null || install "$torch" --index-url "$CPU_WHEELS" ||
+    install "$torch" 2>/dev/null || install "$torch" -i "$CPU_WHEELS" ||
         fail "cannot install $torch, neither from pip's own index nor from $CPU_WHEELS"
 fi
 for lock in requirements/cpu.lock requirements/dev.lock; do
