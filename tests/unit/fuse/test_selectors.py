@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -149,6 +150,18 @@ def test_first_k_takes_the_head_of_every_chunk(percent: int, lengths: list[int])
         expected += range(start, start + head)
         start += length
     assert found == expected
+
+
+def test_first_k_never_takes_a_token_more_by_rounding() -> None:
+    """Drawn cases rarely meet the products that floating point puts just above a whole number."""
+    lengths = torch.arange(1, 1025)
+    chunks = CachedTokens(torch.zeros_like(lengths), lengths, int(lengths.sum()))
+    for percent in range(1, 100):
+        exact = (lengths * percent + 99) // 100
+        selector = make_selector("first_k", SelectorOptions(percent / 100))
+        last = selector.select(0, replace(chunks, offsets=exact - 1))  # the head's last token is taken
+        after = selector.select(0, replace(chunks, offsets=exact))  # and the one behind it is not
+        assert last.numel() == 1024 and not after.numel(), percent
 
 
 def test_random_is_the_same_every_time_and_not_the_head() -> None:
