@@ -6,13 +6,14 @@ on ties.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from workbench import Bench, Piece, real_texts
 
+from blendrag import BlendIndex
 from blendrag.engine.handle import Engine
 from blendrag.index.identity import kv_identity
 from blendrag.settings import Settings
@@ -75,3 +76,38 @@ def own_bench(
     opened = Bench(engine, tokenizer, identity, tmp_path / "kb", chunks[:6]).open(ram_bytes=0)
     yield opened
     opened.close()
+
+
+Open = Callable[..., BlendIndex]
+
+
+@pytest.fixture
+def open_index(engine_options: dict[str, Any], bench: Bench, tmp_path: Path) -> Iterator[Open]:
+    """Opens indexes (by default always the same) that share the run's engine."""
+    opened: list[BlendIndex] = []
+
+    def open_one(name: str = "index", **options: Any) -> BlendIndex:
+        small = {"chunk_tokens": 64, "min_cached_tokens": 16, "top_k": 4, "max_tokens": 8}
+        index = BlendIndex.open(tmp_path / name, **{**engine_options, **small, **options})
+        opened.append(index)
+        return index
+
+    yield open_one
+    for index in opened:
+        index.close()
+
+
+@pytest.fixture(scope="session")
+def texts(tokenizer: Any) -> list[str]:
+    """Eight passages of about 160 tokens."""
+    return [tokenizer.decode(ids) for ids in real_texts(tokenizer, tokens=160, per_package=1)][:8]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, texts: list[str]) -> Path:
+    """Five text files, of about three chunks each."""
+    path = tmp_path / "documents"
+    path.mkdir()
+    for number, text in enumerate(texts[:5]):
+        (path / f"{number}.txt").write_text(text)
+    return path

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from blendrag import BlendIndex
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
+from blendrag.index.answer import Answer
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -145,3 +147,23 @@ def divergence(reference: Delta, other: Delta) -> float:
     p, q = ([math.exp(side[token]) for token in shared] for side in (a, b))
     p, q = ([*side, max(1e-9, 1 - sum(side))] for side in (p, q))
     return sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
+
+
+def files(index: BlendIndex) -> set[str]:
+    """Keys of the chunks whose KV is on disk."""
+    return {path.stem for path in index.root.glob("kv/*/*.safetensors")}
+
+
+def assert_consistent(index: BlendIndex) -> None:
+    """Ledger, catalogue, vectors and KV speak of the same documents and chunks."""
+    entries = index._catalogue.entries()
+    assert {entry.key for entry in entries if entry.state == "ready"} == files(index)
+    assert index._ledger.sources() == index._vectors.sources() == set(index._catalogue.owners())
+    keys = {key for record in index._ledger.documents() for key in record.chunk_keys}
+    assert keys == {entry.key for entry in entries}
+
+
+def assert_adds_up(answer: Answer) -> None:
+    evidence = answer.evidence
+    assert evidence.reused + evidence.recomputed + evidence.fresh + evidence.prefix == evidence.prompt
+    assert sum(row["tokens"] for row in evidence.documents if row["kind"] != "not found") == evidence.prompt
