@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
@@ -222,12 +223,10 @@ def _from_hub(name: str, revision: str | None, tell: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with suppress(HFValidationError, LocalEntryNotFoundError):  # not in the cache, or only in part of it
         cached = snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, local_files_only=True)
         if not _missing_from(Path(cached)):
             return Path(cached)
-    except (HFValidationError, LocalEntryNotFoundError):
-        pass  # not there, or only in part
     tell(f"downloading {name}")
     try:
         return _checked(Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,21 +33,18 @@ def ask(
 ) -> None:
     """Answer a question from an index."""
     from blendrag.cli.answering import print_plan, print_sources, print_stream
-    from blendrag.cli.opening import open_index, start_engine
 
     if not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
-    with open_index(
+    with _ready(
         index,
+        no_blend,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
-        blend=False if no_blend else None,
         recompute_ratio=ratio,
         selector=selector,
     ) as opened:
-        _refuse_empty(opened)
-        start_engine(opened)
         if explain:
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
@@ -65,27 +64,34 @@ def chat(
     selector: options.Selector = None,
 ) -> None:
     """Ask several questions in a row, each with the ones before it in mind."""
-    from blendrag.cli.opening import open_index, start_engine
-
     with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
         import readline  # noqa: F401
 
-    with open_index(
+    with _ready(
         index,
+        no_blend,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
-        blend=False if no_blend else None,
         recompute_ratio=ratio,
         selector=selector,
     ) as opened:
-        _refuse_empty(opened)
-        start_engine(opened)
         say("Ctrl-C stops an answer, Ctrl-D leaves.")
         history: list[dict[str, str]] = []
         while (question := _read()) is not None:
             if question:
                 _answer(opened, question, history)
+
+
+@contextlib.contextmanager
+def _ready(folder: Path, no_blend: bool, **options: Any) -> Iterator[BlendIndex]:
+    """An index with documents in it and its engine running."""
+    from blendrag.cli.opening import open_index, start_engine
+
+    with open_index(folder, blend=False if no_blend else None, **options) as index:
+        _refuse_empty(index)
+        start_engine(index)
+        yield index
 
 
 def _refuse_empty(index: BlendIndex) -> None:

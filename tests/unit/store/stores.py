@@ -86,3 +86,16 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
     )
+
+
+A, B, C, D = (make_chunk(seed) for seed in range(4))
+RECORD = A.nbytes + 4 * len(A.token_ids) + 512  # what the disk tier counts for one of them
+
+
+def gone(root: Path, chunk: Chunk) -> bool:
+    """Whether a damaged record was dropped, its chunk wanted again, and a later put welcome."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    pending = [entry.key for entry in catalogue.pending()]
+    nbytes = catalogue.totals().bytes
+    catalogue.close()
+    return pending == [chunk.key] and nbytes == 0 and not files(root)

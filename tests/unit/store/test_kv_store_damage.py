@@ -9,9 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
     IDENTITY,
-    files,
+    RECORD,
+    A,
+    B,
+    C,
+    D,
     filled,
-    make_chunk,
+    gone,
     open_store,
     record_of,
     register,
@@ -20,22 +24,9 @@ from stores import (
 )
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.chunk import Chunk, Miss
+from blendrag.store.chunk import Miss
 from blendrag.store.disk import DiskTier
 from blendrag.store.tier import DamagedError
-
-A, B, C, D = (make_chunk(seed) for seed in range(4))
-RECORD = A.nbytes + 4 * len(A.token_ids) + 512  # what the disk tier counts for one of them
-
-
-def gone(root: Path, chunk: Chunk) -> bool:
-    """Whether a damaged record was dropped, its chunk wanted again, and a later put welcome."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    pending = [entry.key for entry in catalogue.pending()]
-    nbytes = catalogue.totals().bytes
-    catalogue.close()
-    return pending == [chunk.key] and nbytes == 0 and not files(root)
-
 
 # -- damage ---------------------------------------------------------------------------------------------
 

@@ -12,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
     IDENTITY,
+    RECORD,
+    A,
+    B,
+    C,
     files,
     filled,
     make_chunk,
@@ -25,19 +29,6 @@ from blendrag.errors import StoreFullError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.chunk import Chunk, Miss
 from blendrag.store.disk import DiskTier
-
-A, B, C, D = (make_chunk(seed) for seed in range(4))
-RECORD = A.nbytes + 4 * len(A.token_ids) + 512  # what the disk tier counts for one of them
-
-
-def gone(root: Path, chunk: Chunk) -> bool:
-    """Whether a damaged record was dropped, its chunk wanted again, and a later put welcome."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    pending = [entry.key for entry in catalogue.pending()]
-    nbytes = catalogue.totals().bytes
-    catalogue.close()
-    return pending == [chunk.key] and nbytes == 0 and not files(root)
-
 
 # -- limits ---------------------------------------------------------------------------------------------
 
