@@ -8,10 +8,11 @@ from blendrag import errors
 from blendrag.errors import BlendragError
 
 if TYPE_CHECKING:
-    from blendrag.index.answer import Answer, Evidence, Source
+    from blendrag.index.answer import Answer, Source
     from blendrag.index.index import BlendIndex
     from blendrag.index.ingest import IngestReport
     from blendrag.index.loaders import Document
+    from blendrag.serving.evidence import Evidence
     from blendrag.settings import Settings
 
 __version__ = "0.1.0"
@@ -32,7 +33,7 @@ _HOMES = {
     "Answer": "blendrag.index.answer",
     "BlendIndex": "blendrag.index.index",
     "Document": "blendrag.index.loaders",
-    "Evidence": "blendrag.index.answer",
+    "Evidence": "blendrag.serving.evidence",
     "IngestReport": "blendrag.index.ingest",
     "Settings": "blendrag.settings",
     "Source": "blendrag.index.answer",

@@ -13,7 +13,7 @@ from typing import Any
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.index.identity import kv_identity
+from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity

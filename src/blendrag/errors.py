@@ -14,6 +14,8 @@ BlendragError
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
 └── EngineError              the engine did not start, or died: the message says what to do
+    ├── EngineBusyError      close the other engine that is named, or use its settings
+    └── GenerationTimeoutError  allow more time, or fewer tokens
 """
 
 from __future__ import annotations
@@ -73,3 +75,11 @@ class PromptTooLongError(BlendragError):
 
 class EngineError(BlendragError):
     """The embedded engine did not start, or stopped working."""
+
+
+class EngineBusyError(EngineError):
+    """An engine of another configuration has the device."""
+
+
+class GenerationTimeoutError(EngineError):
+    """The answer was not complete in the time allowed for it."""

@@ -15,7 +15,7 @@ from workbench import Bench, Piece, real_texts
 
 from blendrag import BlendIndex
 from blendrag.engine.handle import Engine
-from blendrag.index.identity import kv_identity
+from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 

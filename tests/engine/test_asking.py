@@ -13,7 +13,8 @@ from blendrag import BlendIndex, Document
 from blendrag.errors import (
     PromptTooLongError,
 )
-from blendrag.index.answer import Answer, Evidence
+from blendrag.index.answer import Answer
+from blendrag.serving.evidence import Evidence
 
 pytestmark = pytest.mark.engine
 

@@ -19,7 +19,7 @@ from blendrag.errors import (
     StoreInUseError,
     StoreMismatchError,
 )
-from blendrag.index.progress import IngestProgress
+from blendrag.serving.progress import IngestProgress
 
 pytestmark = pytest.mark.engine
 

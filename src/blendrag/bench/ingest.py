@@ -17,7 +17,7 @@ from blendrag.bench.prompts import StoredChunk
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
-from blendrag.index.identity import kv_identity
+from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 

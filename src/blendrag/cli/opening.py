@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.cli.console import err
-from blendrag.index.progress import IngestProgress
+from blendrag.serving.progress import IngestProgress
 
 if TYPE_CHECKING:
     from rich.status import Status

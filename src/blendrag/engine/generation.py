@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from blendrag.engine.recipe import FIELD, Recipe
+from blendrag.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion has to match. The kinds, and what vLLM takes as their values: ``json`` a schema,
+    ``json_object`` True, ``regex`` and ``grammar`` (EBNF) text, ``choice`` texts, ``structural_tag`` JSON.
+    """
+
+    kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a completion is generated. ``logprobs``: number of top log probabilities wanted per token."""
+    """How a completion is generated.
+
+    logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
+    take. grammar: what the text has to match. other: any more of vLLM's ``SamplingParams``.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -18,6 +34,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
+    timeout_s: float | None = None
+    grammar: Grammar | None = None
+    other: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,20 +77,29 @@ def vllm_prompt(token_ids: list[int], recipe: Recipe | None) -> dict[str, Any]:
 
 
 def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:
-    """``SamplingParams`` that stream, stop within ``room`` tokens, and carry the recipe to the connector."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    """``SamplingParams`` that stream, stop within ``room`` tokens, and carry the recipe to the connector.
 
-    return SamplingParams(
-        max_tokens=min(sampling.max_tokens, room),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        stop=list(sampling.stop),
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
-        output_kind=RequestOutputKind.DELTA,
-        extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
-    )
+    Raises ConfigError for a parameter that vLLM does not know or a value that it refuses.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    grammar = sampling.grammar
+    try:
+        return SamplingParams(
+            max_tokens=min(sampling.max_tokens, room),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            stop=list(sampling.stop),
+            seed=sampling.seed,
+            logprobs=sampling.logprobs,
+            structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
+            **sampling.other,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:

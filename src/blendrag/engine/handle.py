@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import os
 import queue
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -20,12 +21,24 @@ from blendrag import errors
 from blendrag.engine.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
 from blendrag.engine.launch import engine_args, engine_environment, main_not_imported_again, require_vllm
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import EngineError, PromptTooLongError
+from blendrag.errors import (
+    ConfigError,
+    EngineBusyError,
+    EngineError,
+    GenerationTimeoutError,
+    PromptTooLongError,
+)
 from blendrag.models import resolve_model
 from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
 _SHUTDOWN_TIMEOUT_S = 30.0
+
+# Settings that an engine is started with; the others may differ from request to request.
+_ENGINE_SETTINGS = (
+    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
+    "mask", "prefix_caching", "enforce_eager", "cache_dir",
+)  # fmt: skip
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -40,6 +53,7 @@ class Engine:
     def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
         self.settings = settings
         self._users = 0
+        self._pid = os.getpid()
         self._ids = itertools.count()
         self._closed = False
         note = progress or (lambda _: None)
@@ -93,17 +107,22 @@ class Engine:
 
     @classmethod
     def shared(cls, settings: Settings, progress: Progress | None = None) -> Engine:
-        """The engine of this configuration, started if it is not running. Blocks for its start."""
-        key = tuple(
-            getattr(settings, name)
-            for name in (
-                "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs",
-                "max_num_batched_tokens", "mask", "prefix_caching", "enforce_eager", "cache_dir",
-            )
-        )  # fmt: skip
+        """The engine of this configuration, started if it is not running. Blocks for its start.
+
+        Raises EngineBusyError while an engine of another configuration runs: there is one device.
+        """
+        key = engine_key(settings)
         with cls._lock:
-            engine = cls._shared.get(key)
-            if engine is None or engine._closed or engine._llm.errored:
+            running = {at: engine for at, engine in cls._shared.items() if engine.alive}
+            cls._shared = dict(running)
+            engine = running.pop(key, None)
+            if running:
+                (other,) = running.values()
+                raise EngineBusyError(
+                    f"an engine with {_describe(other.settings, settings)} has this device, so none with"
+                    f" {_describe(settings, other.settings)} can start: close the first, or use its settings"
+                )
+            if engine is None:
                 engine = cls._shared[key] = cls(settings, progress)
             engine._users += 1
             return engine
@@ -118,11 +137,12 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's processes. Safe to call twice."""
-        if self._closed:
+        if self._closed or self._pid != os.getpid():
             return
-        self._closed = True
         atexit.unregister(self.close)
-        self._submit(self._shut_down()).result()
+        shut_down = self._submit(self._shut_down())
+        self._closed = True
+        shut_down.result()
         self._stop_loop()
         del self._llm  # its finaliser fails when the interpreter is already going down
 
@@ -136,7 +156,7 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        self._submit(cancel_all()).result()
+        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -150,12 +170,25 @@ class Engine:
         return not self.facts["reason"]
 
     @property
+    def alive(self) -> bool:
+        """Whether it can still be used."""
+        return not self._closed and not self._llm.errored
+
+    @property
     def max_model_len(self) -> int:
         return int(self._llm.model_config.max_model_len)
 
     # -- calls --------------------------------------------------------------------------------------------
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._closed or self._pid != os.getpid():
+            work.close()
+            raise EngineError(
+                "this engine was closed: open a new one"
+                if self._closed
+                else f"this engine belongs to process {self._pid}, not to its fork {os.getpid()}:"
+                " fork before the first use, or use the spawn start method"
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -184,7 +217,10 @@ class Engine:
 
     def generate(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None) -> Delta:
         """The whole completion as one piece."""
-        return self._submit(self._whole(token_ids, sampling, recipe)).result()
+        try:
+            return self._submit(self._whole(token_ids, sampling, recipe)).result()
+        except CancelledError:
+            raise _closed_meanwhile() from None
 
     async def agenerate(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
@@ -239,6 +275,9 @@ class Engine:
             async for delta in self._deltas(token_ids, sampling, recipe):
                 put(delta)
             put(None)
+        except asyncio.CancelledError:  # by the reader, who is gone; or by close()
+            put(_closed_meanwhile())
+            raise
         except Exception as error:
             put(error)
 
@@ -264,14 +303,36 @@ class Engine:
         params = vllm_sampling(sampling, room, recipe, ticket)
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
-            async for output in self._llm.generate(prompt, params, ticket):
-                ttft = ttft or time.perf_counter() - begin
-                prefix = prefix or output.num_cached_tokens or 0
-                delta = delta_of(output, ttft, prefix)
-                if output.finished and delta.report is None and recipe is not None:
-                    delta.report = await self._call("report", ticket)
-                yield delta
-        except (ValueError, asyncio.CancelledError, errors.BlendragError):
+            async with asyncio.timeout(sampling.timeout_s):
+                async for output in self._llm.generate(prompt, params, ticket):
+                    ttft = ttft or time.perf_counter() - begin
+                    prefix = prefix or output.num_cached_tokens or 0
+                    delta = delta_of(output, ttft, prefix)
+                    if output.finished and delta.report is None and recipe is not None:
+                        delta.report = await self._call("report", ticket)
+                    yield delta
+        except TimeoutError:
+            raise GenerationTimeoutError(
+                f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"the engine refuses this request: {error}") from error
+        except errors.BlendragError:
             raise
         except Exception as error:
             raise EngineError(f"the engine stopped while generating: {error}") from error
+
+
+def engine_key(settings: Settings) -> tuple[Any, ...]:
+    """What two settings must have in common to share an engine."""
+    return tuple(getattr(settings, name) for name in _ENGINE_SETTINGS)
+
+
+def _describe(one: Settings, other: Settings) -> str:
+    """The settings of ``one`` that keep it from sharing an engine with ``other``."""
+    pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
+    return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+
+
+def _closed_meanwhile() -> EngineError:
+    return EngineError("the engine was closed while it was generating")

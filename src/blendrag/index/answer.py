@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from blendrag.engine.generation import Delta
-from blendrag.engine.recipe import Recipe
 from blendrag.index.vectors import Hit
-from blendrag.prompt import PromptPlan
+from blendrag.serving.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +21,6 @@ class Source:
     @classmethod
     def of(cls, hit: Hit) -> Source:
         return cls(hit.source, hit.ordinal, hit.score, hit.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Which of the prompt's tokens were computed, in tokens, and why not fewer.
-
-    reused: taken from the store as they are. recomputed: taken from the store and repaired.
-    fresh: computed because no KV was there to take (system prompt, separators, question, misses).
-    prefix: found in vLLM's own prefix cache, from an earlier prompt with the same documents.
-    plain: why the prompt was prefilled without blending; None if it was blended.
-    documents: one row per segment of the prompt, as ``explain()`` gives them.
-    ms: where the fused prefill spent its time: load, select, recompute.
-    """
-
-    prompt: int
-    reused: int = 0
-    recomputed: int = 0
-    fresh: int = 0
-    prefix: int = 0
-    plain: str | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-    documents: tuple[dict[str, Any], ...] = ()
-    ms: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def computed(self) -> int:
-        """Prompt tokens the model computed in full."""
-        return self.recomputed + self.fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +41,3 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
-
-
-def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last: Delta) -> Evidence:
-    """Put together what was planned and what the engine reported."""
-    prompt = len(plan.token_ids)
-    documents = tuple(plan.describe())
-    report = last.report or {}
-    if recipe is None or "fallback" in report:
-        reason = plain or f"fell back to plain prefill: {report.get('fallback')}"
-        prefix = 0 if "fallback" in report else last.prefix_tokens
-        return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, plain=reason, documents=documents)
-    if not report:  # the prefix cache held this recipe's KV
-        prefix = last.prefix_tokens
-        return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, documents=documents)
-    cached, recomputed = int(report["cached"]), int(report["recomputed"])
-    return Evidence(
-        prompt,
-        reused=cached - recomputed,
-        recomputed=recomputed,
-        fresh=prompt - cached,
-        missing=dict(report["missing"]),
-        documents=documents,
-        ms=dict(report["ms"]),
-    )

@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.errors import ConfigError
-from blendrag.index.answer import Answer, Source, evidence_of
-from blendrag.index.prompting import Messages, Prompt, Prompter
-from blendrag.index.session import EngineSession
+from blendrag.index.answer import Answer, Source
+from blendrag.index.prompting import Prompt, Prompter
+from blendrag.serving.evidence import evidence_of
+from blendrag.serving.library import Messages
 from blendrag.settings import Settings
 
 
@@ -57,9 +58,11 @@ class Request:
     """One prompt on its way: what is sent, and what comes back."""
 
     def __init__(self, prompter: Prompter, prompt: str | Messages, options: AskOptions) -> None:
-        self._prompter = prompter
+        self._library = prompter.library
         self.prompt = make_prompt(prompter, prompt, options)
-        self.recipe, self._plain = prompter.recipe(self.prompt.plan, options.get("blend"))
+        self.recipe, self._plain = self._library.recipe(
+            self.prompt.plan, self._library.settings, options.get("blend")
+        )
         self._begin = time.perf_counter()
         self._text: list[str] = []
         self._tokens = 0
@@ -76,7 +79,7 @@ class Request:
         assert last is not None, "the engine ends every request with a piece"
         evidence = evidence_of(self.prompt.plan, self.recipe, self._plain, last)
         if evidence.missing:
-            self._prompter.repair(evidence.missing)
+            self._library.repair(evidence.missing)
         return Answer(
             "".join(self._text),
             tuple(Source.of(hit) for hit in self.prompt.hits),
@@ -109,37 +112,31 @@ def sampling(settings: Settings, options: AskOptions) -> Sampling:
     return Sampling(**given, stop=tuple(options.get("stop", ())))
 
 
-def stream(
-    session: EngineSession,
-    settings: Settings,
-    prompter: Prompter,
-    prompt: str | Messages,
-    options: AskOptions,
-) -> Generator[str | Answer]:
+def stream(prompter: Prompter, prompt: str | Messages, options: AskOptions) -> Generator[str | Answer]:
     """Pieces of text, and at the end the answer. Closing it stops the generation."""
     request = Request(prompter, prompt, options)
-    engine = session.start()
+    library = prompter.library
+    engine = library.start()
     ids = request.prompt.plan.token_ids
-    with contextlib.closing(engine.stream(ids, sampling(settings, options), request.recipe)) as deltas:
+    with contextlib.closing(
+        engine.stream(ids, sampling(library.settings, options), request.recipe)
+    ) as deltas:
         for delta in deltas:
             yield request.add(delta)
     yield request.answer()
 
 
 async def astream(
-    session: EngineSession,
-    settings: Settings,
-    prompter: Prompter,
-    prompt: str | Messages,
-    options: AskOptions,
+    prompter: Prompter, prompt: str | Messages, options: AskOptions
 ) -> AsyncIterator[str | Answer]:
     """``stream`` for an event loop, which is not blocked."""
     import asyncio
 
     request = await asyncio.to_thread(Request, prompter, prompt, options)
-    engine = await asyncio.to_thread(session.start)
+    library = prompter.library
+    engine = await asyncio.to_thread(library.start)
     ids = request.prompt.plan.token_ids
-    deltas = engine.astream(ids, sampling(settings, options), request.recipe)
+    deltas = engine.astream(ids, sampling(library.settings, options), request.recipe)
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             yield request.add(delta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,19 +16,16 @@ from blendrag.index import asking
 from blendrag.index.answer import Answer
 from blendrag.index.asking import AnswerStream, AskOptions
 from blendrag.index.embed import Embedder
-from blendrag.index.identity import kv_identity
-from blendrag.index.ingest import DocumentPipeline, IngestReport, prefill_pending
+from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
-from blendrag.index.progress import IngestProgress, ingest_progress
-from blendrag.index.prompting import Messages, Prompter
-from blendrag.index.session import EngineSession
+from blendrag.index.prompting import Prompter
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
-from blendrag.models import resolve_embedder, resolve_model
+from blendrag.models import resolve_embedder
+from blendrag.serving.library import Library, Messages
+from blendrag.serving.progress import IngestProgress, ingest_progress
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.lock import IndexLock
 
 
 class BlendIndex:
@@ -39,24 +36,17 @@ class BlendIndex:
     """
 
     def __init__(self, root: Path, settings: Settings) -> None:
-        from transformers import AutoTokenizer
-
         self.root, self.settings = root, settings
-        # Whatever can be wrong with a model is said before a folder is made.
-        model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
-        self._identity = kv_identity(settings, model_path)
-        self._lock = IndexLock(root)
+        self._library = Library(root, settings)
         try:
-            self._catalogue = Catalogue.open(root, self._identity)
             embedder = Embedder(resolve_embedder(settings.embedder), name=settings.embedder)
             self._vectors = VectorStore(root, embedder)
             self._ledger = Ledger(root)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
         except BaseException:
-            self._lock.release()
+            self._library.close()
             raise
-        self._session = EngineSession(root, settings, self._identity)
-        self._prompter = Prompter(settings, self.tokenizer, self._vectors, self._catalogue, self._session)
+        self.tokenizer: Any = self._library.tokenizer
+        self._prompter = Prompter(self._library, self._vectors)
 
     @classmethod
     def open(
@@ -82,14 +72,12 @@ class BlendIndex:
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
-        self._session.close()
-        self._catalogue.close()
+        self._library.close()
         self._ledger.close()
-        self._lock.release()
 
     def start(self, progress: IngestProgress | None = None) -> Engine:
         """The engine, started if it is not running: half a minute that the first question need not pay."""
-        return self._session.start(progress)
+        return self._library.start(progress)
 
     # -- documents ----------------------------------------------------------------------------------------
 
@@ -106,15 +94,9 @@ class BlendIndex:
             try:
                 orphans = self._pipeline().take(items, report, bar)
             finally:
-                self._prompter.documents_changed()
-            self._delete_kv(orphans)
-            pending = self._catalogue.pending()
-            if pending:
-                engine = self.start(bar)
-                report.not_blended = engine.facts["reason"]
-                if engine.blends:
-                    batch = self.settings.ingest_batch_tokens
-                    prefill_pending(pending, self._session.call, batch, report, bar)
+                self._library.documents_changed()
+            self._library.drop(orphans)
+            self._library.prefill(report, bar)
         report.total_s = time.perf_counter() - begin
         return report
 
@@ -122,24 +104,19 @@ class BlendIndex:
         """Take a document out of the index. Raises EmptyIndexError if it is not in it."""
         if source not in self._ledger.sources():
             raise EmptyIndexError(f"no document {source!r} in this index")
-        self._delete_kv(self._pipeline().remove(source))
-        self._prompter.documents_changed()
+        self._library.drop(self._pipeline().remove(source))
 
     def _pipeline(self) -> DocumentPipeline:
         s = self.settings
         return DocumentPipeline(
             self.root,
-            self._identity,
+            self._library.identity,
             f"chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}",
             Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
             self._ledger,
-            self._catalogue,
+            self._library.catalogue,
             self._vectors,
         )
-
-    def _delete_kv(self, keys: Sequence[str]) -> None:
-        if keys and self._session.store_id:  # else swept when the store is next opened
-            self._session.call("delete", list(keys))
 
     # -- questions ----------------------------------------------------------------------------------------
 
@@ -150,7 +127,7 @@ class BlendIndex:
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
         """What would be reused, without asking: a row per segment of the prompt, then the documents that
         are not in it; each with tokens, tokens reused, and why not more."""
-        return self._prompter.explain(asking.make_prompt(self._prompter, prompt, options).plan)
+        return self._library.explain(asking.make_prompt(self._prompter, prompt, options).plan)
 
     def ask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
         """Answer a prompt. Raises EmptyIndexError, PromptTooLongError."""
@@ -162,7 +139,7 @@ class BlendIndex:
 
     def stream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AnswerStream:
         """``ask``, piece by piece. Closing the stream stops the generation."""
-        return AnswerStream(asking.stream(self._session, self.settings, self._prompter, prompt, options))
+        return AnswerStream(asking.stream(self._prompter, prompt, options))
 
     async def aask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
         """``ask`` for an event loop, which is not blocked. Cancelling it stops the generation."""
@@ -174,7 +151,7 @@ class BlendIndex:
 
     def astream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AsyncIterator[str | Answer]:
         """Pieces of text, and at the end the :class:`Answer`."""
-        return asking.astream(self._session, self.settings, self._prompter, prompt, options)
+        return asking.astream(self._prompter, prompt, options)
 
     # -- about it -----------------------------------------------------------------------------------------
 
@@ -182,12 +159,12 @@ class BlendIndex:
         """Documents, chunks and bytes; per tier as well when the engine runs."""
         facts: dict[str, Any] = {
             "path": str(self.root),
-            "model": self._identity.model,
+            "model": self._library.identity.model,
             "documents": len(self._ledger.sources()),
-            "chunks": asdict(self._catalogue.totals()),
+            "chunks": asdict(self._library.catalogue.totals()),
         }
-        if self._session.store_id:
-            facts["tiers"] = self._session.call("stats")
+        if self._library.session.store_id:
+            facts["tiers"] = self._library.session.call("stats")
         return facts
 
 

@@ -7,43 +7,31 @@ or any later ingest. A chunk without KV is still found and answered from, only m
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
-from blendrag.index.progress import IngestProgress
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
-from blendrag.store.catalogue import Catalogue, Entry
+from blendrag.serving.prefill import PrefillReport
+from blendrag.serving.progress import IngestProgress
+from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
 
-Call = Callable[..., Any]
 
-
-@dataclass(slots=True)
-class IngestReport:
-    """What an ingest did. ``prefill_s``: seconds the engine computed; ``nbytes``: KV written."""
+@dataclass(slots=True, kw_only=True)
+class IngestReport(PrefillReport):
+    """What an ingest did, in documents and in chunks."""
 
     added: int = 0
     changed: int = 0
     unchanged: int = 0
     removed: int = 0
     skipped: list[Skipped] = field(default_factory=list)
-    chunks: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-    prefill_s: float = 0.0
     total_s: float = 0.0
-    not_blended: str | None = None
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prefill throughput."""
-        return self.tokens / self.prefill_s if self.prefill_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"tokens_per_s": self.tokens_per_s}
@@ -85,8 +73,7 @@ class DocumentPipeline:
         for source in sorted(self.ledger.under(roots(items)) - kept):
             orphans += self.remove(source)
             report.removed += 1
-        # A chunk dropped by one document may have come back with another.
-        return sorted(set(orphans) - self.catalogue.known())
+        return orphans
 
     def _store(self, document: Document) -> list[str]:
         pieces = self.splitter.split(document.text)
@@ -104,43 +91,3 @@ class DocumentPipeline:
         self.ledger.forget(source)
         self.vectors.delete(source)
         return self.catalogue.release(source)
-
-
-def prefill_pending(
-    entries: Sequence[Entry],
-    call: Call,
-    batch_tokens: int,
-    report: IngestReport,
-    progress: IngestProgress,
-) -> None:
-    """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
-
-    ``call(method, *args)`` reaches the data plane. Raises StoreFullError; what is stored stays.
-    """
-    total = sum(len(entry.token_ids) for entry in entries)
-    begin = time.perf_counter()
-    try:
-        for batch in batches(entries, batch_tokens):
-            done = call("ingest", [[entry.key, list(entry.token_ids)] for entry in batch])
-            report.chunks += len(batch)
-            report.tokens += done["tokens"]
-            report.prefill_s += done["seconds"]
-            report.nbytes += done["bytes"]
-            rate = report.tokens / (time.perf_counter() - begin)
-            progress.prefill(report.tokens, total, rate, report.nbytes)
-    finally:  # an interrupt too leaves complete records behind
-        report.nbytes += call("flush")
-
-
-def batches(entries: Iterable[Entry], batch_tokens: int) -> Iterator[list[Entry]]:
-    """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
-    group: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if group and size + len(entry.token_ids) > batch_tokens:
-            yield group
-            group, size = [], 0
-        group.append(entry)
-        size += len(entry.token_ids)
-    if group:
-        yield group

@@ -149,10 +149,11 @@ class Catalogue:
             keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             return _disown(db, owner, keys)
 
-    def owners(self) -> dict[str, list[str]]:
-        """Chunk keys by owner."""
+    def owners(self, prefix: str = "") -> dict[str, list[str]]:
+        """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}
-        for owner, key in self._rows("SELECT owner, key FROM owners"):
+        begins = "SELECT owner, key FROM owners WHERE owner >= ? AND substr(owner, 1, length(?)) = ?"
+        for owner, key in self._rows(begins, (prefix, prefix, prefix)):
             found.setdefault(owner, []).append(key)
         return found
 

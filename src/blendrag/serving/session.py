@@ -11,7 +11,7 @@ from typing import Any
 
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
-from blendrag.index.progress import IngestProgress
+from blendrag.serving.progress import IngestProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
@@ -33,6 +33,9 @@ class EngineSession:
     def start(self, progress: IngestProgress | None = None) -> Engine:
         """The engine, started if it is not running."""
         with self._lock:
+            if self._engine is not None and not self._engine.alive:
+                self._engine.release()
+                self._engine, self.store_id = None, ""
             if self._engine is None:
                 engine = Engine.shared(self._settings, (progress or IngestProgress()).note)
                 try:

@@ -1,0 +1,72 @@
+"""One library per configuration and process, however many wrapper objects frameworks make of it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.handle import engine_key
+from blendrag.models import resolve_model
+from blendrag.serving.identity import kv_identity
+from blendrag.serving.library import Library
+from blendrag.serving.owners import VOLATILE
+from blendrag.settings import Settings
+
+_Key = tuple[Any, ...]
+
+
+class Lease:
+    """A wrapper's claim on its library. Making one starts nothing; copies of a wrapper share theirs.
+
+    A library stays open when its last wrapper goes, since frameworks make and drop wrappers all the time.
+    It is closed by :meth:`close`, at the end of the process, or to make room when another configuration is
+    asked for and nobody claims it any more.
+    """
+
+    _open: dict[_Key, Library] = {}  # noqa: RUF012
+    _claims: dict[_Key, weakref.WeakSet[Lease]] = {}  # noqa: RUF012
+    _registry = threading.RLock()
+
+    def library(self, settings: Settings, kv_dir: Path | None = None) -> Library:
+        """The library in ``kv_dir`` (by default in the cache folder, one per model), opened if need be.
+
+        Raises what :class:`Library` does, and EngineBusyError when the engine is started while another
+        configuration that is still in use has the device.
+        """
+        root = (kv_dir or default_kv_dir(settings)).expanduser().resolve()
+        key = (*engine_key(settings), root)
+        with self._registry:
+            for other in [other for other in self._open if other != key and not self._claims[other] - {self}]:
+                self._open.pop(other).close()
+                del self._claims[other]
+            if key not in self._open:
+                library = Library(root, settings)
+                library.release(library.catalogue.owners(VOLATILE))  # of processes that have ended
+                self._open[key], self._claims[key] = library, weakref.WeakSet()
+            self._claims[key].add(self)
+            return self._open[key]
+
+    def close(self) -> None:
+        """Close the libraries that this lease claims, for all who use them. Safe to call twice."""
+        with self._registry:
+            for key in [key for key, claims in self._claims.items() if self in claims]:
+                self._open.pop(key).close()
+                del self._claims[key]
+
+    def __reduce__(self) -> tuple[type[Lease], tuple[()]]:
+        return Lease, ()  # a wrapper that was pickled makes its own claim, perhaps in another process
+
+
+def default_kv_dir(settings: Settings) -> Path:
+    """Where KV is kept for wrappers that name no folder: texts have the same KV wherever they are used."""
+    return _kv_dir(settings.model, settings.revision, settings.dtype, settings.cache_dir)
+
+
+@functools.cache
+def _kv_dir(model: str, revision: str | None, dtype: str, cache_dir: Path) -> Path:
+    settings = Settings.load(model=model, revision=revision, dtype=dtype, cache_dir=cache_dir)
+    identity = kv_identity(settings, resolve_model(model, cache_dir, revision=revision))
+    return cache_dir / "kv" / identity.digest()
