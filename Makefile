@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
 	@echo "make demo    answer questions from a few documents, with and without blending"
-	@echo "make test    lint, type check, unit tests, engine tests"
+	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    the tests that need no engine, without the slow ones"
 	@echo "make lint    lint and type check only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
@@ -31,4 +31,4 @@ test: lint
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests integrations -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,7 +30,7 @@ install() {
 }
 
 # What the environment is made from, and where: a virtual environment does not survive being moved.
-current() { echo "$PWD: $(cat pyproject.toml requirements/cpu.lock requirements/dev.lock scripts/setup.sh | cksum)"; }
+current() { echo "$PWD: $(cat pyproject.toml integrations/*/pyproject.toml requirements/*.lock scripts/setup.sh | cksum)"; }
 
 made=""
 if [[ -f $STAMP ]] && "$VENV/bin/python" -c '' 2>/dev/null; then made="$(<"$STAMP")"; fi
@@ -50,10 +50,11 @@ if [[ $(uname) == Linux ]]; then
     install "$torch" 2>/dev/null || install "$torch" -i "$CPU_WHEELS" ||
         fail "cannot install $torch, neither from pip's own index nor from $CPU_WHEELS"
 fi
-for lock in requirements/cpu.lock requirements/dev.lock; do
+for lock in requirements/{cpu,integrations,dev}.lock; do
     install -r "$lock" || fail "cannot install $lock; pip's message is above"
 done
-install --editable . || fail "cannot install blendrag itself; pip's message is above"
+install --editable . --editable ./integrations/langchain-blendrag --editable ./integrations/llama-index-llms-blendrag ||
+    fail "cannot install the three packages of this repository; pip's message is above"
 
 current >"$STAMP"
 echo "setup: $VENV is ready"

@@ -1,0 +1,27 @@
+"""LlamaIndex on blendrag: an LLM, a vector store and a transformation that share stored KV caches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llama_index.llms.blendrag.base import BlendLLM
+    from llama_index.llms.blendrag.transform import WarmKV
+    from llama_index.llms.blendrag.vector_store import BlendChromaVectorStore
+
+__all__ = ["BlendChromaVectorStore", "BlendLLM", "WarmKV"]
+
+_HOMES = {
+    "BlendChromaVectorStore": "llama_index.llms.blendrag.vector_store",
+    "BlendLLM": "llama_index.llms.blendrag.base",
+    "WarmKV": "llama_index.llms.blendrag.transform",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``import llama_index.llms.blendrag`` stays quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'llama_index.llms.blendrag' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
