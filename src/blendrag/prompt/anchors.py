@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
+_INVERSE = pow(_BASE, -1, 1 << 64)
 _TABLE_BITS = 22
 
 Hashes = npt.NDArray[np.uint64]
@@ -57,7 +58,7 @@ class Anchors:
         sums = np.zeros(len(codes) + 1, dtype=np.uint64)
         np.cumsum(codes * _powers(_BASE, len(codes)), out=sums[1:])
         windows = sums[self.size :] - sums[: -self.size]
-        hashes: Hashes = windows * _powers(pow(_BASE, -1, 1 << 64), len(windows))
+        hashes: Hashes = windows * _powers(_INVERSE, len(windows))
         return hashes >> np.uint64(64 - _TABLE_BITS)
 
 

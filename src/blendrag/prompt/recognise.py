@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,19 @@ class Match:
         return len(self.token_ids) == len(self.known.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A known text at rest. As a tuple, its ids would take several times the memory of its text."""
+
+    text: str
+    packed: array[int]
+    key: str
+    source: str | None
+
+    def known(self) -> KnownText:
+        return KnownText(self.text, tuple(self.packed), self.key, self.source)
+
+
 class Recogniser:
     """The texts of an index, to be found in prompts. Safe to use from several threads.
 
@@ -54,8 +68,10 @@ class Recogniser:
         self._tokenizer = tokenizer
         self._min_tokens = min_tokens
         self._lock = threading.RLock()
-        self._by_key: dict[str, KnownText] = {}
-        self._by_text: dict[str, dict[str, KnownText]] = {}  # text -> key -> known; the first serves
+        self._by_key: dict[str, _Kept] = {}
+        self._by_text: dict[str, list[str]] = {}  # text -> its keys; the first serves
+        self._least: dict[str, int] = {}  # text -> the characters of the shortest prefix worth reusing
+        self._reach = 0  # characters of the longest text so far
         self._anchors = (Anchors(ANCHOR), Anchors(SHORT_ANCHOR))
 
     def __len__(self) -> int:
@@ -63,33 +79,37 @@ class Recogniser:
 
     def add(self, key: str, text: str, token_ids: Iterable[int], source: str | None = None) -> None:
         """Make ``text`` known; a key that is known already is left as it is."""
-        known = KnownText(text, tuple(token_ids), key, source)
+        packed = array("i", tuple(token_ids))  # of an iterator, an array is longer than it has to be
         with self._lock:
-            if key in self._by_key or not text or not known.token_ids:
+            if key in self._by_key or not text or not packed:
                 return
             if text not in self._by_text:
                 for anchors in self._anchors_of(text):
                     anchors.add(text)
-            self._by_key[key] = known
-            self._by_text.setdefault(text, {})[key] = known
+            self._by_key[key] = _Kept(text, packed, key, source)
+            self._by_text.setdefault(text, []).append(key)
+            self._reach = max(self._reach, len(text))
 
     def remove(self, key: str) -> None:
         """Forget a text; an unknown key is no error."""
         with self._lock:
-            known = self._by_key.pop(key, None)
-            if known is None:
+            kept = self._by_key.pop(key, None)
+            if kept is None:
                 return
-            same = self._by_text[known.text]
-            del same[key]
+            same = self._by_text[kept.text]
+            same.remove(key)
             if not same:
-                del self._by_text[known.text]
-                for anchors in self._anchors_of(known.text):
-                    anchors.remove(known.text)
+                del self._by_text[kept.text]
+                self._least.pop(kept.text, None)
+                for anchors in self._anchors_of(kept.text):
+                    anchors.remove(kept.text)
 
     def known(self, hint: str) -> KnownText | None:
         """The known text with this key, or this very text."""
         with self._lock:
-            return self._by_key.get(hint) or next(iter(self._by_text.get(hint, {}).values()), None)
+            if hint in self._by_key:
+                return self._by_key[hint].known()
+            return self._first(hint) if hint in self._by_text else None
 
     def find(self, text: str, hints: Iterable[str] = ()) -> list[Match]:
         """Known texts in ``text``: in order, without overlaps.
@@ -133,7 +153,7 @@ class Recogniser:
 
     def _longest(self, text: str, start: int, end: int) -> Match | None:
         """The longest match that begins at ``start`` and does not pass ``end``."""
-        rest = text[start:end]
+        rest = text[start : min(end, start + self._reach)]
         best: Match | None = None
         for anchors in self._anchors:
             texts = anchors.sharing(rest[: anchors.size])
@@ -158,11 +178,19 @@ class Recogniser:
         """The longest beginning of any of ``texts`` (sorted) with which ``rest`` begins."""
         at = bisect_right(texts, rest)
         shared, nearest = max((_shared(rest, text), text) for text in texts[max(at - 1, 0) : at + 1])
-        if shared == len(nearest):
+        if shared == len(nearest) or shared < self._least_of(nearest):
             return None
         known = self._first(nearest)
         ids, length = self._cut(known, shared)
         return Match(start, start + length, ids, known) if len(ids) >= self._min_tokens else None
+
+    def _least_of(self, text: str) -> int:
+        """Characters that ``text`` and a prompt must share. Remembered: a page that begins with a rule
+        (``-----``) is looked at wherever a prompt has one."""
+        if text not in self._least:
+            head = decode(self._tokenizer, self._first(text).token_ids[: self._min_tokens])
+            self._least[text] = len(head.rstrip("\ufffd"))  # an unfinished character at the end
+        return self._least[text]
 
     def _cut(self, known: KnownText, shared: int) -> tuple[tuple[int, ...], int]:
         """The most of the text's first ids that decode to a prefix of its first ``shared`` characters."""
@@ -178,7 +206,7 @@ class Recogniser:
         return (), 0
 
     def _first(self, text: str) -> KnownText:
-        return next(iter(self._by_text[text].values()))
+        return self._by_key[self._by_text[text][0]].known()
 
     def _anchors_of(self, text: str) -> Sequence[Anchors]:
         """The index that ``text`` belongs in: one, or none if it is too short."""
@@ -187,7 +215,10 @@ class Recogniser:
 
 def _shared(one: str, other: str) -> int:
     """How many characters the two have in common at the start."""
-    low, high = 0, min(len(one), len(other))
+    low, high, probe = 0, min(len(one), len(other)), 32
+    while probe < high and one[low:probe] == other[low:probe]:
+        low, probe = probe, 4 * probe
+    high = min(high, probe)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
