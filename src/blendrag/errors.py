@@ -1,4 +1,4 @@
-"""Every error blendrag raises on purpose.
+"""Every error blendrag raises on purpose, and its one kind of warning.
 
 BlendragError
 ├── ConfigError              correct the setting that is named
@@ -16,6 +16,8 @@ BlendragError
 └── EngineError              the engine did not start, or died: the message says what to do
     ├── EngineBusyError      close the other engine that is named, or use its settings
     └── GenerationTimeoutError  allow more time, or fewer tokens
+
+BlendragWarning              nothing failed, but time is lost: the message says how to save it
 """
 
 from __future__ import annotations
@@ -83,3 +85,7 @@ class EngineBusyError(EngineError):
 
 class GenerationTimeoutError(EngineError):
     """The answer was not complete in the time allowed for it."""
+
+
+class BlendragWarning(UserWarning):
+    """A prompt is answered correctly, but with documents prefilled that could have been reused."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from blendrag.prompt.escaped import EscapedDocument, find_escaped, warn_once
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment, preview
 from blendrag.prompt.recognise import Match, Recogniser
 from blendrag.prompt.template import (
@@ -38,7 +40,8 @@ def plan_prompt(
         parts.insert(0, Part(bos))
     hints = tuple(hints)
     found = [recogniser.find(part.text, hints) for part in parts]
-    return _with_missing(lay_out(tokenizer, parts, found), hints, tokenizer, recogniser)
+    plan = lay_out(tokenizer, parts, found)
+    return _with_missing(plan, [part.text for part in parts], hints, tokenizer, recogniser)
 
 
 def plan_chat(
@@ -56,7 +59,9 @@ def plan_chat(
     parts = render_parts(tokenizer, messages, **template_options)
     hints = tuple(hints)
     found = [[] if part.message is None else recogniser.find(part.text, hints) for part in parts]
-    return _with_missing(lay_out(tokenizer, parts, found), hints, tokenizer, recogniser)
+    plan = lay_out(tokenizer, parts, found)
+    contents = [part.text for part in parts if part.message is not None]
+    return _with_missing(plan, contents, hints, tokenizer, recogniser)
 
 
 def lay_out(tokenizer: Any, parts: Sequence[Part], found: Sequence[Sequence[Match]]) -> PromptPlan:
@@ -107,23 +112,43 @@ def _found_note(match: Match) -> DocumentNote:
 
 
 def _with_missing(
-    plan: PromptPlan, hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
+    plan: PromptPlan, contents: Sequence[str], hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
 ) -> PromptPlan:
-    """``plan`` with a note for each hint of which nothing is reused."""
+    """``plan`` with a note for each document that is in ``contents`` only escaped, and for each hint of
+    which nothing is reused."""
     if len(plan.cached_segments) < len(plan.notes):
         return plan  # laid out without reuse: every document is noted already
-    text, keys = plan.text, set(plan.cached_keys)
-    missing = []
+    escaped = _escaped(plan, contents, recogniser)
+    missing = [
+        DocumentNote(document.source, False, f"its text is {document.remedy}", document.tokens, 0)
+        for key, document in escaped.items()
+        if key not in plan.cached_keys
+    ]
+    notes = [
+        replace(note, reason=f"{note.reason}; the rest is {escaped[key].remedy}") if key in escaped else note
+        for note, key in zip(plan.notes, plan.cached_keys, strict=True)
+    ]
+    text, keys = plan.text, {*plan.cached_keys, *escaped}
     for hint in hints:
         known = recogniser.known(hint)
         tokens = len(known.token_ids if known else encode_document(tokenizer, hint))
         source = known.source if known else preview(hint)
         wanted = known.text if known else hint
-        if (known and known.key in keys) or any(cached.text in wanted for cached in plan.cached_segments):
+        if (known and known.key in keys) or any(segment.text in wanted for segment in plan.cached_segments):
             continue
         if wanted not in text:
             reason = "its text is not in the prompt" if known else "not ingested, and not in the prompt"
         else:
             reason = "overlaps another document" if known else "not ingested"
         missing.append(DocumentNote(source, False, reason, tokens, 0))
-    return PromptPlan(plan.segments, plan.notes + tuple(missing))
+    return PromptPlan(plan.segments, (*notes, *missing))
+
+
+def _escaped(plan: PromptPlan, contents: Sequence[str], recogniser: Recogniser) -> dict[str, EscapedDocument]:
+    """By key, the documents that are in ``contents`` only escaped; a warning goes out about them."""
+    pairs = zip(plan.notes, plan.cached_keys, strict=True)
+    whole = {key for note, key in pairs if note.reused == note.tokens}
+    found = [document for content in contents for document in find_escaped(content, recogniser)]
+    escaped = {document.key: document for document in found if document.key not in whole}
+    warn_once(escaped.values())
+    return escaped
