@@ -10,7 +10,7 @@ from typing import Any
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.models import resolve_model
-from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat
+from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.serving.identity import kv_identity
 from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, prefill_pending
@@ -145,10 +145,13 @@ class Library:
 
     # -- prompts ------------------------------------------------------------------------------------------
 
-    def plan(self, messages: Messages, hints: Iterable[str] = (), **template_options: Any) -> PromptPlan:
-        """A prompt of the caller's own: known texts are recognised in it by content, hints first."""
+    def plan(self, prompt: Messages | str, hints: Iterable[str] = (), **template_options: Any) -> PromptPlan:
+        """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
+        hints first."""
         known = self._known_texts()
-        return plan_chat([dict(m) for m in messages], self.tokenizer, known, hints=hints, **template_options)
+        if isinstance(prompt, str):
+            return plan_prompt(prompt, self.tokenizer, known, hints=hints)
+        return plan_chat([dict(m) for m in prompt], self.tokenizer, known, hints=hints, **template_options)
 
     def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
         """A row per segment, and per document that is not in the prompt: found or not, why, tokens reused."""

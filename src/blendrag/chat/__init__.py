@@ -1,0 +1,1 @@
+"""Messages in, completions out: what every framework's LLM class is a shell of."""

@@ -1,0 +1,142 @@
+"""``Chat``: a chat model over the process's shared engine and library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blendrag.errors import EngineBusyError, EngineError, GenerationTimeoutError
+from blendrag.models import resolve_model
+from blendrag.settings import Settings
+
+if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
+    from blendrag.chat.completion import Completion, Piece
+    from blendrag.chat.request import ChatRequest
+    from blendrag.chat.turn import Turn
+    from blendrag.prompt import PromptPlan
+    from blendrag.serving.lease import Lease
+    from blendrag.serving.library import Library
+
+
+class Chat:
+    """Starts nothing until it is used; then all chats of one configuration share one engine. Thread-safe.
+
+    kv_dir: folder of the texts' KV; by default one per model in the cache folder. All methods raise
+    BlendragError and nothing else on purpose.
+    """
+
+    def __init__(self, settings: Settings, kv_dir: Path | None = None, lease: Lease | None = None) -> None:
+        self.settings, self._kv_dir, self._lease = settings, kv_dir, lease
+
+    @property
+    def library(self) -> Library:
+        """The texts and their KV, opened if need be: takes a moment the first time."""
+        from blendrag.serving.lease import Lease
+
+        if self._lease is None:
+            self._lease = Lease()
+        return self._lease.library(self.settings, self._kv_dir)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.library.tokenizer
+
+    @property
+    def context_window(self) -> int:
+        """Tokens of prompt and answer together; does not start the engine."""
+        if self.settings.max_model_len is not None:
+            return self.settings.max_model_len
+        s = self.settings
+        folder = resolve_model(s.model, s.cache_dir, revision=s.revision)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config |= config.get("text_config") or {}
+        return int(config.get("max_position_embeddings") or self.library.start().max_model_len)
+
+    def close(self) -> None:
+        """End the engine, for all who share it. The next use starts it again. Safe to call twice."""
+        if self._lease is not None:
+            self._lease.close()
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    def complete(self, request: ChatRequest) -> Completion:
+        """The whole answer."""
+        *_, last = self.stream(request)
+        assert last.completion is not None, "the last piece has the completion"
+        return last.completion
+
+    async def acomplete(self, request: ChatRequest) -> Completion:
+        """``complete`` for any event loop. Cancelling it stops the generation."""
+        completion: Completion | None = None
+        async for piece in self.astream(request):
+            completion = piece.completion
+        assert completion is not None, "the last piece has the completion"
+        return completion
+
+    def stream(self, request: ChatRequest) -> Iterator[Piece]:
+        """The answer as it is generated. Closing the iterator stops the generation."""
+        for left in range(request.max_retries, -1, -1):
+            given = False
+            try:
+                turn = self._turn(request)
+                deltas = turn.engine.stream(turn.plan.token_ids, turn.sampling, turn.recipe)
+                with contextlib.closing(deltas):
+                    for delta in deltas:
+                        given = True
+                        yield turn.feed(delta)
+                return
+            except EngineError as error:
+                if given or not left or not _worth_repeating(error):
+                    raise
+
+    async def astream(self, request: ChatRequest) -> AsyncIterator[Piece]:
+        """``stream`` for any event loop, which is not blocked."""
+        for left in range(request.max_retries, -1, -1):
+            given = False
+            try:
+                turn = await asyncio.to_thread(self._turn, request)
+                deltas = turn.engine.astream(turn.plan.token_ids, turn.sampling, turn.recipe)
+                async with contextlib.aclosing(deltas):
+                    async for delta in deltas:
+                        given = True
+                        yield turn.feed(delta)
+                return
+            except EngineError as error:
+                if given or not left or not _worth_repeating(error):
+                    raise
+
+    def _turn(self, request: ChatRequest) -> Turn:
+        from blendrag.chat.turn import Turn
+
+        return Turn(self.library, request.settings or self.settings, request)
+
+    # -- about prompts ------------------------------------------------------------------------------------
+
+    def render(self, request: ChatRequest) -> str:
+        """The prompt's text, as the model reads it."""
+        return self._plan(request).text
+
+    def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
+        """What would be reused, without asking: a row per segment of the prompt, then the documents that
+        are not in it; each with tokens, tokens reused, and why not more."""
+        return self.library.explain(self._plan(request))
+
+    def _plan(self, request: ChatRequest) -> PromptPlan:
+        from blendrag.chat.turn import plan_request
+
+        return plan_request(self.library, request)
+
+    def token_ids(self, text: str) -> list[int]:
+        """``text`` in the model's own tokens."""
+        from blendrag.prompt import encode_document
+
+        return list(encode_document(self.tokenizer, text))
+
+
+def _worth_repeating(error: EngineError) -> bool:
+    """An engine that died is started again; time that is up and a device that is taken stay so."""
+    return not isinstance(error, EngineBusyError | GenerationTimeoutError)

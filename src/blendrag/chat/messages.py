@@ -1,0 +1,66 @@
+"""Messages as the model's chat template takes them.
+
+Templates differ in what they allow: some refuse a system message, some want user and assistant to alternate,
+most know no tool messages. What a template refuses is put into a message that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from blendrag.errors import ModelError
+from blendrag.prompt import render_chat
+
+Message = dict[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+def merge_runs(messages: Messages) -> list[Message]:
+    """Messages of the same role in a row become one, a line each; tool messages stay apart."""
+    merged: list[Message] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last is None or last["role"] != message["role"] or message["role"] == "tool":
+            merged.append(dict(message))
+            continue
+        last["content"] = "\n".join(filter(None, (last.get("content"), message.get("content"))))
+        if calls := [*(last.get("tool_calls") or ()), *(message.get("tool_calls") or ())]:
+            last["tool_calls"] = calls
+    return merged
+
+
+def fit_template(tokenizer: Any, messages: Messages, **template_options: Any) -> list[Message]:
+    """Merged messages in the first form that the model's template takes; ModelError if it takes none."""
+    first_error: ModelError | None = None
+    for form in _FORMS:
+        fitted = merge_runs(form(merge_runs(messages)))
+        try:
+            render_chat(tokenizer, fitted, **template_options)
+        except ModelError as error:
+            first_error = first_error or error
+        else:
+            return fitted
+    assert first_error is not None
+    raise first_error
+
+
+def _as_they_are(messages: list[Message]) -> list[Message]:
+    return messages
+
+
+def _system_in_user(messages: list[Message]) -> list[Message]:
+    """System messages as user messages, so that they merge with what the user says next."""
+    return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
+
+
+def _user_first(messages: list[Message]) -> list[Message]:
+    """The same, with every role but the assistant's given to the user, who begins."""
+    turns = [
+        message if message["role"] == "assistant" else {"role": "user", "content": message.get("content")}
+        for message in messages
+    ]
+    return turns if turns and turns[0]["role"] == "user" else [{"role": "user", "content": "…"}, *turns]
+
+
+_FORMS: Iterable[Callable[[list[Message]], list[Message]]] = (_as_they_are, _system_in_user, _user_first)
