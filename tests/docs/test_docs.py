@@ -17,17 +17,13 @@ from typer.testing import CliRunner
 
 from blendrag import errors
 from blendrag.cli.app import app
+from blendrag.engine.handle import Engine
 from blendrag.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Small and quick: that the examples work is tested here, not how well.
-ENGINE = {
-    "BLENDRAG_KV_CACHE_GIB": "1",
-    "BLENDRAG_MAX_MODEL_LEN": "2048",
-    "BLENDRAG_TOP_K": "2",
-    "BLENDRAG_MAX_TOKENS": "16",
-}
+SMALL = {"top_k": 2, "max_tokens": 16}
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -87,21 +83,15 @@ def test_code_that_does_not_run_is_not_shown(page: Path, folder: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_code_that_does_not_run_with_the_engine_is_not_shown(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine, engine_options: dict[str, Any]
 ) -> None:
-    from blendrag.engine.handle import Engine
-
-    for name, value in ENGINE.items():
-        monkeypatch.setenv(name, value)
-    engine = Engine.shared(Settings.load())  # one start for all pages
-    try:
-        for page in filter(needs_engine, PAGES):
-            (folder / page.stem).mkdir()
-            shutil.copytree(folder / "docs", folder / page.stem / "docs")
-            monkeypatch.chdir(folder / page.stem)
-            run(page, commands=page.name == "quickstart.md")  # README shows the same commands
-    finally:
-        engine.release()
+    for name, value in {**engine_options, **SMALL}.items():
+        monkeypatch.setenv(f"BLENDRAG_{name.upper()}", str(value))
+    for page in filter(needs_engine, PAGES):
+        (folder / page.stem).mkdir()
+        shutil.copytree(folder / "docs", folder / page.stem / "docs")
+        monkeypatch.chdir(folder / page.stem)
+        run(page, commands=page.name == "quickstart.md")  # README shows the same commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

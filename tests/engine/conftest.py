@@ -1,8 +1,4 @@
-"""One engine for the whole run, a store with real chunks in it.
-
-The engine computes in float32: what has to be equal is equal to many digits, and greedy texts do not hang
-on ties.
-"""
+"""A store with real chunks in it, on the one engine of the run."""
 
 from __future__ import annotations
 
@@ -18,27 +14,6 @@ from blendrag.engine.handle import Engine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
-
-# Few tokens per step: prompts of usual length are prefilled in several chunks.
-ENGINE = {"dtype": "float32", "max_model_len": 4096, "kv_cache_gib": 1, "max_num_batched_tokens": 512}
-
-
-@pytest.fixture(scope="session")
-def engine_options() -> dict[str, Any]:
-    """Settings with which ``Engine.shared`` gives the one engine of the run."""
-    return dict(ENGINE)
-
-
-@pytest.fixture(scope="session")
-def settings(engine_options: dict[str, Any]) -> Settings:
-    return Settings.load(**engine_options)
-
-
-@pytest.fixture(scope="session")
-def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
-    shared = Engine.shared(settings)
-    yield shared
-    shared.release()
 
 
 @pytest.fixture(scope="session")

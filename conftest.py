@@ -1,0 +1,65 @@
+"""Fixtures shared by the tests of all three packages: the packaged default model, its tokenizer, one engine.
+
+The engine computes in float32: what has to be equal is equal to many digits, and greedy texts do not hang
+on ties.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from blendrag.engine.handle import Engine
+    from blendrag.settings import Settings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Few tokens per step: prompts of usual length are prefilled in several chunks.
+ENGINE = {"dtype": "float32", "max_model_len": 4096, "kv_cache_gib": 1, "max_num_batched_tokens": 512}
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """Folder of the packaged default model, unpacked once per user and not once per test run."""
+    from blendrag.models import resolve_model
+    from blendrag.settings import DEFAULT_MODEL, Settings
+
+    return resolve_model(
+        DEFAULT_MODEL, Settings.model_fields["cache_dir"].get_default(call_default_factory=True)
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Any:
+    """The packaged default model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_dir)
+
+
+@pytest.fixture(scope="session")
+def engine_options() -> dict[str, Any]:
+    """Settings with which every test, and every class of the integrations, gets the one engine of the run."""
+    return dict(ENGINE)
+
+
+@pytest.fixture(scope="session")
+def settings(engine_options: dict[str, Any]) -> Settings:
+    from blendrag.settings import Settings
+
+    return Settings.load(**engine_options)
+
+
+@pytest.fixture(scope="session")
+def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
+    """Kept until the last test: what is opened and closed on it in between starts no other."""
+    from blendrag.engine.handle import Engine
+
+    shared = Engine.shared(settings)
+    yield shared
+    shared.release()
