@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import EngineBusyError, EngineError, GenerationTimeoutError
 from blendrag.models import resolve_model
-from blendrag.settings import Settings
+from blendrag.serving.lease import Lease
+from blendrag.settings import DEFAULT_MODEL, Settings
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
     from blendrag.chat.completion import Completion, Piece
     from blendrag.chat.request import ChatRequest
     from blendrag.chat.turn import Turn
     from blendrag.prompt import PromptPlan
-    from blendrag.serving.lease import Lease
     from blendrag.serving.library import Library
 
 
@@ -29,17 +29,13 @@ class Chat:
     BlendragError and nothing else on purpose.
     """
 
-    def __init__(self, settings: Settings, kv_dir: Path | None = None, lease: Lease | None = None) -> None:
-        self.settings, self._kv_dir, self._lease = settings, kv_dir, lease
+    def __init__(self, settings: Settings, kv_dir: Path | None = None) -> None:
+        self.settings, self.kv_dir, self._lease = settings, kv_dir, Lease()
 
     @property
     def library(self) -> Library:
         """The texts and their KV, opened if need be: takes a moment the first time."""
-        from blendrag.serving.lease import Lease
-
-        if self._lease is None:
-            self._lease = Lease()
-        return self._lease.library(self.settings, self._kv_dir)
+        return self._lease.library(self.settings, self.kv_dir)
 
     @property
     def tokenizer(self) -> Any:
@@ -51,15 +47,22 @@ class Chat:
         if self.settings.max_model_len is not None:
             return self.settings.max_model_len
         s = self.settings
-        folder = resolve_model(s.model, s.cache_dir, revision=s.revision)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config |= config.get("text_config") or {}
-        return int(config.get("max_position_embeddings") or self.library.start().max_model_len)
+        window = _window_in(resolve_model(s.model, s.cache_dir, revision=s.revision))
+        return window or self.library.start().max_model_len
+
+    def context_window_at_hand(self) -> int | None:
+        """``context_window``, if it can be told at once: without unpacking or downloading a model."""
+        if self.settings.max_model_len is not None:
+            return self.settings.max_model_len
+        folder: Path | None = Path(self.settings.model).expanduser()
+        if self.settings.model.lower() == DEFAULT_MODEL:
+            unpacked = (self.settings.cache_dir / "models").glob(f"{DEFAULT_MODEL}-*/config.json")
+            folder = next((config.parent for config in unpacked), None)
+        return _window_in(folder) if folder and (folder / "config.json").is_file() else None
 
     def close(self) -> None:
         """End the engine, for all who share it. The next use starts it again. Safe to call twice."""
-        if self._lease is not None:
-            self._lease.close()
+        self._lease.close()
 
     # -- generation ---------------------------------------------------------------------------------------
 
@@ -77,7 +80,7 @@ class Chat:
         assert completion is not None, "the last piece has the completion"
         return completion
 
-    def stream(self, request: ChatRequest) -> Iterator[Piece]:
+    def stream(self, request: ChatRequest) -> Generator[Piece]:
         """The answer as it is generated. Closing the iterator stops the generation."""
         for left in range(request.max_retries, -1, -1):
             given = False
@@ -93,7 +96,7 @@ class Chat:
                 if given or not left or not _worth_repeating(error):
                     raise
 
-    async def astream(self, request: ChatRequest) -> AsyncIterator[Piece]:
+    async def astream(self, request: ChatRequest) -> AsyncGenerator[Piece]:
         """``stream`` for any event loop, which is not blocked."""
         for left in range(request.max_retries, -1, -1):
             given = False
@@ -130,11 +133,22 @@ class Chat:
 
         return plan_request(self.library, request)
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the whole prompt, with what the template adds."""
+        return len(self._plan(request).token_ids)
+
     def token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens."""
         from blendrag.prompt import encode_document
 
         return list(encode_document(self.tokenizer, text))
+
+
+def _window_in(model: Path) -> int | None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config") or {}
+    window: int | None = config.get("max_position_embeddings")
+    return window
 
 
 def _worth_repeating(error: EngineError) -> bool:

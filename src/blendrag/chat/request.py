@@ -22,6 +22,7 @@ class ChatRequest:
     rendered prompt already.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
+    schema: JSON schema that the answer has to match; the model is shown it, and held to it.
     settings: in place of the chat's own, for what may differ from request to request.
     max_retries: how often a request is sent again after the engine failed, before anything was given out.
     """
@@ -31,6 +32,7 @@ class ChatRequest:
     documents: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = AUTO
+    schema: Mapping[str, Any] | None = None
     settings: Settings | None = None
     max_retries: int = 0
 

@@ -27,6 +27,8 @@ _INTRODUCTION = (
     f'To call one, answer with\n{_OPEN}\n{{{{"name": <its name>, "arguments": <object>}}}}\n{_CLOSE}'
 )
 
+_SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
+
 Message = dict[str, Any]
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
@@ -78,6 +80,9 @@ def template_knows_tools(tokenizer: Any) -> bool:
 def with_tools(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
     """The request's messages, with tools and calls as this model reads them; options for its template."""
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
+    if request.schema is not None:
+        schema = json.dumps(request.schema, ensure_ascii=False)
+        messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template_knows_tools(tokenizer):
         options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
         return [_native(message) for message in messages], options
@@ -114,10 +119,10 @@ def _written(message: Message) -> Message:
     return {"role": message["role"], "content": "\n".join(filter(None, [content, *calls]))}
 
 
-def call_grammar(request: ChatRequest) -> Grammar | None:
-    """What the answer has to match if it must be a call: one object with a name and arguments."""
+def answer_grammar(request: ChatRequest) -> Grammar | None:
+    """What the answer has to match: the schema asked for; or one call, a name and arguments."""
     if not request.forced:
-        return None
+        return None if request.schema is None else Grammar("json", dict(request.schema))
     functions = [tool["function"] for tool in request.tools]
     wanted = [f for f in functions if request.tool_choice in (REQUIRED, f["name"])]
     schemas: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from blendrag.chat.completion import Completion, Piece, TokenLogprob, Usage, token_logprobs
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import call_grammar, read_answer, visible, with_tools
+from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import evidence_of
@@ -39,8 +39,8 @@ class Turn:
 
     @property
     def sampling(self) -> Sampling:
-        """The request's, with the grammar of a forced call."""
-        grammar = call_grammar(self._request)
+        """The request's, held to the schema or the call that is asked for."""
+        grammar = answer_grammar(self._request)
         return replace(self._request.sampling, grammar=grammar) if grammar else self._request.sampling
 
     def feed(self, delta: Delta) -> Piece:

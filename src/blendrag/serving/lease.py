@@ -6,14 +6,12 @@ import functools
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blendrag.engine.handle import engine_key
-from blendrag.models import resolve_model
-from blendrag.serving.identity import kv_identity
-from blendrag.serving.library import Library
-from blendrag.serving.owners import VOLATILE
 from blendrag.settings import Settings
+
+if TYPE_CHECKING:  # imported on use: making a lease must be quick
+    from blendrag.serving.library import Library
 
 _Key = tuple[Any, ...]
 
@@ -36,6 +34,10 @@ class Lease:
         Raises what :class:`Library` does, and EngineBusyError when the engine is started while another
         configuration that is still in use has the device.
         """
+        from blendrag.engine.handle import engine_key
+        from blendrag.serving.library import Library
+        from blendrag.serving.owners import VOLATILE
+
         root = (kv_dir or default_kv_dir(settings)).expanduser().resolve()
         key = (*engine_key(settings), root)
         with self._registry:
@@ -67,6 +69,9 @@ def default_kv_dir(settings: Settings) -> Path:
 
 @functools.cache
 def _kv_dir(model: str, revision: str | None, dtype: str, cache_dir: Path) -> Path:
+    from blendrag.models import resolve_model
+    from blendrag.serving.identity import kv_identity
+
     settings = Settings.load(model=model, revision=revision, dtype=dtype, cache_dir=cache_dir)
     identity = kv_identity(settings, resolve_model(model, cache_dir, revision=revision))
     return cache_dir / "kv" / identity.digest()

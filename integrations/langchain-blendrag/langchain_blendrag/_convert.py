@@ -1,0 +1,129 @@
+"""Between LangChain's messages and blendrag's plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, InvalidToolCall, ToolMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import ToolCall, ToolCallChunk
+
+from blendrag.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blendrag.chat.completion import Completion, TokenLogprob
+
+_ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
+
+
+def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Role, text and tool calls. Raises ConfigError for content that is not text."""
+    return [_plain(message) for message in messages]
+
+
+def _plain(message: BaseMessage) -> dict[str, Any]:
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type, message.type)
+    plain: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    if isinstance(message, AIMessage) and message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": call["id"], "name": call["name"], "arguments": call["args"]} for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name:
+        plain["name"] = message.name
+    return plain
+
+
+def text_of(content: str | Sequence[str | dict[str, Any]]) -> str:
+    """The text of a message's content, blocks one after the other."""
+    if isinstance(content, str):
+        return content
+    return "".join(_block_text(block) for block in content)
+
+
+def _block_text(block: str | dict[str, Any]) -> str:
+    if isinstance(block, str):
+        return block
+    match block.get("type"):
+        case "text":
+            return str(block.get("text", ""))
+        case "tool_use" | "tool_call" | "reasoning" | "thinking":  # calls are taken from the message itself
+            return ""
+        case "json":
+            return json.dumps(block.get("json"), ensure_ascii=False)
+        case kind:
+            raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
+
+
+def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document | str]) -> tuple[str, ...]:
+    """Texts known to be in the prompt: those given, and those that tools attached to their answers."""
+    attached = [
+        one
+        for message in messages
+        if isinstance(message, ToolMessage) and isinstance(message.artifact, list | tuple)
+        for one in message.artifact
+        if isinstance(one, Document)
+    ]
+    texts = [one if isinstance(one, str) else one.page_content for one in [*documents, *attached]]
+    return tuple(dict.fromkeys(filter(None, (text.strip() for text in texts))))
+
+
+def usage_metadata(completion: Completion) -> UsageMetadata:
+    usage = completion.usage
+    details = {
+        "cache_read": usage.cache_read,
+        "cache_creation": usage.cache_creation,
+        "blend_recomputed": usage.recomputed,
+    }
+    return UsageMetadata(
+        input_tokens=usage.input,
+        output_tokens=usage.output,
+        total_tokens=usage.total,
+        input_token_details=InputTokenDetails(**details),  # type: ignore[typeddict-item]
+    )
+
+
+def response_metadata(completion: Completion) -> dict[str, Any]:
+    """Model, why it ended, log probabilities if asked for, and the evidence of what was computed."""
+    evidence = asdict(completion.evidence)
+    evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
+    metadata: dict[str, Any] = {
+        "model_name": completion.model,
+        "finish_reason": completion.finish_reason,
+        "blendrag": {**evidence, "ttft_s": completion.ttft_s, "total_s": completion.total_s},
+    }
+    if completion.logprobs:
+        metadata["logprobs"] = {"content": [_logprob(one) for one in completion.logprobs]}
+    return metadata
+
+
+def _logprob(one: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": token, "logprob": logprob} for token, logprob in one.top]
+    return {"token": one.token, "logprob": one.logprob, "top_logprobs": top}
+
+
+def tool_calls(completion: Completion) -> list[ToolCall]:
+    return [ToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in completion.tool_calls]
+
+
+def tool_call_chunks(completion: Completion) -> list[ToolCallChunk]:
+    """Every call whole: only a whole one is known to be a call."""
+    return [
+        ToolCallChunk(
+            name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index,
+            type="tool_call_chunk",
+        )
+        for index, c in enumerate(completion.tool_calls)
+    ]  # fmt: skip
+
+
+def invalid_tool_calls(completion: Completion) -> list[InvalidToolCall]:
+    return [
+        InvalidToolCall(name=None, args=c.text, id=None, error=c.reason, type="invalid_tool_call")
+        for c in completion.invalid_tool_calls
+    ]

@@ -1,0 +1,300 @@
+"""``ChatBlend``: a LangChain chat model that answers from documents without prefilling them again."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+
+from blendrag.chat.chat import Chat
+from blendrag.errors import BlendragWarning
+from blendrag.settings import Settings
+from langchain_blendrag import _convert
+from langchain_blendrag._request import chat_request
+from langchain_blendrag._tools import bound_tools, structured
+
+Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
+
+
+class ChatBlend(BaseChatModel):
+    """Chat model on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
+
+    Texts that a ``BlendChroma``, or another vector store made with ``warm``, holds are recognised in any
+    prompt; their stored KV is used. Everything else is read as usual.
+
+    Making one starts nothing: the engine starts with the first use and is shared by all objects of the same
+    configuration; ``close()`` ends it. Settings of blendrag that are no fields here (``kv_cache_gib=4``) may
+    be given as well.
+
+    Example:
+        ```python
+        llm = ChatBlend()  # model="...": a folder or a hub id; without one, a small packaged model
+        llm.invoke("Why is the sky blue?").text
+        ```
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    model: str = Field(default_factory=lambda: Settings.load().model, alias="model_name")
+    """Packaged default, a local folder, or a hub id."""
+    revision: str | None = None
+    """Revision on the hub."""
+    temperature: float | None = None
+    """0 (the default) always takes the most probable token."""
+    max_tokens: int | None = None
+    """Most tokens of an answer."""
+    top_p: float | None = None
+    stop: list[str] | None = None
+    """Texts that end an answer; they are not part of it."""
+    seed: int | None = None
+    timeout: float | None = None
+    """Seconds that an answer may take."""
+    max_retries: int = 1
+    """How often a request is sent again after the engine failed."""
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    """Most probable tokens whose log probabilities are given for each place."""
+    streaming: bool = False
+    mode: Literal["blend", "off"] = Field(
+        default_factory=lambda: "blend" if Settings.load().blend else "off"
+    )
+    """``off`` prefills every prompt plainly, on the same engine."""
+    recompute_ratio: float | None = None
+    """Share of the documents' tokens that is recomputed."""
+    selector: str | None = None
+    """How those tokens are chosen."""
+    kv_dir: Path | None = None
+    """Folder of the documents' KV; by default one per model in the cache folder."""
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """More of vLLM's sampling parameters, such as ``repetition_penalty``."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """More of blendrag's settings."""
+
+    _chat: Chat | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _more_settings(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        names = {*cls.model_fields, "model_name"}
+        more = {name: value for name, value in values.items() if name not in names}
+        known = {name: value for name, value in more.items() if name in Settings.model_fields}
+        for name in more.keys() - known.keys():  # LangChain passes names of other providers: no error
+            if close := difflib.get_close_matches(name, [*names, *Settings.model_fields], n=1, cutoff=0.8):
+                warnings.warn(f"ignored {name!r}; did you mean {close[0]!r}?", BlendragWarning, stacklevel=2)
+        kept = {name: value for name, value in values.items() if name not in known}
+        return kept | {"settings": {**(values.get("settings") or {}), **known}} if known else kept
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self._all_settings()  # a wrong value is said now, not with the first question
+        return self
+
+    def _all_settings(self) -> Settings:
+        ours = {
+            name: getattr(self, name)
+            for name in ("model", "revision", "temperature", "max_tokens", "recompute_ratio", "selector")
+        }
+        return Settings.load(**{**self.settings, **ours, "blend": self.mode == "blend"})
+
+    @property
+    def chat(self) -> Chat:
+        """The framework-free chat under this one."""
+        settings = self._all_settings()
+        if self._chat is None or self._chat.settings != settings or self._chat.kv_dir != self.kv_dir:
+            self._chat = Chat(settings, self.kv_dir)
+        return self._chat
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return _result(self.chat.complete(chat_request(self, messages, stop, kwargs)))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return _result(await self.chat.acomplete(chat_request(self, messages, stop, kwargs)))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        pieces = self.chat.stream(chat_request(self, messages, stop, kwargs))
+        with contextlib.closing(pieces):
+            for piece in pieces:
+                if piece.text or piece.completion:
+                    yield _chunk(piece)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        pieces = self.chat.astream(chat_request(self, messages, stop, kwargs))
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                if piece.text or piece.completion:
+                    yield _chunk(piece)
+
+    # -- tools and structured output ----------------------------------------------------------------------
+
+    def bind_tools(
+        self,
+        tools: Sequence[Tool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Offer tools. ``tool_choice``: "auto", "none", "any", or a tool's name; the last two force a call,
+        which is then sure to match the tool's schema."""
+        return self.bind(**bound_tools(tools, tool_choice), **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Answers that match ``schema``: the engine leaves the model no other choice, ``strict`` or not.
+
+        ``method``: "json_schema" shows the model the schema; "function_calling" a tool of that schema;
+        "json_mode" promises JSON only.
+        """
+        return structured(self, schema, method, include_raw, kwargs)
+
+    # -- about prompts ------------------------------------------------------------------------------------
+
+    def explain(self, input: LanguageModelInput, **kwargs: Any) -> list[dict[str, Any]]:
+        """What would be reused for this input, without asking: a row per segment of the prompt, then the
+        documents that are not in it; each with tokens, tokens reused, and why not more."""
+        return self.chat.explain(self._request_of(input, kwargs))
+
+    def render(self, input: LanguageModelInput, **kwargs: Any) -> str:
+        """The prompt's text, as the model reads it."""
+        return self.chat.render(self._request_of(input, kwargs))
+
+    def _request_of(self, input: LanguageModelInput, kwargs: dict[str, Any]) -> Any:
+        return chat_request(self, self._convert_input(input).to_messages(), None, kwargs)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """``text`` in the model's own tokens."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return self.chat.token_ids(text)
+
+    def get_num_tokens_from_messages(
+        self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of the whole prompt, with what the chat template adds."""
+        kwargs = bound_tools(tools, None) if tools else {}
+        return self.chat.count_tokens(chat_request(self, messages, None, kwargs))
+
+    def close(self) -> None:
+        """End the engine, for all objects that share it. The next use starts it again."""
+        if self._chat is not None:
+            self._chat.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what LangChain asks ------------------------------------------------------------------------------
+
+    @property
+    def _llm_type(self) -> str:
+        return "blendrag"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "mode"}
+        fields |= {"recompute_ratio", "selector", "model_kwargs", "settings"}
+        return self.model_dump(include=fields)
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        settings = self._all_settings()
+        params = LangSmithParams(
+            ls_provider="blendrag",
+            ls_model_name=kwargs.get("model") or self.model,
+            ls_model_type="chat",
+            ls_temperature=kwargs.get("temperature", settings.temperature),
+            ls_max_tokens=kwargs.get("max_tokens") or settings.max_tokens,
+        )
+        if stop := stop or self.stop:
+            params["ls_stop"] = stop
+        return params
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        profile = ModelProfile(
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            structured_output=True,
+            max_output_tokens=self._all_settings().max_tokens,
+        )
+        if window := Chat(self._all_settings()).context_window_at_hand():
+            profile["max_input_tokens"] = window
+        return profile
+
+
+def _result(completion: Any) -> ChatResult:
+    message = AIMessage(
+        content=completion.text,
+        tool_calls=_convert.tool_calls(completion),
+        invalid_tool_calls=_convert.invalid_tool_calls(completion),
+        usage_metadata=_convert.usage_metadata(completion),
+        response_metadata=_convert.response_metadata(completion),
+    )
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _chunk(piece: Any) -> ChatGenerationChunk:
+    if piece.completion is None:
+        return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content=piece.text,
+            tool_call_chunks=_convert.tool_call_chunks(piece.completion),
+            invalid_tool_calls=_convert.invalid_tool_calls(piece.completion),
+            usage_metadata=_convert.usage_metadata(piece.completion),
+            response_metadata=_convert.response_metadata(piece.completion),
+            chunk_position="last",
+        )
+    )

@@ -1,0 +1,27 @@
+"""LangChain's own unit tests for chat models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_blendrag import ChatBlend
+from langchain_core.language_models import BaseChatModel
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+
+class TestChatBlend(ChatModelUnitTests):
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatBlend
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False
+
+    @property
+    def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+        return {"BLENDRAG_MODEL": "some/model"}, {}, {"model": "some/model"}
