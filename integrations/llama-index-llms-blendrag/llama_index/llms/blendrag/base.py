@@ -1,0 +1,345 @@
+"""``BlendLLM``: a LlamaIndex LLM that answers from documents without prefilling them again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    MessageRole,
+    ToolCallBlock,
+)
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, model_validator
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import PydanticProgramMode
+
+from blendrag.chat.chat import Chat
+from blendrag.settings import Settings
+from llama_index.llms.blendrag.messages import as_completion
+
+if TYPE_CHECKING:  # imported on use: making an LLM must be quick, and import neither torch nor vLLM
+    from llama_index.core.tools.types import BaseTool
+
+    from blendrag.serving.library import Library
+    from llama_index.llms.blendrag.calls import Call
+
+
+class BlendLLM(FunctionCallingLLM):
+    """LLM on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
+
+    Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
+    KV is used. Everything else is read as usual. Making one starts nothing: the engine starts with the first
+    use and is shared by all objects of the same configuration; ``close()`` ends it.
+
+    Any option but those that the engine is started with may also be given per call; ``documents`` too (texts
+    or nodes known to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a
+    ``blendrag.engine.generation.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
+
+    Example:
+        ```python
+        Settings.llm = BlendLLM()  # model="...": a folder or a hub id; without one, a small packaged model
+        Settings.tokenizer = Settings.llm.token_ids
+        ```
+    """
+
+    model: str = Field(
+        default_factory=lambda: Settings.load().model,
+        description="Packaged default, a local folder, or a hub id.",
+        frozen=True,
+    )
+    revision: str | None = Field(None, description="Revision on the hub.", frozen=True)
+    context_window: int | None = Field(
+        None, description="Tokens of prompt and answer together, if fewer than the model's own.", frozen=True
+    )
+    kv_dir: Path | None = Field(
+        None,
+        description="Folder of the texts' KV; by default one per model in the cache folder.",
+        frozen=True,
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, description="More of blendrag's settings, such as kv_cache_gib.", frozen=True
+    )
+    temperature: float | None = Field(
+        None, description="0 (the default): always the most probable token.", ge=0
+    )
+    max_tokens: int | None = Field(None, description="Most tokens of an answer.", ge=1)
+    top_p: float = Field(1.0, gt=0, le=1)
+    stop: list[str] | None = Field(None, description="Texts that end an answer; they are not part of it.")
+    seed: int | None = None
+    timeout: float | None = Field(None, description="Seconds that an answer may take.", gt=0)
+    max_retries: int = Field(
+        1, description="How often a request is sent again after the engine failed.", ge=0
+    )
+    mode: Literal["blend", "off"] = Field(
+        default_factory=lambda: "blend" if Settings.load().blend else "off",
+        description="'off' prefills every prompt plainly, on the same engine.",
+    )
+    recompute_ratio: float | None = Field(
+        None, description="Share of the documents' tokens that is recomputed.", ge=0, le=1
+    )
+    selector: str | None = Field(None, description="How those tokens are chosen.")
+    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
+
+    _chat: Chat = PrivateAttr()
+    _window: int | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        # A wrong value is said now, not with the first question.
+        settings = Settings.load(
+            **{
+                **self.engine_options,
+                **{
+                    "model": self.model,
+                    "revision": self.revision,
+                    "max_model_len": self.context_window or self.engine_options.get("max_model_len"),
+                    "blend": self.mode == "blend",
+                },
+            }
+        )
+        self._chat = Chat(settings, self.kv_dir)
+        return self
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "BlendLLM"
+
+    @property
+    def settings(self) -> Settings:
+        """What the engine is started with, and the defaults of requests."""
+        return self._chat.settings
+
+    @property
+    def library(self) -> Library:
+        """The texts whose KV is kept, opened if need be: takes a moment the first time."""
+        return self._chat.library
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """Starts no engine. Raises ModelNotFoundError."""
+        if self._window is None:
+            self._window = self._chat.context_window
+        return LLMMetadata(
+            context_window=self._window,
+            num_output=self.max_tokens or self.settings.max_tokens,
+            is_chat_model=True,
+            is_function_calling_model=True,
+            model_name=self.model,
+            system_role=MessageRole.SYSTEM,
+        )
+
+    def to_payload(self) -> dict[str, Any]:
+        """For events; of the metadata, what can be told without looking at the model, which takes time."""
+        names = ("temperature", "max_tokens", "top_p", "seed", "mode", "recompute_ratio", "selector")
+        known = self.metadata.model_dump() if self._window is not None else {"model_name": self.model}
+        return {"class_name": self.class_name(), **known, **{name: getattr(self, name) for name in names}}
+
+    def close(self) -> None:
+        """End the engine, for all objects that share it. The next use starts it again."""
+        self._chat.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the nine methods ---------------------------------------------------------------------------------
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return self._answer(self._call(messages, kwargs))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        return self._stream(self._call(messages, kwargs))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        return await self._aanswer(self._call(messages, kwargs))
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        return self._astream(self._call(messages, kwargs))
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return as_completion(self._answer(self._completion_call(prompt, formatted, kwargs)))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        responses = self._stream(self._completion_call(prompt, formatted, kwargs))
+        return (as_completion(response) for response in responses)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        return as_completion(await self._aanswer(self._completion_call(prompt, formatted, kwargs)))
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        responses = self._astream(self._completion_call(prompt, formatted, kwargs))
+        return (as_completion(response) async for response in responses)
+
+    def _completion_call(self, prompt: str, formatted: bool, options: dict[str, Any]) -> Call:
+        """``formatted``: the text is the whole prompt; else it is what a user says."""
+        return self._call(prompt if formatted else [ChatMessage(prompt)], options)
+
+    def _call(self, messages: Sequence[ChatMessage] | str, options: dict[str, Any]) -> Call:
+        from llama_index.llms.blendrag.calls import Call
+
+        return Call(self, messages, options)
+
+    def _answer(self, call: Call) -> ChatResponse:
+        return call.end(self._chat.complete(call.request))
+
+    async def _aanswer(self, call: Call) -> ChatResponse:
+        return call.end(await self._chat.acomplete(call.request))
+
+    def _stream(self, call: Call) -> Generator[ChatResponse, None, None]:
+        with contextlib.closing(self._chat.stream(call.request)) as pieces:
+            for piece in pieces:
+                if piece.text or piece.completion:
+                    yield call.feed(piece)
+
+    async def _astream(self, call: Call) -> AsyncGenerator[ChatResponse, None]:
+        async with contextlib.aclosing(self._chat.astream(call.request)) as pieces:
+            async for piece in pieces:
+                if piece.text or piece.completion:
+                    yield call.feed(piece)
+
+    # -- tools --------------------------------------------------------------------------------------------
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        tool_choice: str | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema."""
+        if isinstance(user_msg, str):
+            user_msg = ChatMessage(user_msg)
+        if isinstance(tool_choice, dict):  # as OpenAI writes it
+            tool_choice = tool_choice["function"]["name"]
+        return {
+            "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
+            "tools": [_described(tool) for tool in tools],
+            "tool_choice": tool_choice or ("required" if tool_required and tools else None),
+            "allow_parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The calls in a response. Raises ValueError, as LlamaIndex expects, if there are none."""
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        if not calls and error_on_no_tool_call:
+            raise ValueError(f"the model called no tool, it answered: {response.message.content!r}")
+        return [
+            ToolSelection(
+                tool_id=call.tool_call_id or "", tool_name=call.tool_name, tool_kwargs=dict(call.tool_kwargs)
+            )
+            for call in calls
+        ]
+
+    # -- structured output: LlamaIndex shows the schema to the model, the engine holds it to it -------------
+
+    def structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return super().structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    async def astructured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return await super().astructured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    def stream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
+        options = dict(options or {})
+        if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
+            from blendrag.engine.generation import Grammar
+
+            options["grammar"] = Grammar("json", output_cls.model_json_schema())
+        return options
+
+    # -- about prompts ------------------------------------------------------------------------------------
+
+    def explain(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> list[dict[str, Any]]:
+        """What would be reused for these messages (or this formatted prompt), without asking: a row per
+        segment of the prompt, then the documents that are not in it; each with tokens, tokens reused, and
+        why not more."""
+        return self._chat.explain(self._call(messages, kwargs).request)
+
+    def render(self, messages: Sequence[ChatMessage], **kwargs: Any) -> str:
+        """The prompt's text, as the model reads it."""
+        return self._chat.render(self._call(messages, kwargs).request)
+
+    def token_ids(self, text: str) -> list[int]:
+        """``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
+        return self._chat.token_ids(text)
+
+
+def _described(tool: BaseTool) -> dict[str, Any]:
+    # Not metadata.to_openai_tool: it changes names, by which LlamaIndex then does not find the tool.
+    about = tool.metadata
+    function = {
+        "name": about.get_name(),
+        "description": about.description,
+        "parameters": about.get_parameters_dict(),
+    }
+    return {"type": "function", "function": function}
+
+
+def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
+    """A copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for ever."""
+    return prompt.model_copy()

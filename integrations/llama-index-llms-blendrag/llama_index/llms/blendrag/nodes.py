@@ -1,0 +1,21 @@
+"""What a prompt may show of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llama_index.core.schema import BaseNode, MetadataMode
+
+
+def node_texts(node: BaseNode, bare_text: bool) -> list[str]:
+    """The node as synthesizers write it, metadata first; and its bare text, for engines that put something
+    between the two, as CitationQueryEngine does."""
+    texts = [node.get_content(metadata_mode=MetadataMode.LLM)]
+    if bare_text:
+        texts.append(node.get_content(metadata_mode=MetadataMode.NONE))
+    return list(dict.fromkeys(text.strip() for text in texts))
+
+
+def texts_by_id(nodes: Iterable[BaseNode], bare_text: bool) -> dict[str, list[str]]:
+    """The texts of nodes, as a collection takes them."""
+    return {node.node_id: node_texts(node, bare_text) for node in nodes}

@@ -1,0 +1,74 @@
+"""``WarmKV``: prefills nodes on their way into a vector store of any kind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.schema import BaseNode, TransformComponent
+
+from blendrag.errors import ConfigError
+from blendrag.serving.collection import Collection, SyncReport
+from llama_index.llms.blendrag.base import BlendLLM
+from llama_index.llms.blendrag.nodes import texts_by_id
+
+
+class WarmKV(TransformComponent):
+    """The last transformation of an ``IngestionPipeline`` or index: prefills the nodes and passes them on.
+
+    For vector stores other than Chroma, which ``BlendChromaVectorStore`` serves better, because a
+    transformation sees additions only:
+
+    - What is deleted from the vector store stays here until :meth:`remove` or :meth:`sync` is told.
+    - A pipeline's cache skips transformations of nodes that it has seen. That costs nothing as long as the
+      KV is there; if it was deleted, :meth:`sync` computes it again (or ``disable_cache=True``).
+    - ``index.insert_nodes`` runs no transformations.
+    - It works in the process that made it, and refuses in the workers of ``num_workers``, each of which
+      would start an engine.
+
+    Running it again over the same nodes computes nothing. ``collection`` tells several vector stores apart.
+    """
+
+    llm: BlendLLM = Field(description="Whose KV is kept.", exclude=True)
+    collection: str = Field(
+        "WarmKV", description="What the texts are kept for, such as the vector store's name."
+    )
+    bare_text: bool = Field(True, description="Keep the KV of nodes without their metadata as well.")
+    show_progress: bool | None = Field(False, description="Show a bar; None: if someone is watching.")
+
+    _process: int = PrivateAttr(default_factory=os.getpid)
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "WarmKV"
+
+    def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        """Raises ConfigError in another process, and what ``Collection.add`` does."""
+        self._kept().add(texts_by_id(nodes, self.bare_text), progress=self.show_progress)
+        return nodes
+
+    async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
+        return await asyncio.to_thread(self, nodes, **kwargs)
+
+    def remove(self, node_ids: Iterable[str]) -> None:
+        """Forget nodes, and the KV of texts that no other node has."""
+        self._kept().remove(node_ids)
+
+    def sync(self, nodes: Iterable[BaseNode]) -> SyncReport:
+        """Make ``nodes`` all that is kept for this collection, and prefill what is not."""
+        return self._kept().sync(texts_by_id(nodes, self.bare_text), progress=self.show_progress)
+
+    def _kept(self) -> Collection:
+        if os.getpid() != self._process:
+            raise ConfigError(
+                "WarmKV does not run in worker processes, each would start an engine:"
+                " use num_workers=1, or leave WarmKV out of the pipeline and call its sync(nodes) after it"
+            )
+        return Collection(self.llm.library, f"llama-index/{self.collection}")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._process = state["__pydantic_private__"]["_process"]

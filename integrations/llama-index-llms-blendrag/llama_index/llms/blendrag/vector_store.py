@@ -1,0 +1,181 @@
+"""``BlendChromaVectorStore``: a Chroma vector store that keeps the KV of what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
+from llama_index.vector_stores.chroma import ChromaVectorStore
+from llama_index.vector_stores.chroma.base import _to_chroma_filter
+
+from blendrag.errors import ConfigError
+from blendrag.serving.collection import Collection, SyncReport
+from blendrag.serving.owners import VOLATILE
+from llama_index.llms.blendrag.nodes import texts_by_id
+
+if TYPE_CHECKING:
+    from llama_index.llms.blendrag.base import BlendLLM
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class BlendChromaVectorStore(ChromaVectorStore):
+    """``ChromaVectorStore`` that prefills what is added and drops the KV of what is deleted.
+
+    llm: whose KV is kept; may be set later, then call :meth:`sync`. Without one this is a ChromaVectorStore.
+    bare_text: keep the KV of nodes without their metadata as well (see ``node_texts``); with metadata in the
+    nodes this doubles what is computed and stored.
+
+    Adding raises what ``Collection.add`` does; Chroma has the nodes then, and the next addition or
+    :meth:`sync` prefills them. Asynchronous methods do not block the event loop.
+    """
+
+    bare_text: bool = True
+
+    _llm: BlendLLM | None = PrivateAttr(default=None)
+
+    def __init__(
+        self, *args: Any, llm: BlendLLM | None = None, bare_text: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.bare_text, self._llm = bare_text, llm
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "BlendChromaVectorStore"
+
+    @property
+    def llm(self) -> BlendLLM | None:
+        """The model whose KV is kept."""
+        return self._llm
+
+    @llm.setter
+    def llm(self, llm: BlendLLM | None) -> None:
+        self._llm = llm
+
+    def sync(self, *, show_progress: bool | None = None) -> SyncReport:
+        """Make the KV store hold what the collection does, which others may have changed.
+
+        show_progress: None shows a bar if someone is watching. Raises ConfigError if there is no llm.
+        """
+        if (kept := self._kept()) is None:
+            raise ConfigError("nothing to keep KV for: give the vector store an llm before sync()")
+        documents: dict[str, list[str]] = {}
+        size = self._batch_size()
+        for offset in range(0, self._collection.count(), size):
+            page = self._get(size, where={}, offset=offset)
+            documents |= texts_by_id(page.nodes or (), self.bare_text)
+        return kept.sync(documents, progress=show_progress)
+
+    # -- changes ------------------------------------------------------------------------------------------
+
+    def add(
+        self, nodes: Sequence[BaseNode], *, show_progress: bool | None = False, **add_kwargs: Any
+    ) -> list[str]:
+        """Add nodes, in batches that Chroma takes, and prefill them."""
+        ids: list[str] = []
+        for batch in _batches(list(nodes), self._batch_size()):
+            added = super().add(batch, **add_kwargs)
+            ids += added
+            if (kept := self._kept()) is not None:
+                # Read back: of an id that it knows already, Chroma keeps the node it has.
+                held = self._get(None, where={}, ids=added).nodes or ()
+                kept.add(texts_by_id(held, self.bare_text), progress=show_progress)
+        return ids
+
+    def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        """Delete the nodes that came of a document."""
+        self._remove(self._collection.get(where={"document_id": ref_doc_id}, include=[])["ids"])
+
+    def delete_nodes(  # type: ignore[override]  # filters: said to be a list, used as one
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        """Delete nodes: those of ``node_ids`` (of all nodes, if there are none) that pass the filters."""
+        if filters is None:
+            self._remove(node_ids or [])
+        else:
+            where = _to_chroma_filter(filters)
+            self._remove(self._collection.get(ids=node_ids or None, where=where, include=[])["ids"])
+
+    def clear(self) -> None:
+        """Delete all nodes."""
+        self._remove(self._collection.get(include=[])["ids"])
+
+    async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        return await asyncio.to_thread(self.add, nodes, **kwargs)
+
+    async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
+        await asyncio.to_thread(self.delete, ref_doc_id, **delete_kwargs)
+
+    async def adelete_nodes(
+        self,
+        node_ids: list[str] | None = None,
+        filters: MetadataFilters | None = None,
+        **delete_kwargs: Any,
+    ) -> None:
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
+
+    async def aclear(self) -> None:
+        await asyncio.to_thread(self.clear)
+
+    def _remove(self, ids: list[str]) -> None:
+        for batch in _batches(ids, self._batch_size()):
+            self._collection.delete(ids=batch)
+        if ids and (kept := self._kept()) is not None:
+            kept.remove(ids)
+
+    # -- queries ------------------------------------------------------------------------------------------
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """Query; a running engine begins to load the KV of what is returned."""
+        result = super().query(query, **kwargs)
+        self._prefetch(result.nodes or ())
+        return result
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        return await asyncio.to_thread(self.query, query, **kwargs)
+
+    def _prefetch(self, nodes: Iterable[BaseNode]) -> None:
+        if self._llm is None:
+            return
+        try:
+            texts = texts_by_id(nodes, self.bare_text).values()
+            self._llm.library.prefetch(text for texts_of_one in texts for text in texts_of_one)
+        except Exception:  # a query is answered whatever becomes of the KV
+            _log.debug("no KV was loaded ahead", exc_info=True)
+
+    # -- the collection -----------------------------------------------------------------------------------
+
+    def _kept(self) -> Collection | None:
+        return None if self._llm is None else Collection(self._llm.library, _name(self._collection))
+
+    def _batch_size(self) -> int:
+        return int(self._collection._client.get_max_batch_size())
+
+
+def _name(collection: Any) -> str:
+    """What tells a Chroma collection from others, in later processes too if it outlives this one."""
+    chroma = collection._client.get_settings()
+    if chroma.chroma_server_host:
+        place = f"http://{chroma.chroma_server_host}:{chroma.chroma_server_http_port}"
+    elif chroma.is_persistent:
+        place = str(Path(chroma.persist_directory).resolve())
+    else:
+        return f"{VOLATILE}{os.getpid()}/{collection.id}"
+    return "/".join(("llama-index", place, collection.tenant, collection.database, collection.name))
+
+
+def _batches(items: list[T], size: int) -> Iterator[list[T]]:
+    for at in range(0, len(items), size):
+        yield items[at : at + size]

@@ -1,0 +1,154 @@
+"""A stand-in for the engine, and for nothing else: library, tokenizer, catalogue and Chroma are real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.handle import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.models import resolve_model
+from blendrag.serving.lease import Lease
+from blendrag.settings import DEFAULT_MODEL, Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+from llama_index.llms.blendrag import BlendLLM
+
+
+@dataclass
+class Asked:
+    """What the engine was asked to generate."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    recipe: Recipe | None
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers with ``answers`` in turn, the last one for ever; a token every ``pace_s`` seconds."""
+
+    tokenizer: Any = None
+    answers: list[str] = field(default_factory=lambda: ["The battery warranty lasts eight years."])
+    pace_s: float = 0.0
+    asked: list[Asked] = field(default_factory=list)
+    prefilled: list[str] = field(default_factory=list)
+    prefetched: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    given: int = 0
+    starts: int = 0
+
+    facts = {"reason": ""}  # noqa: RUF012
+    blends = alive = True
+    max_model_len = 8192
+    catalogue: Catalogue | None = None
+
+    def prompts(self) -> list[str]:
+        return [self.tokenizer.decode(asked.token_ids) for asked in self.asked]
+
+    # -- the data plane -----------------------------------------------------------------------------------
+
+    def call(self, method: str, store: str, *args: Any) -> Any:
+        if method == "open_store":
+            self.catalogue = Catalogue.open(Path(store), KVIdentity(**args[0]))
+            return "store"
+        if method == "ingest":
+            for key, _ in args[0]:
+                self.prefilled.append(key)
+                assert self.catalogue is not None
+                self.catalogue.mark_ready(key, 1)
+            return {"tokens": sum(len(ids) for _, ids in args[0]), "seconds": 0.01, "bytes": 1}
+        if method in ("prefetch", "delete"):
+            (self.prefetched if method == "prefetch" else self.deleted).extend(args[0])
+        if method == "close_store" and self.catalogue is not None:
+            self.catalogue.close()
+        return 0
+
+    def call_later(self, method: str, *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(self.call(method, *args))
+        return done
+
+    def release(self) -> None:
+        pass
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+    ) -> Generator[Delta]:
+        for delta in self._deltas(token_ids, sampling, recipe):
+            time.sleep(self.pace_s)
+            yield delta
+
+    async def astream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+    ) -> AsyncGenerator[Delta]:
+        for delta in self._deltas(token_ids, sampling, recipe):
+            await asyncio.sleep(self.pace_s)
+            yield delta
+
+    def _deltas(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None) -> Iterator[Delta]:
+        self.asked.append(Asked(tuple(token_ids), sampling, recipe))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        ids = self.tokenizer.encode(answer)[: sampling.max_tokens]
+        cached = 0 if recipe is None else sum(length for _, _, length in recipe.spans)
+        report = {"cached": cached, "recomputed": cached // 10, "missing": {}, "ms": {}}
+        for at, token in enumerate(ids, 1):
+            self.given += 1
+            last = {"finish_reason": "stop", "report": report if recipe else None} if at == len(ids) else {}
+            logprobs = [{token: -0.5, 1: -1.0}] if sampling.logprobs else []
+            yield Delta(self.tokenizer.decode([token]), [token], 0.01, logprobs=logprobs, **last)
+
+
+@pytest.fixture(scope="session")
+def model() -> str:
+    """Folder of the packaged default model."""
+    settings = Settings.load()
+    return str(resolve_model(DEFAULT_MODEL, settings.cache_dir))
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
+    scripted = ScriptedEngine()
+
+    def shared(settings: Any, progress: Any = None) -> ScriptedEngine:
+        scripted.starts += 1
+        return scripted
+
+    monkeypatch.setattr(Engine, "shared", shared)
+    monkeypatch.setattr(Lease, "_open", {})
+    monkeypatch.setattr(Lease, "_claims", {})
+    yield scripted
+
+
+@pytest.fixture
+def make_llm(engine: ScriptedEngine, model: str, tmp_path: Path) -> Iterator[Callable[..., BlendLLM]]:
+    made: list[BlendLLM] = []
+
+    def make(**options: Any) -> BlendLLM:
+        llm = BlendLLM(**{"model": model, "kv_dir": tmp_path / "kv", **options})
+        engine.tokenizer = llm.library.tokenizer
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+@pytest.fixture
+def llm(make_llm: Callable[..., BlendLLM]) -> BlendLLM:
+    """Blends whatever is known, however short."""
+    return make_llm(engine_options={"min_cached_tokens": 1})
