@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from blendrag.prompt.anchors import Anchors
@@ -14,6 +15,7 @@ from blendrag.prompt.template import decode
 
 ANCHOR = 32
 SHORT_ANCHOR = 16  # for texts shorter than ANCHOR; what is shorter still is found through hints only
+_WINDOW = 64  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +196,25 @@ class Recogniser:
 
     def _cut(self, known: KnownText, shared: int) -> tuple[tuple[int, ...], int]:
         """The most of the text's first ids that decode to a prefix of its first ``shared`` characters."""
-        ids = known.token_ids
+        ids, decoded = known.token_ids, partial(decode, self._tokenizer)
         if len(ids) <= self._min_tokens:
             return (), 0
-        near = bisect_right(range(len(ids)), shared, key=lambda n: len(decode(self._tokenizer, ids[:n])))
+        # To decode all of the ids at every guess is slow: the last few are tried behind a fixed head.
+        at, length = 0, len(decoded(ids[:_WINDOW]))
+        while length <= shared and at + _WINDOW < len(ids):
+            at += _WINDOW
+            length += len(decoded(ids[at : at + _WINDOW]))
+        for base in range(max(at - 8, 0), max(at - 16, -1), -1):
+            head = decoded(ids[:base])
+            if known.text.startswith(head):  # or else it ends inside a character
+                break
+        tail, room = ids[base : base + 2 * _WINDOW], shared - len(head)
+        near = base + bisect_right(range(len(tail)), room, key=lambda count: len(decoded(tail[:count])))
         # A cut inside a character decodes to replacement marks: look a few tokens either way.
         for count in range(min(near + 4, len(ids)), max(near - 8, 0), -1):
-            head = decode(self._tokenizer, ids[:count])
-            if len(head) <= shared and known.text.startswith(head):
-                return ids[:count], len(head)
+            text = head + decoded(ids[base:count])
+            if len(text) <= shared and known.text.startswith(text) and decoded(ids[:count]) == text:
+                return ids[:count], len(text)
         return (), 0
 
     def _first(self, text: str) -> KnownText:

@@ -16,11 +16,13 @@ from blendrag.prompt import Recogniser, encode_document, escaped, plan_chat, ren
 from blendrag.prompt.escaped import find_escaped
 
 TEXTS = {
-    "d1.md": "Battery warranty\n\nThe battery is covered for eight years or 160,000 km, whichever comes first; "
-    "it is replaced when less than 70 % of the capacity is left.",
-    "d2.md": 'The dealer\'s "mobility" guarantee:\n\ttowing & a hire car < 48 hours, café breakfast included.\\',
+    "d1.md": "Battery warranty\n\nThe battery is covered for eight years or 160,000 km, whichever comes "
+    "first; it is replaced when less than 70 % of the capacity is left.",
+    "d2.md": 'The dealer\'s "mobility" guarantee:\n\ttowing & a hire car < 48 hours, café breakfast '
+    "included.\\",
     "d3.md": "Tyres are not part of any warranty, and neither are brake pads, wiper blades or light bulbs.",
-    "d4.md": 'Research & Development says: keep the charge > 20 % and < 80 %, and "never" charge below −10 °C.',
+    "d4.md": 'Research & Development says: keep the charge > 20 % and < 80 %, and "never" charge it when '
+    "below −10 °C.",
 }
 
 
