@@ -38,6 +38,11 @@ class Chat:
         return self._lease.library(self.settings, self.kv_dir)
 
     @property
+    def opened(self) -> Library | None:
+        """The library, if it is open already."""
+        return self._lease.opened(self.settings, self.kv_dir)
+
+    @property
     def tokenizer(self) -> Any:
         return self.library.tokenizer
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blendrag.serving.library import Library
 from blendrag.serving.owners import owner_of
 from blendrag.serving.prefill import PrefillReport
-from blendrag.serving.progress import ingest_progress
+from blendrag.serving.progress import IngestProgress, ingest_progress
 
 Texts = Mapping[str, Iterable[str]]
 
@@ -32,10 +32,16 @@ class Collection:
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, name
 
-    def add(self, documents: Texts, *, progress: bool | None = False) -> PrefillReport:
+    def ids(self) -> set[str]:
+        """The documents it has."""
+        begins = self._owner("")
+        return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
+
+    def add(self, documents: Texts, *, progress: IngestProgress | bool | None = False) -> PrefillReport:
         """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
 
-        ``progress``: show a bar; None: if someone is watching. What an earlier call left undone is done too.
+        ``progress``: show a bar; None: if someone is watching; or the caller's own. What an earlier call left
+        undone is done too.
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
         report = PrefillReport()

@@ -34,12 +34,11 @@ class Lease:
         Raises what :class:`Library` does, and EngineBusyError when the engine is started while another
         configuration that is still in use has the device.
         """
-        from blendrag.engine.handle import engine_key
         from blendrag.serving.library import Library
         from blendrag.serving.owners import VOLATILE
 
-        root = (kv_dir or default_kv_dir(settings)).expanduser().resolve()
-        key = (*engine_key(settings), root)
+        root = _root(settings, kv_dir)
+        key = _key(settings, root)
         with self._registry:
             for other in [other for other in self._open if other != key and not self._claims[other] - {self}]:
                 self._open.pop(other).close()
@@ -51,6 +50,11 @@ class Lease:
             self._claims[key].add(self)
             return self._open[key]
 
+    def opened(self, settings: Settings, kv_dir: Path | None = None) -> Library | None:
+        """The library, if it is open already: opens nothing, and makes no claim."""
+        with self._registry:
+            return self._open.get(_key(settings, _root(settings, kv_dir))) if self._open else None
+
     def close(self) -> None:
         """Close the libraries that this lease claims, for all who use them. Safe to call twice."""
         with self._registry:
@@ -60,6 +64,16 @@ class Lease:
 
     def __reduce__(self) -> tuple[type[Lease], tuple[()]]:
         return Lease, ()  # a wrapper that was pickled makes its own claim, perhaps in another process
+
+
+def _key(settings: Settings, root: Path) -> _Key:
+    from blendrag.engine.handle import engine_key
+
+    return *engine_key(settings), root
+
+
+def _root(settings: Settings, kv_dir: Path | None) -> Path:
+    return (kv_dir or default_kv_dir(settings)).expanduser().resolve()
 
 
 def default_kv_dir(settings: Settings) -> Path:

@@ -44,8 +44,11 @@ class IngestBar(IngestProgress):
 
 
 @contextmanager
-def ingest_progress(show: bool | None) -> Iterator[IngestProgress]:
-    """A bar if ``show``, or if it is None and standard error is a terminal."""
+def ingest_progress(show: IngestProgress | bool | None) -> Iterator[IngestProgress]:
+    """A bar if ``show``, or if it is None and standard error is a terminal; or the caller's own."""
+    if isinstance(show, IngestProgress):
+        yield show
+        return
     if not (sys.stderr.isatty() if show is None else show):
         yield IngestProgress()
         return

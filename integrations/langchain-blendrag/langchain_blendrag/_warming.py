@@ -1,0 +1,211 @@
+"""What all warming stores share: KV is computed for what is added, released with what is removed, and read
+ahead for what is found."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.documents import Document
+from langchain_core.runnables import run_in_executor
+from langchain_core.vectorstores import VectorStore
+
+from blendrag.errors import BlendragError, ConfigError
+
+if TYPE_CHECKING:
+    from langchain_text_splitters import TextSplitter
+
+    from blendrag.serving.collection import Collection, SyncReport
+    from blendrag.serving.prefill import PrefillReport
+    from blendrag.serving.progress import IngestProgress
+    from langchain_blendrag._ingest import IngestReport
+    from langchain_blendrag.chat_models import ChatBlend
+
+_log = logging.getLogger(__name__)
+_SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
+# Stores call their own methods: only the outermost call is of interest.
+_quiet: ContextVar[WarmingStore | None] = ContextVar("blendrag_quiet_store", default=None)
+
+# What follows a call: told the store, the call's first argument and its result.
+Then = Callable[["WarmingStore", Any, Any], None]
+
+
+class WarmingStore(VectorStore):
+    """Mixin in front of a vector store's class. Without ``llm`` it does nothing.
+
+    A subclass says how its documents are added and removed; searches are found by their names.
+    """
+
+    llm: ChatBlend | None = None
+    """The model whose KV is kept. May be set, changed or removed at any time; ``sync()`` then catches up."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in filter(_SEARCH.match, dir(cls)):
+            owner = next(base for base in cls.__mro__ if name in vars(base))
+            # A default of LangChain's calls one that is not; one of a warming parent is followed already.
+            if owner is cls or not (owner is VectorStore or issubclass(owner, WarmingStore)):
+                setattr(cls, name, followed(getattr(cls, name), _prefetch))
+
+    def ingest(
+        self,
+        documents: Iterable[Document],
+        *,
+        show_progress: bool = True,
+        text_splitter: TextSplitter | None = None,
+    ) -> IngestReport:
+        """Split documents, store the chunks, compute their KV: a batch at a time, with a progress bar.
+
+        Chunks have ids by source and text, so a second run, or one after an interrupt, does what is missing.
+        Nothing is removed: for sources that change, use LangChain's indexing API.
+
+        Args:
+            documents: Documents of any length.
+            show_progress: Whether to show a bar on standard error.
+            text_splitter: By default, one that measures in the model's own tokens (setting
+                ``chunk_tokens``).
+
+        Raises:
+            ConfigError: If there is neither a text splitter nor an ``llm`` to measure with.
+            BlendragError: If KV cannot be computed. What was stored stays; the next run goes on.
+        """
+        from langchain_blendrag._ingest import ingest
+
+        return ingest(self, documents, text_splitter, show_progress)
+
+    def sync(self, *, show_progress: bool | None = None) -> SyncReport:
+        """Keep the KV of exactly the documents that the store holds now.
+
+        Repairs what was missed: documents stored without ``llm``, by other programs, or before a failure.
+
+        Args:
+            show_progress: Whether to show a bar; by default, if standard error is a terminal.
+
+        Raises:
+            ConfigError: If there is no ``llm``, or the store cannot list its documents.
+        """
+        if self.llm is None:
+            raise ConfigError("sync() needs a model: give the store one, as in store.llm = ChatBlend()")
+        texts = {id: [text] for id, text in self._texts().items()}
+        return self._collection_of_kv().sync(texts, progress=show_progress)
+
+    # -- what a kind of store tells -----------------------------------------------------------------------
+
+    def _kv_name(self) -> str:
+        """Tells this store's documents from others', now and in later processes."""
+        raise NotImplementedError
+
+    def _texts(self) -> Mapping[str, str]:
+        """Ids and texts of all documents. Raises ConfigError if they cannot be listed."""
+        raise NotImplementedError
+
+    def _present(self, ids: Iterable[str]) -> set[str] | None:
+        """Those of ``ids`` that are stored; None if the store cannot tell."""
+        try:
+            return {document.id for document in self.get_by_ids(list(ids)) if document.id is not None}
+        except NotImplementedError:
+            return None
+
+    # -- the KV of its documents --------------------------------------------------------------------------
+
+    @property
+    def _warms(self) -> bool:
+        return self.llm is not None and _quiet.get() is not self
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """What the store does inside this neither warms nor releases nor reads ahead."""
+        token = _quiet.set(self)
+        try:
+            yield
+        finally:
+            _quiet.reset(token)
+
+    def _collection_of_kv(self) -> Collection:
+        from blendrag.serving.collection import Collection
+
+        assert self.llm is not None, "callers have checked"
+        return Collection(self.llm.chat.library, self._kv_name())
+
+    def _warm(self, texts: Mapping[str, str], progress: IngestProgress | None = None) -> PrefillReport | None:
+        if not (self._warms and texts):
+            return None
+        with _stored_already("The documents are stored; sync() computes the KV that is missing."):
+            documents = {id: [text] for id, text in texts.items()}
+            return self._collection_of_kv().add(documents, progress=progress or False)
+
+    def _forget(self, ids: Iterable[str]) -> None:
+        if self._warms:
+            with _stored_already("The documents are removed; sync() releases their KV."):
+                self._collection_of_kv().remove(ids)
+
+    def _forget_missing(self) -> None:
+        """Forget the documents that are not in the store any more."""
+        if self._warms:
+            known = self._collection_of_kv().ids()
+            present = self._present(known) if known else known
+            if present is None:
+                _log.warning("%s cannot tell what it removed: KV of it may be kept", type(self).__name__)
+            else:
+                self._forget(known - present)
+
+
+@contextmanager
+def _stored_already(note: str) -> Iterator[None]:
+    try:
+        yield
+    except BlendragError as error:
+        error.add_note(note)
+        raise
+
+
+def _prefetch(store: WarmingStore, query: Any, found: Any) -> None:
+    """Begin to read the KV of what was found, while the prompt is still being made. A search never fails
+    because of it, and opens and starts nothing."""
+    if not store._warms:
+        return
+    assert store.llm is not None, "or it would not warm"
+    try:
+        library = store.llm.chat.opened
+        if library is not None:
+            documents = [one[0] if isinstance(one, tuple) else one for one in found]
+            library.prefetch([document.page_content for document in documents])
+    except Exception:
+        _log.debug("could not read KV ahead", exc_info=True)
+
+
+def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
+    """A store's method with ``then`` after it succeeded; in a thread if the method is async."""
+    signature = inspect.signature(method)
+    _, first, *_ = signature.parameters
+
+    def bind(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments.get(first)
+        if isinstance(given, Iterator):  # it is read twice
+            bound.arguments[first] = list(given)
+        return bound
+
+    @functools.wraps(method)
+    def call(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
+        bound = bind(self, *args, **kwargs)
+        with self._quietly():
+            result = method(*bound.args, **bound.kwargs)
+        then(self, bound.arguments.get(first), result)
+        return result
+
+    @functools.wraps(method)
+    async def acall(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
+        bound = bind(self, *args, **kwargs)
+        with self._quietly():
+            result = await method(*bound.args, **bound.kwargs)
+        await run_in_executor(None, then, self, bound.arguments.get(first), result)
+        return result
+
+    return acall if inspect.iscoroutinefunction(method) else call

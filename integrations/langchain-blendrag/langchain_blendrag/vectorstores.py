@@ -1,0 +1,130 @@
+"""``BlendChroma``: LangChain's Chroma, with the KV of its documents kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_chroma import Chroma
+from langchain_core.documents import Document
+
+from blendrag.serving.owners import VOLATILE
+from langchain_blendrag._warming import WarmingStore
+
+if TYPE_CHECKING:
+    from langchain_blendrag.chat_models import ChatBlend
+
+_PAGE = 1000
+_PICTURE = re.compile(r"[A-Za-z0-9+/]{256,}={0,2}")  # add_images keeps them in base64, as if they were texts
+
+
+class BlendChroma(WarmingStore, Chroma):
+    """Chroma vector store that computes the KV of its documents when they are added.
+
+    A drop-in for ``langchain_chroma.Chroma``: the same arguments, and ``llm``. What is added, updated,
+    removed or reset, also by the indexing API, is prefilled or released; a text that several documents have
+    is prefilled once. Searches begin to load the KV of what they found. Without ``llm`` it is Chroma.
+
+    Additions of any size are stored in batches that Chroma accepts. After a failure, earlier batches are
+    stored and warm.
+
+    Example:
+        ```python
+        store = BlendChroma("handbook", embeddings, persist_directory="db", llm=ChatBlend())
+        store.ingest(PyPDFLoader("handbook.pdf").lazy_load())
+        ```
+    """
+
+    def __init__(self, *args: Any, llm: ChatBlend | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.llm = llm
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts, and compute their KV.
+
+        Raises:
+            BlendragError: If the KV cannot be computed. The texts are stored, and ``sync()`` does the rest.
+        """
+        texts = list(texts)
+        given = list(ids) if ids is not None else [str(uuid.uuid4()) for _ in texts]
+        if metadatas:
+            metadatas = metadatas + [{}] * (len(texts) - len(metadatas))
+        added = []
+        for at in range(0, max(len(texts), len(given), 1), size := self._client.get_max_batch_size()):
+            part = slice(at, at + size)
+            stored = super().add_texts(
+                texts[part], metadatas[part] if metadatas else None, given[part], **kwargs
+            )
+            self._warm(dict(zip(stored, texts[part], strict=True)))
+            added += stored
+        return added
+
+    def add_images(self, uris: list[str], *args: Any, **kwargs: Any) -> list[str]:
+        """Add images. They are no text: no KV is computed."""
+        added = super().add_images(uris, *args, **kwargs)
+        self._forget(added)  # of texts that had these ids
+        return added
+
+    def update_documents(self, ids: list[str], documents: list[Document]) -> None:
+        """Replace documents, and the KV of their texts. Chroma leaves out unknown ids."""
+        super().update_documents(ids, documents)
+        if self._warms:
+            texts = {id: document.page_content for id, document in zip(ids, documents, strict=True)}
+            present = self._present(texts)
+            self._warm({id: text for id, text in texts.items() if id in present})
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> None:
+        """Remove documents by ids, or as Chroma's ``where``, ``where_document`` and ``limit`` say."""
+        gone = set(self._matching(ids, **kwargs)) if self._warms else set()
+        super().delete(ids, **kwargs)
+        if "limit" in kwargs:
+            gone -= self._present(gone)
+        self._forget(gone)
+
+    def delete_collection(self) -> None:
+        """Remove the collection, and all of its KV."""
+        kv = self._collection_of_kv() if self._warms else None  # named before it is gone
+        super().delete_collection()
+        if kv is not None:
+            kv.clear()
+
+    def _matching(
+        self, ids: str | list[str] | None, where: Any = None, where_document: Any = None, limit: Any = None
+    ) -> list[str]:
+        if where is None and where_document is None:
+            return [ids] if isinstance(ids, str) else list(ids or ())
+        found = self.get(ids, where=where, where_document=where_document, include=[])
+        return list(found["ids"])
+
+    def _kv_name(self) -> str:
+        settings, client = self._client.get_settings(), self._client
+        if settings.chroma_server_host:
+            where = f"{settings.chroma_server_host}:{settings.chroma_server_http_port}"
+        elif settings.is_persistent:
+            where = str(Path(settings.persist_directory).resolve())
+        else:
+            return f"{VOLATILE}chroma/{os.getpid()}/{self._collection.id}"
+        return f"chroma/{where}/{client.tenant}/{client.database}/{self._collection_name}"
+
+    def _texts(self) -> Mapping[str, str]:
+        texts: dict[str, str] = {}
+        for offset in range(0, self._collection.count(), _PAGE):
+            page = self.get(limit=_PAGE, offset=offset, include=["documents"])
+            stored = zip(page["ids"], page["documents"], strict=True)
+            texts.update((id, text) for id, text in stored if text and not _PICTURE.fullmatch(text))
+        return texts
+
+    def _present(self, ids: Iterable[str]) -> set[str]:
+        wanted = list(ids)
+        parts = (wanted[at : at + _PAGE] for at in range(0, len(wanted), _PAGE))
+        return {id for part in parts for id in self.get(part, include=[])["ids"]}

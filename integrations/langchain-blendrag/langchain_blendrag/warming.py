@@ -1,0 +1,102 @@
+"""``warm``: any LangChain vector store, with the KV of its documents kept."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from blendrag.errors import ConfigError
+from blendrag.serving.owners import VOLATILE
+from langchain_blendrag._warming import WarmingStore, followed
+
+if TYPE_CHECKING:
+    from langchain_blendrag.chat_models import ChatBlend
+
+Store = TypeVar("Store", bound=VectorStore)
+
+
+def warm(vectorstore: Store, llm: ChatBlend | None, name: str | None = None) -> Store:
+    """Make a vector store compute the KV of what is added to it, and release that of what is removed.
+
+    Args:
+        vectorstore: Is changed and returned: its class becomes a subclass of the one it has, with
+            ``ingest()`` and ``sync()`` like ``BlendChroma``. What it holds already is warm after ``sync()``.
+        llm: The model whose KV is kept.
+        name: Tells this store from others in later processes, for one that is saved or is on a server.
+            Without it, the KV is released some time after this process has ended.
+
+    Returns:
+        The same object.
+    """
+    if not isinstance(vectorstore, WarmingStore):
+        vectorstore.__class__ = _warm_class(type(vectorstore))  # type: ignore[assignment]
+    assert isinstance(vectorstore, WarmingStore), "its class is one now"
+    vectorstore.llm = llm
+    if isinstance(vectorstore, _Warm) and (name or not vectorstore._name):
+        vectorstore._name = f"warm/{name}" if name else f"{VOLATILE}warm/{os.getpid()}/{uuid.uuid4().hex}"
+    return vectorstore
+
+
+@functools.cache
+def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
+    chroma = sys.modules.get("langchain_chroma")  # a Chroma store cannot be without it
+    if chroma is not None and issubclass(base, chroma.Chroma):
+        from langchain_blendrag.vectorstores import BlendChroma
+
+        if base is chroma.Chroma:
+            return BlendChroma
+        return type(f"Blend{base.__name__}", (BlendChroma, base), {"__module__": base.__module__})
+    hooks: dict[str, Any] = {"__module__": base.__module__}
+    for name, then in _HOOKS.items():
+        method = getattr(base, name, None)
+        # LangChain's defaults call those that a store has.
+        if method is not None and method is not getattr(VectorStore, name, None):
+            hooks[name] = followed(method, then)
+    return type(f"Warm{base.__name__}", (_Warm, base), hooks)
+
+
+class _Warm(WarmingStore):
+    _name = ""
+
+    def _kv_name(self) -> str:
+        return self._name
+
+    def _texts(self) -> Mapping[str, str]:
+        if isinstance(self, InMemoryVectorStore):
+            return {id: str(stored["text"]) for id, stored in list(self.store.items())}
+        if hasattr(self, "index_to_docstore_id") and hasattr(self, "docstore"):  # FAISS
+            found = {id: self.docstore.search(id) for id in list(self.index_to_docstore_id.values())}
+            return {id: one.page_content for id, one in found.items() if isinstance(one, Document)}
+        raise ConfigError(f"{type(self).__bases__[-1].__name__} cannot list its documents: no sync()")
+
+
+def _added(store: WarmingStore, items: Any, ids: Any) -> None:
+    store._warm({id: _text(item) for id, item in zip(ids or (), items, strict=False)})
+
+
+def _text(item: Any) -> str:
+    if isinstance(item, Document):
+        return item.page_content
+    return item if isinstance(item, str) else str(item[0])  # FAISS: a text with its embedding
+
+
+def _deleted(store: WarmingStore, ids: Any, success: Any) -> None:
+    if success is False:
+        return
+    if ids is None:  # some stores remove all then, some by other arguments, some nothing
+        store._forget_missing()
+    else:
+        store._forget(ids)
+
+
+_HOOKS = {
+    **dict.fromkeys(("add_texts", "aadd_texts", "add_documents", "aadd_documents", "add_embeddings"), _added),
+    **dict.fromkeys(("delete", "adelete"), _deleted),
+}

@@ -1,0 +1,50 @@
+"""BlendChroma and warm() with the engine: what they warmed is used by the chat model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from langchain_blendrag import BlendChroma, ChatBlend, warm
+
+pytestmark = pytest.mark.engine
+
+FACTS = [
+    Document(f"Machine {n} in hall {n % 7} was serviced by team {n * 3}. " * 12, metadata={"source": f"m{n}"})
+    for n in range(3)
+]
+
+
+@pytest.fixture(params=["chroma", "memory"])
+def store(request: pytest.FixtureRequest, chat_blend: ChatBlend, embeddings: Any, tmp_path: Path) -> Any:
+    if request.param == "chroma":
+        return BlendChroma("machines", embeddings, persist_directory=str(tmp_path), llm=chat_blend)
+    return warm(InMemoryVectorStore(embeddings), chat_blend)
+
+
+def cached(chat_blend: ChatBlend, store: VectorStore, question: str) -> int:
+    found = store.similarity_search(question, k=2)
+    context = "\n\n".join(document.page_content for document in found)
+    usage = chat_blend.invoke(f"{context}\n\n{question}").usage_metadata
+    assert usage is not None
+    return usage["input_token_details"]["cache_read"]
+
+
+def test_warmed_documents_are_prefilled_again(chat_blend: ChatBlend, store: Any) -> None:
+    store.ingest(FACTS, show_progress=False)
+    assert cached(chat_blend, store, "Which team serviced machine 1?") > 100
+    assert store.ingest(FACTS, show_progress=False).tokens == 0
+    assert store.sync().tokens == 0
+
+
+def test_removed_documents_stay_on_disk(chat_blend: ChatBlend, store: Any) -> None:
+    ids = store.add_documents(FACTS)
+    library = chat_blend.chat.library
+    keys = library.keys_of(document.page_content for document in FACTS)
+    assert library.catalogue.ready(keys) == keys
+    store.delete(ids)
+    assert not library.catalogue.known() & keys

@@ -1,0 +1,119 @@
+"""ingest(): split, store and warm, as often as it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_text_splitters import RecursiveCharacterTextSplitter
+
+from blendrag.errors import ConfigError, EngineError
+from langchain_blendrag import BlendChroma, warm
+
+PARAGRAPHS = RecursiveCharacterTextSplitter(separators=["\n\n"], chunk_size=1, chunk_overlap=0)
+
+
+@pytest.fixture(params=["chroma", "memory"])
+def store(request: pytest.FixtureRequest, embeddings: Any, recorded_llm: Any, tmp_path: Path) -> Any:
+    if request.param == "chroma":
+        return BlendChroma("docs", embeddings, persist_directory=str(tmp_path), llm=recorded_llm)
+    return warm(InMemoryVectorStore(embeddings), recorded_llm)
+
+
+def book(chapters: int = 4, paragraphs: int = 25) -> list[Document]:
+    return [
+        Document(
+            "\n\n".join(f"Chapter {c}, paragraph {p} tells of it." for p in range(paragraphs)),
+            metadata={"source": f"chapter {c}"},
+        )
+        for c in range(chapters)
+    ]
+
+
+def ingest(store: Any, documents: list[Document]) -> Any:
+    return store.ingest(documents, show_progress=False, text_splitter=PARAGRAPHS)
+
+
+def test_second_run_does_it_again(store: Any, recorder: Any, embeddings: Any) -> None:
+    first = ingest(store, book())
+    assert (first.added, first.skipped, first.chunks) == (100, 0, 100) and first.tokens == recorder.tokens > 0
+    embedded = len(embeddings.embedded)
+    second = ingest(store, book())
+    assert (second.added, second.skipped, second.chunks, second.tokens) == (0, 100, 0, 0)
+    assert len(embeddings.embedded) == embedded
+    third = ingest(store, [Document("New.", metadata={"source": "chapter 0"}), *book()])
+    assert (third.added, third.skipped, third.chunks) == (1, 100, 1)
+
+
+@pytest.mark.parametrize("call", [1, 2, 4])
+def test_interrupt_while_storing_loses_or_repeats(
+    store: Any, recorder: Any, embeddings: Any, call: int
+) -> None:
+    embeddings.interrupted_at = call
+    with pytest.raises(KeyboardInterrupt):
+        ingest(store, book())
+    done = len(embeddings.embedded)
+    assert len(recorder.kept) == done == (call - 1) * 32
+    report = ingest(store, book())
+    assert (report.added, report.skipped) == (100 - done, done)
+    assert len(embeddings.embedded) == len(recorder.prefilled) == len(recorder.kept) == 100
+
+
+def test_interrupt_while_warming_leaves_stored_chunks_cold(
+    store: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(recorder, "start", interrupt)
+        ingest(store, book())
+    report = ingest(store, book())
+    assert (report.added, report.skipped, report.chunks) == (68, 32, 100)
+    assert len(recorder.kept) == 100
+
+
+def test_failure_to_warm_is_not_explained(store: Any, recorder: Any) -> None:
+    recorder.fails = True
+    with pytest.raises(EngineError) as failed:
+        ingest(store, book())
+    assert "sync()" in failed.value.__notes__[0]
+
+
+def test_same_text_again_in_one_source_is_lost(store: Any, recorder: Any) -> None:
+    notice = Document("All rights reserved.\n\nText.\n\nAll rights reserved.", metadata={"source": "a"})
+    elsewhere = Document("All rights reserved.", metadata={"source": "b"})
+    report = ingest(store, [notice, elsewhere])
+    assert (report.added, report.chunks) == (4, 2)  # four documents, two texts
+    assert ingest(store, [notice, elsewhere]).skipped == 4
+
+
+def test_default_chunks_are_longer_than_the_setting(store: Any, recorder: Any, recorded_llm: Any) -> None:
+    library = recorded_llm.chat.library
+    text = "\n\n".join(f"Paragraph {n} is about the number {n}, and nothing else at all." for n in range(200))
+    report = store.ingest([Document(text)], show_progress=False)
+    lengths = [len(library.tokenizer.encode(text)) for text in recorder.kept]
+    assert report.added == len(lengths) > 1
+    assert library.settings.chunk_tokens // 2 < max(lengths) <= library.settings.chunk_tokens
+
+
+def test_no_progress_is_shown(
+    store: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    store.ingest(book(1), text_splitter=PARAGRAPHS)
+    shown = capfd.readouterr().err
+    assert "ingest" in shown
+    ingest(store, book(2))
+    assert not capfd.readouterr().err
+
+
+def test_model_is_needed_to_store(embeddings: Any, recorder: Any, tmp_path: Path) -> None:
+    store = BlendChroma("docs", embeddings, persist_directory=str(tmp_path))
+    with pytest.raises(ConfigError, match="text_splitter="):
+        store.ingest(book())
+    report = ingest(store, book(1))
+    assert (report.added, report.tokens) == (25, 0) and not recorder.starts

@@ -1,0 +1,330 @@
+"""BlendChroma: KV follows the documents, whichever way they come and go."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chromadb
+import pytest
+from langchain_chroma import Chroma
+from langchain_core.documents import Document
+from langchain_core.vectorstores import VectorStore
+
+from blendrag.errors import ConfigError, EngineError
+from langchain_blendrag import BlendChroma, ChatBlend
+
+TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
+
+
+@pytest.fixture
+def make(embeddings: Any, tmp_path: Path) -> Callable[..., BlendChroma]:
+    """Stores on disk, so that every test has its own."""
+
+    def make(collection: str = "things", **options: Any) -> BlendChroma:
+        return BlendChroma(collection, embeddings, persist_directory=str(tmp_path / "db"), **options)
+
+    return make
+
+
+@pytest.fixture
+def store(make: Any, recorded_llm: ChatBlend) -> BlendChroma:
+    return make(llm=recorded_llm)
+
+
+def documents(texts: list[str] = TEXTS, **metadata: Any) -> list[Document]:
+    return [Document(text, metadata={"n": n, **metadata}) for n, text in enumerate(texts)]
+
+
+# -- adding -----------------------------------------------------------------------------------------------
+
+
+async def test_way_of_adding_that_leaves_documents_cold(
+    store: BlendChroma, recorder: Any, embeddings: Any, recorded_llm: ChatBlend
+) -> None:
+    fresh: dict[str, Any] = {"client": chromadb.EphemeralClient(), "llm": recorded_llm}
+
+    def name() -> str:
+        return f"c{uuid.uuid4().hex}"
+
+    ways: dict[str, Callable[[list[str]], Any]] = {
+        "add_texts": lambda texts: store.add_texts(text for text in texts),
+        "add_documents": lambda texts: store.add_documents(documents(texts)),
+        "aadd_texts": store.aadd_texts,
+        "aadd_documents": lambda texts: store.aadd_documents(documents(texts)),
+        "retriever": lambda texts: store.as_retriever().add_documents(documents(texts)),
+        "from_texts": lambda texts: BlendChroma.from_texts(
+            texts, embeddings, collection_name=name(), **fresh
+        ),
+        "from_documents": lambda texts: BlendChroma.from_documents(
+            documents(texts), embeddings, collection_name=name(), **fresh
+        ),
+        "afrom_texts": lambda texts: BlendChroma.afrom_texts(
+            texts, embeddings, collection_name=name(), **fresh
+        ),
+    }
+    for way, add in ways.items():
+        result = add([f"{way}: {text}" for text in TEXTS])
+        if hasattr(result, "__await__"):
+            await result
+        assert {f"{way}: {text}" for text in TEXTS} <= recorder.kept, way
+    assert recorder.tokens > 0 and recorder.starts == 1
+
+
+def test_text_of_two_documents_is_prefilled_twice_or_dropped_with_the_first(
+    store: BlendChroma, recorder: Any
+) -> None:
+    store.add_texts([TEXTS[0], f"  {TEXTS[0]}\n"], ids=["a", "b"])
+    assert recorder.prefilled == [TEXTS[0]]
+    store.delete(["a"])
+    assert recorder.kept == {TEXTS[0]} and not recorder.deleted
+    store.delete(["b"])
+    assert recorder.deleted == [TEXTS[0]]
+
+
+def test_known_id_with_another_text_keeps_the_old_text(store: BlendChroma, recorder: Any) -> None:
+    store.add_texts([TEXTS[0]], ids=["a"])
+    store.add_texts([TEXTS[1]], ids=["a"])
+    assert recorder.kept == {TEXTS[1]} and recorder.deleted == [TEXTS[0]]
+
+
+def test_six_thousand_texts_are_too_many(make: Any, embeddings: Any) -> None:
+    texts = [f"text {n}" for n in range(6000)]
+    plain = Chroma(client=chromadb.EphemeralClient(), collection_name=f"c{uuid.uuid4().hex}",
+                   embedding_function=embeddings)  # fmt: skip
+    with pytest.raises(Exception, match="max batch size"):
+        plain.add_texts(texts)  # when Chroma can, BlendChroma need not batch any more
+    embeddings.embedded.clear()
+    store = make()
+    ids = store.add_texts(texts, [{"n": 1}])
+    assert embeddings.embedded == texts
+    stored = store.get(ids[0])
+    assert stored["documents"] == ["text 0"] and stored["metadatas"] == [{"n": 1}]
+    assert len(set(ids)) == store._collection.count() == 6000
+
+
+def test_failure_in_the_middle_loses_the_batches_before_it(
+    store: BlendChroma, recorder: Any, embeddings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(store._client), "get_max_batch_size", lambda client: 10)
+    texts = [f"text {n}" for n in range(25)]
+    embeddings.interrupted_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        store.add_texts(texts)
+    assert recorder.kept == set(texts[:20]) == set(store.get()["documents"])
+
+
+def test_documents_stored_without_kv_are_not_mentioned(store: BlendChroma, recorder: Any) -> None:
+    recorder.fails = True
+    with pytest.raises(EngineError) as failed:
+        store.add_texts(TEXTS)
+    assert "stored" in failed.value.__notes__[0] and "sync()" in failed.value.__notes__[0]
+    assert set(store.get()["documents"]) == set(TEXTS) and not recorder.kept
+    recorder.fails = False
+    report = store.sync()
+    assert recorder.kept == set(TEXTS) and report.chunks == report.unchanged == 3
+
+
+def test_picture_is_prefilled_as_if_it_were_text(store: BlendChroma, recorder: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(bytes(range(256)) * 4)
+    store.add_texts([TEXTS[0]], ids=["a"])
+    assert recorder.kept == {TEXTS[0]}
+    embeddings: Any = store._embedding_function
+    object.__setattr__(embeddings, "embed_image", lambda uris: embeddings.embed_documents(uris))
+    store.add_images([str(picture)], ids=["a"])
+    assert recorder.deleted == [TEXTS[0]]
+    store.sync()
+    assert recorder.prefilled == [TEXTS[0]] and not recorder.kept
+
+
+# -- changing and removing --------------------------------------------------------------------------------
+
+
+async def test_way_of_removing_that_keeps_kv(store: BlendChroma, recorder: Any) -> None:
+    ways: dict[str, Callable[[], Any]] = {
+        "delete": lambda: store.delete(["0", "1"]),
+        "adelete": lambda: store.adelete(["0", "1"]),
+        "where": lambda: store.delete(where={"n": {"$lt": 2}}),
+        "where_document": lambda: store.delete(where_document={"$contains": "is "}),
+        "ids and where": lambda: store.delete(["0", "1", "2"], where={"n": 1}),
+        "limit": lambda: store.delete(where={"n": {"$lt": 3}}, limit=1),
+        "reset_collection": store.reset_collection,
+    }
+    for way, remove in ways.items():
+        store.add_documents(documents(), ids=["0", "1", "2"])
+        recorder.deleted.clear()
+        result = remove()
+        if hasattr(result, "__await__"):
+            await result
+        left = set(store.get()["documents"])
+        assert left < set(TEXTS), way
+        assert recorder.kept == left and set(recorder.deleted) == set(TEXTS) - left, way
+
+
+def test_deleted_collection_keeps_kv(store: BlendChroma, make: Any, recorder: Any, recorded_llm: Any) -> None:
+    other = make("other", llm=recorded_llm)
+    store.add_texts(TEXTS[:2], ids=["a", "b"])
+    other.add_texts(TEXTS[1:], ids=["a", "b"])
+    store.delete_collection()
+    assert recorder.kept == set(TEXTS[1:])
+
+
+def test_update_keeps_the_old_text_or_warms_what_chroma_ignores(store: BlendChroma, recorder: Any) -> None:
+    store.add_documents(documents(), ids=["0", "1", "2"])
+    store.update_document("0", Document("The sea is deep.", metadata={"n": 0}))
+    assert recorder.kept == {"The sea is deep.", *TEXTS[1:]}
+    store.update_documents(
+        ["1", "unknown"],
+        [Document("Grass grows.", metadata={"n": 1}), Document("Nobody sees this.", metadata={"n": 9})],
+    )
+    assert recorder.kept == {"The sea is deep.", "Grass grows.", TEXTS[2]} == set(store.get()["documents"])
+
+
+def test_refused_deletion_releases_kv(store: BlendChroma, recorder: Any) -> None:
+    store.add_texts(TEXTS)
+    with pytest.raises(ValueError):
+        store.delete([])
+    with pytest.raises(ValueError):
+        store.delete()
+    assert recorder.kept == set(TEXTS)
+
+
+# -- which store a document belongs to --------------------------------------------------------------------
+
+
+def test_reopened_store_is_another(make: Any, recorder: Any, recorded_llm: Any) -> None:
+    make(llm=recorded_llm).add_texts(TEXTS, ids=["a", "b", "c"])
+    reopened = make(llm=recorded_llm)
+    assert reopened.sync().unchanged == 3
+    reopened.delete(["a"])
+    assert recorder.kept == set(TEXTS[1:])
+
+
+def test_stores_release_the_documents_of_others(
+    make: Any, recorder: Any, recorded_llm: Any, embeddings: Any, tmp_path: Path
+) -> None:
+    elsewhere = BlendChroma(
+        "things", embeddings, persist_directory=str(tmp_path / "elsewhere"), llm=recorded_llm
+    )
+    in_memory = BlendChroma("things", embeddings, client=chromadb.EphemeralClient(), llm=recorded_llm)
+    stores = [make(llm=recorded_llm), make("other", llm=recorded_llm), elsewhere, in_memory]
+    for n, store in enumerate(stores):
+        store.add_texts([f"text {n}"], ids=["a"])
+    names = {store._kv_name() for store in stores}
+    assert len(names) == 4 and sum(name.startswith("volatile:") for name in names) == 1
+    for n, store in enumerate(stores):
+        store.delete(["a"])
+        assert recorder.deleted == [f"text {m}" for m in range(n + 1)]
+
+
+# -- without a model, and with one given later ------------------------------------------------------------
+
+
+def test_store_without_model_warms(make: Any, recorder: Any, recorded_llm: Any) -> None:
+    store = make()
+    ids = store.add_texts(TEXTS, ids=["a", "b", "c"])
+    assert store.similarity_search("sea", k=1) and ids == ["a", "b", "c"]
+    store.delete(["c"])
+    with pytest.raises(ConfigError, match=r"store\.llm = "):
+        store.sync()
+    assert not recorder.starts and not recorder.kept
+
+    store.llm = recorded_llm
+    store.add_texts(["Ice melts."])
+    assert recorder.kept == {"Ice melts."}
+    report = store.sync()
+    assert recorder.kept == {*TEXTS[:2], "Ice melts."}
+    assert (report.added, report.unchanged, report.chunks) == (2, 1, 2)
+
+
+def test_drift_stays(store: BlendChroma, recorder: Any, embeddings: Any, tmp_path: Path) -> None:
+    store.add_texts(TEXTS, ids=["a", "b", "c"])
+    plain = Chroma("things", embeddings, persist_directory=str(tmp_path / "db"))
+    plain.delete(["a"])
+    plain.add_texts(["Grass grows.", "Ice melts."], ids=["b", "d"])
+    report = store.sync()
+    assert recorder.kept == {"Grass grows.", "Ice melts.", TEXTS[2]}
+    assert (report.added, report.removed, report.changed, report.unchanged) == (1, 1, 1, 1)
+
+
+def test_sync_sees_the_first_page_only(make: Any, recorder: Any, recorded_llm: Any) -> None:
+    store = make()
+    store.add_texts([f"text {n}" for n in range(2100)])
+    store.llm = recorded_llm
+    assert store.sync().added == 2100
+
+
+# -- searching --------------------------------------------------------------------------------------------
+
+SEARCHES: dict[str, Callable[[VectorStore], Any]] = {
+    "similarity_search": lambda s: s.similarity_search(TEXTS[0], k=2),
+    "similarity_search_with_score": lambda s: s.similarity_search_with_score(TEXTS[0], k=2),
+    "with_relevance_scores": lambda s: s.similarity_search_with_relevance_scores(TEXTS[0], k=2),
+    "by_vector": lambda s: s.similarity_search_by_vector([0.1] * 6, k=2),
+    "mmr": lambda s: s.max_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
+    "mmr by_vector": lambda s: s.max_marginal_relevance_search_by_vector([0.1] * 6, k=2, fetch_k=3),
+    "search": lambda s: s.search(TEXTS[0], "mmr", k=2),
+    "retriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).invoke(TEXTS[0]),
+    "asimilarity_search": lambda s: s.asimilarity_search(TEXTS[0], k=2),
+    "asimilarity_search_with_score": lambda s: s.asimilarity_search_with_score(TEXTS[0], k=2),
+    "awith_relevance_scores": lambda s: s.asimilarity_search_with_relevance_scores(TEXTS[0], k=2),
+    "aby_vector": lambda s: s.asimilarity_search_by_vector([0.1] * 6, k=2),
+    "ammr": lambda s: s.amax_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
+    "aretriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).ainvoke(TEXTS[0]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Relevance scores must be")  # random embeddings
+@pytest.mark.parametrize("search", SEARCHES)
+async def test_search_that_reads_nothing_ahead_or_too_much(
+    store: BlendChroma, recorder: Any, search: str
+) -> None:
+    store.add_texts(TEXTS)
+    found = SEARCHES[search](store)
+    if hasattr(found, "__await__"):
+        found = await found
+    texts = [(one[0] if isinstance(one, tuple) else one).page_content for one in found]
+    assert len(texts) == 2 and recorder.prefetched == [texts]
+
+
+def test_search_starts_the_engine_or_opens_the_library(make: Any, recorder: Any, recorded_llm: Any,
+                                                       tmp_path: Path) -> None:  # fmt: skip
+    make().add_texts(TEXTS)
+    make(llm=recorded_llm).similarity_search("sea")
+    assert not recorder.starts and not recorder.prefetched
+    unused = ChatBlend(kv_dir=tmp_path / "kv")
+    assert make(llm=unused).similarity_search("sea")
+    assert unused.chat.opened is None and not (tmp_path / "kv").exists()
+
+
+def test_search_fails_because_reading_ahead_did(
+    store: BlendChroma, recorder: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_texts(TEXTS)
+
+    def fail(*args: Any) -> None:
+        raise EngineError("the engine has died")
+
+    monkeypatch.setattr(recorder, "call_later", fail)
+    with caplog.at_level(logging.DEBUG, "langchain_blendrag"):
+        assert len(store.similarity_search("sea", k=2)) == 2
+    assert "could not read KV ahead" in caplog.text
+    assert all(record.levelno == logging.DEBUG for record in caplog.records if "KV" in record.message)
+
+
+def test_subclass_reads_ahead_twice(
+    embeddings: Any, recorder: Any, recorded_llm: Any, tmp_path: Path
+) -> None:
+    class Loud(BlendChroma):
+        def similarity_search(self, query: str, *args: Any, **kwargs: Any) -> list[Document]:
+            return super().similarity_search(query.upper(), *args, **kwargs)
+
+    store = Loud("things", embeddings, persist_directory=str(tmp_path / "db"), llm=recorded_llm)
+    store.add_texts(TEXTS)
+    store.similarity_search("sea", k=1)
+    store.similarity_search_with_score("sea", k=1)
+    assert [len(texts) for texts in recorder.prefetched] == [1, 1]

@@ -1,0 +1,223 @@
+"""warm(): stores other than Chroma."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_chroma import Chroma
+from langchain_community.docstore.in_memory import InMemoryDocstore
+from langchain_community.vectorstores import FAISS
+from langchain_core.documents import Document
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+
+from blendrag.errors import ConfigError, EngineError
+from langchain_blendrag import BlendChroma, ChatBlend, warm
+
+TEXTS = ["The sea is salt.", "Grass is green.", "Snow is cold."]
+
+
+def faiss_store(embeddings: Any) -> FAISS:
+    import faiss
+
+    return FAISS(embeddings, faiss.IndexFlatL2(embeddings.size), InMemoryDocstore(), {})
+
+
+@pytest.fixture(params=[InMemoryVectorStore, faiss_store], ids=["memory", "faiss"])
+def plain(request: pytest.FixtureRequest, embeddings: Any) -> VectorStore:
+    return request.param(embeddings)
+
+
+@pytest.fixture
+def store(plain: VectorStore, recorded_llm: ChatBlend) -> Any:
+    return warm(plain, recorded_llm)
+
+
+def test_object_or_its_type_is_lost(plain: VectorStore, recorded_llm: ChatBlend, recorder: Any) -> None:
+    base = type(plain)
+    store = warm(plain, recorded_llm)
+    assert store is plain and isinstance(store, base) and type(store) is not base
+    assert type(store).delete is not VectorStore.delete
+    assert not recorder.starts
+    again = warm(store, recorded_llm)
+    assert again is store and type(store).__bases__[-1] is base
+
+
+async def test_way_of_adding_that_leaves_documents_cold(store: Any, recorder: Any, embeddings: Any) -> None:
+    ways: dict[str, Callable[[list[str]], Any]] = {
+        "add_texts": store.add_texts,
+        "named": lambda texts: store.add_texts(texts=texts),
+        "add_documents": lambda texts: store.add_documents([Document(text) for text in texts]),
+        "aadd_texts": lambda texts: store.aadd_texts(texts),
+        "aadd_documents": lambda texts: store.aadd_documents(documents=[Document(text) for text in texts]),
+        "retriever": lambda texts: store.as_retriever().add_documents([Document(text) for text in texts]),
+    }
+    if isinstance(store, FAISS):  # LangChain's in-memory store adds nothing from a generator
+        ways["generator"] = lambda texts: store.add_texts(text for text in texts)
+        ways["add_embeddings"] = lambda texts: store.add_embeddings(
+            zip(texts, embeddings.embed_documents(texts), strict=True)
+        )
+    added = set()
+    for way, add in ways.items():
+        result = add([f"{way}: {text}" for text in TEXTS])
+        if hasattr(result, "__await__"):
+            await result
+        added |= {f"{way}: {text}" for text in TEXTS}
+        assert recorder.kept == added, way
+    assert len(recorder.prefilled) == len(added) and store.sync().unchanged == len(added)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_deleted_documents_keep_kv(store: Any, recorder: Any, asynchronous: bool) -> None:
+    store.add_texts(TEXTS, ids=["a", "b", "c"])
+    if asynchronous:
+        await store.adelete(["a", "b"])
+    else:
+        store.delete(ids=["a", "b"])
+    assert recorder.kept == {TEXTS[2]}
+
+
+def test_refused_deletion_releases_kv(embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
+    store = warm(faiss_store(embeddings), recorded_llm)
+    store.add_texts(TEXTS, ids=["a", "b", "c"])
+    for ids in (["a", "unknown"], None):
+        with pytest.raises(ValueError):
+            store.delete(ids)
+    assert recorder.kept == set(TEXTS)
+
+
+def test_deletion_without_ids_releases_what_is_there(
+    embeddings: Any, recorded_llm: Any, recorder: Any
+) -> None:
+    class Emptied(InMemoryVectorStore):
+        def delete(self, ids: Any = None, **kwargs: Any) -> None:
+            super().delete(list(self.store)[:2] if ids is None else ids)
+
+    store = warm(InMemoryVectorStore(embeddings), recorded_llm)
+    store.add_texts(TEXTS)
+    store.delete()  # this one removes nothing then
+    assert recorder.kept == set(TEXTS)
+    store = warm(Emptied(embeddings), recorded_llm)
+    store.add_texts([f"emptied: {text}" for text in TEXTS])
+    store.delete()
+    assert recorder.kept == {*TEXTS, f"emptied: {TEXTS[2]}"}
+
+
+SEARCHES: dict[str, Callable[[Any], Any]] = {
+    "similarity_search": lambda s: s.similarity_search(TEXTS[0], k=2),
+    "with_score": lambda s: s.similarity_search_with_score(TEXTS[0], k=2),
+    "by_vector": lambda s: s.similarity_search_by_vector([0.1] * 6, k=2),
+    "mmr": lambda s: s.max_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
+    "retriever": lambda s: s.as_retriever(search_type="mmr", search_kwargs={"k": 2}).invoke(TEXTS[0]),
+    "asimilarity_search": lambda s: s.asimilarity_search(TEXTS[0], k=2),
+    "awith_score": lambda s: s.asimilarity_search_with_score(TEXTS[0], k=2),
+    "aby_vector": lambda s: s.asimilarity_search_by_vector([0.1] * 6, k=2),
+    "ammr": lambda s: s.amax_marginal_relevance_search(TEXTS[0], k=2, fetch_k=3),
+    "aretriever": lambda s: s.as_retriever(search_kwargs={"k": 2}).ainvoke(TEXTS[0]),
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+async def test_search_that_reads_nothing_ahead_or_too_much(store: Any, recorder: Any, search: str) -> None:
+    store.add_texts(TEXTS)
+    found = SEARCHES[search](store)
+    if hasattr(found, "__await__"):
+        found = await found
+    texts = [(one[0] if isinstance(one, tuple) else one).page_content for one in found]
+    assert len(texts) == 2 and recorder.prefetched == [texts]
+
+
+def test_stores_release_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
+    stores = [warm(InMemoryVectorStore(embeddings), recorded_llm) for _ in range(2)]
+    for n, store in enumerate(stores):
+        store.add_texts([f"text {n}"], ids=["a"])
+    stores[0].delete(["a"])
+    assert recorder.kept == {"text 1"}
+
+
+def test_named_store_is_forgotten_when_it_is_loaded_again(
+    embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path
+) -> None:
+    saved = warm(faiss_store(embeddings), recorded_llm, name="handbook")
+    saved.add_texts(TEXTS, ids=["a", "b", "c"])
+    saved.save_local(str(tmp_path))
+    loaded: Any = warm(
+        FAISS.load_local(str(tmp_path), embeddings, allow_dangerous_deserialization=True),
+        recorded_llm,
+        name="handbook",
+    )
+    loaded.delete(["a"])
+    assert recorder.kept == set(TEXTS[1:])
+    assert loaded.sync().unchanged == 2
+
+
+def test_store_that_was_full_before_stays_cold(plain: VectorStore, recorded_llm: Any, recorder: Any) -> None:
+    plain.add_texts(TEXTS)
+    store: Any = warm(plain, recorded_llm)
+    assert not recorder.kept
+    assert store.sync().added == 3 and recorder.kept == set(TEXTS)
+
+
+def test_documents_stored_without_kv_are_not_mentioned(store: Any, recorder: Any) -> None:
+    recorder.fails = True
+    with pytest.raises(EngineError) as failed:
+        store.add_texts(TEXTS)
+    assert "sync()" in failed.value.__notes__[0] and len(store.similarity_search("sea")) == 3
+    recorder.fails = False
+    store.sync()
+    assert recorder.kept == set(TEXTS)
+
+
+class Unlisted(VectorStore):
+    """The least a vector store can be."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def add_texts(self, texts: Any, metadatas: Any = None, *, ids: Any = None, **_: Any) -> list[str]:
+        given = list(texts)
+        added = ids or [str(len(self.texts) + n) for n, _ in enumerate(given)]
+        self.texts.update(zip(added, given, strict=True))
+        return list(added)
+
+    def delete(self, ids: Any = None, **kwargs: Any) -> bool:
+        return ids is not None and all(self.texts.pop(id, None) for id in ids)
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return [Document(text) for text in list(self.texts.values())[:k]]
+
+    @classmethod
+    def from_texts(cls, texts: list[str], embedding: Any, metadatas: Any = None, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_least_of_stores_fails(recorded_llm: Any, recorder: Any) -> None:
+    store: Any = warm(Unlisted(), recorded_llm)
+    store.add_texts(TEXTS)
+    with pytest.raises(ConfigError, match="Unlisted cannot list"):
+        store.sync()
+    store.delete(["0"])
+    assert recorder.kept == set(TEXTS[1:])
+    assert store.delete(["0"]) is False and recorder.kept == set(TEXTS[1:])
+    assert store.similarity_search("grass", k=1) and recorder.prefetched == [[TEXTS[1]]]
+    report = store.ingest([Document("Ice melts.")], show_progress=False)
+    assert report.added == 1 and "Ice melts." in recorder.kept
+
+
+def test_chroma_is_warmed_in_another_way(
+    embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path
+) -> None:
+    class Special(Chroma):
+        def add_texts(self, texts: Iterable[str], *args: Any, **kwargs: Any) -> list[str]:
+            return super().add_texts([text.upper() for text in texts], *args, **kwargs)
+
+    for base in (Chroma, Special):
+        store = warm(base(base.__name__, embeddings, persist_directory=str(tmp_path)), recorded_llm)
+        assert isinstance(store, BlendChroma) and isinstance(store, base)
+        store.add_texts(TEXTS, [{"n": n} for n in range(3)])
+        store.delete(where={"n": 0})
+        store.sync()
+        assert set(store.get()["documents"]) <= recorder.kept and len(recorder.deleted) == 1
+        recorder.deleted.clear()
