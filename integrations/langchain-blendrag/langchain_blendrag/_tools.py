@@ -55,7 +55,7 @@ def structured(
         )
     elif method in ("json_schema", "json_mode"):
         response_format: dict[str, Any] = {"type": "json_object"}
-        if method == "json_schema":
+        if schema is not None:
             converted = convert_to_json_schema(schema)
             response_format = {
                 "type": "json_schema",

@@ -189,8 +189,8 @@ class ChatBlend(BaseChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """Answers that match ``schema``: the engine leaves the model no other choice, ``strict`` or not.
 
-        ``method``: "json_schema" shows the model the schema; "function_calling" a tool of that schema;
-        "json_mode" promises JSON only.
+        ``method``: "json_schema" and "json_mode" show the model the schema, "function_calling" a tool of
+        that schema; "json_mode" without a schema promises JSON only.
         """
         return structured(self, schema, method, include_raw, kwargs)
 

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from blendrag.chat.request import REQUIRED, ChatRequest
+from blendrag.chat.schema import with_room
 from blendrag.engine.generation import Grammar
 from blendrag.prompt import render_chat
 
@@ -122,7 +123,7 @@ def _written(message: Message) -> Message:
 def answer_grammar(request: ChatRequest) -> Grammar | None:
     """What the answer has to match: the schema asked for; or one call, a name and arguments."""
     if not request.forced:
-        return None if request.schema is None else Grammar("json", dict(request.schema))
+        return None if request.schema is None else _grammar(request.schema, request)
     functions = [tool["function"] for tool in request.tools]
     wanted = [f for f in functions if request.tool_choice in (REQUIRED, f["name"])]
     schemas: list[dict[str, Any]] = []
@@ -139,7 +140,11 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
             }
         )
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return Grammar("json", {**schema, **({"$defs": definitions} if definitions else {})})
+    return _grammar({**schema, **({"$defs": definitions} if definitions else {})}, request)
+
+
+def _grammar(schema: Mapping[str, Any], request: ChatRequest) -> Grammar:
+    return Grammar("json", with_room(schema, request.sampling.max_tokens))
 
 
 def visible(text: str, request: ChatRequest) -> str:
