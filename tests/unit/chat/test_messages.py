@@ -1,0 +1,83 @@
+"""Messages that a chat template takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from blendrag.chat.messages import fit_template, merge_runs
+from blendrag.errors import ModelError
+
+ALTERNATING = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
+REFUSING = "{{ raise_exception('never') }}"
+
+
+@pytest.fixture
+def strict(model_dir: Any) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = ALTERNATING
+    return tokenizer
+
+
+def say(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def test_runs_of_one_role_are_refused_or_lost() -> None:
+    merged = merge_runs(
+        [say("system", "a"), say("system", "b"), say("user", "c"), say("user", "d"), say("assistant", "e")]
+    )
+    assert merged == [say("system", "a\nb"), say("user", "c\nd"), say("assistant", "e")]
+
+
+def test_results_of_two_tools_become_one() -> None:
+    results = [say("tool", "1", tool_call_id="x"), say("tool", "2", tool_call_id="y")]
+    assert merge_runs(results) == results
+
+
+def test_calls_of_merged_messages_are_lost() -> None:
+    one, two = {"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}
+    merged = merge_runs([say("assistant", "", tool_calls=[one]), say("assistant", "x", tool_calls=[two])])
+    assert merged == [say("assistant", "x", tool_calls=[one, two])]
+
+
+def test_messages_given_are_changed() -> None:
+    given_messages = [say("user", "a"), say("user", "b")]
+    merge_runs(given_messages)
+    assert given_messages == [say("user", "a"), say("user", "b")]
+
+
+def test_template_without_system_role_fails(strict: Any) -> None:
+    fitted = fit_template(strict, [say("system", "Be brief."), say("user", "Hello")])
+    assert fitted == [say("user", "Be brief.\nHello")]
+
+
+def test_template_that_wants_turns_fails_on_tools_and_on_an_assistant_who_begins(strict: Any) -> None:
+    fitted = fit_template(strict, [say("assistant", "Welcome"), say("system", "s"), say("tool", "42")])
+    assert [message["role"] for message in fitted] == ["user", "assistant", "user"]
+    assert fitted[2]["content"] == "s\n42"
+
+
+def test_template_that_takes_nothing_is_no_clear_error(strict: Any) -> None:
+    strict.chat_template = REFUSING
+    with pytest.raises(ModelError, match="never"):
+        fit_template(strict, [say("user", "Hello")])
+
+
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+histories = st.lists(st.tuples(roles, st.text(min_size=1)), min_size=1)
+
+
+@given(histories)
+def test_contents_get_lost_or_out_of_order(history: list[tuple[str, str]]) -> None:
+    merged = merge_runs([say(role, content) for role, content in history])
+    assert "\n".join(m["content"] for m in merged) == "\n".join(content for _, content in history)

@@ -1,0 +1,181 @@
+"""Tools in prompts, and calls in answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.tools import answer_grammar, read_answer, template_knows_tools, visible, with_tools
+from blendrag.errors import ConfigError
+from blendrag.prompt import render_chat
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "The time.", "parameters": {}}}
+HISTORY = [
+    {"role": "user", "content": "Weather in Oslo?"},
+    {
+        "role": "assistant",
+        "content": "I look it up.",
+        "tool_calls": [{"id": "call_1", "name": "weather", "arguments": {"city": "Oslo"}}],
+    },
+    {"role": "tool", "content": "Snow, -3 °C", "tool_call_id": "call_1", "name": "weather"},
+]
+NATIVE = (
+    "{% for tool in tools or [] %}[tool {{ tool.function.name }}]{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[call {{ c.function.name }} {{ c.function.arguments | tojson }}]"
+    "{% endfor %}\n{% endfor %}"
+)
+
+
+def asking(**options: Any) -> ChatRequest:
+    return ChatRequest(HISTORY, **{"tools": (WEATHER, CLOCK), **options})
+
+
+def prompt(tokenizer: Any, request: ChatRequest) -> str:
+    messages, options = with_tools(tokenizer, request)
+    return render_chat(tokenizer, messages, **options)
+
+
+def test_template_without_tools_hides_tools_calls_or_results_from_the_model(tokenizer: Any) -> None:
+    assert not template_knows_tools(tokenizer)
+    text = prompt(tokenizer, asking())
+    for shown in ("The weather in a city.", '"clock"', '{"name": "weather", "arguments": {"city": "Oslo"}}'):
+        assert shown in text
+    assert "I look it up." in text and "Snow, -3 °C" in text
+
+
+def test_template_with_tools_gets_them_described_twice(model_dir: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = NATIVE
+    assert template_knows_tools(tokenizer)
+    text = prompt(tokenizer, asking())
+    assert text.startswith("[tool weather][tool clock]<user>") and "<tools>" not in text
+    assert '[call weather {"city": "Oslo"}]' in text and "<tool>Snow" in text
+
+
+def test_tools_are_offered_though_none_may_be_called(tokenizer: Any) -> None:
+    assert "clock" not in prompt(tokenizer, asking(tool_choice="none"))
+
+
+@pytest.mark.parametrize("choice", ["wheather", "required"])
+def test_choice_of_no_tool_is_found_out_by_the_model(choice: str) -> None:
+    with pytest.raises(ConfigError, match="tool"):
+        ChatRequest(HISTORY, tools=() if choice == "required" else (WEATHER,), tool_choice=choice)
+
+
+def test_forced_call_may_be_anything() -> None:
+    assert answer_grammar(asking()) is None
+    named = answer_grammar(asking(tool_choice="weather"))
+    assert named is not None and named.kind == "json"
+    assert named.value["properties"]["name"] == {"const": "weather"}
+    assert named.value["properties"]["arguments"]["required"] == ["city"]
+    either = answer_grammar(asking(tool_choice="required"))
+    assert either is not None
+    assert [one["properties"]["name"]["const"] for one in either.value["anyOf"]] == ["weather", "clock"]
+
+
+def test_definitions_of_a_forced_tools_schema_get_lost() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    }
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    grammar = answer_grammar(asking(tools=(tool,), tool_choice="go"))
+    assert grammar is not None and grammar.value["$defs"]["Place"]["properties"] == {"x": {"type": "integer"}}
+    assert "$defs" not in grammar.value["properties"]["arguments"]
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>", "Let me see.\n"),
+        (f"<tool_call>{CALL}", ""),
+        (CALL, ""),
+        (f"[{CALL}]", ""),
+        ('{"name": "weather", "parameters": {"city": "Oslo"}}', ""),
+        ('{"name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}', ""),
+    ],
+)
+def test_call_in_a_models_own_manner_is_taken_for_text(answer: str, text: str) -> None:
+    read = read_answer(answer, asking())
+    assert read.text == text and not read.invalid
+    assert [(call.name, call.arguments) for call in read.calls] == [("weather", {"city": "Oslo"})]
+    assert read.calls[0].id
+
+
+def test_several_calls_become_one() -> None:
+    two = f'<tool_call>{CALL}</tool_call> <tool_call>{{"name": "clock"}}</tool_call>'
+    read = read_answer(two, asking())
+    assert [call.name for call in read.calls] == ["weather", "clock"]
+    assert len({call.id for call in read.calls}) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ('{"name": "weather", "arguments": {"ci', "cut off"),
+        ('{"name": "wether", "arguments": {}}', "wether"),
+        ('{"name": "clock", "arguments": [1]}', "object"),
+        ("[" * 100_000, "cut off"),
+    ],
+)
+def test_broken_call_is_an_error_or_lost(written: str, reason: str) -> None:
+    read = read_answer(f"<tool_call>{written}</tool_call>", asking())
+    assert not read.calls
+    assert len(read.invalid) == 1 and reason in read.invalid[0].reason
+
+
+@pytest.mark.parametrize("answer", ['{"name": "unknown"}', "42", '"weather"', "[]", "{", "null"])
+def test_json_that_is_no_call_is_swallowed(answer: str) -> None:
+    assert read_answer(answer, asking()).text == answer
+
+
+pieces = st.lists(
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "{", CALL, "text ", "\n", "[", " "]
+    )
+)
+
+
+@given(pieces, st.sampled_from(["auto", "none", "required", "weather"]))
+def test_streamed_text_differs_from_the_whole_answers(parts: list[str], choice: str) -> None:
+    """What is shown early is never taken back."""
+    request, text, shown = asking(tool_choice=choice), "", ""
+    for part in parts:
+        text += part
+        now = visible(text, request)
+        assert now.startswith(shown) and text.startswith(now)
+        shown = now
+    assert read_answer(text, request).text.startswith(shown)
+
+
+@given(st.text())
+def test_answer_without_tools_is_changed(text: str) -> None:
+    request = ChatRequest([{"role": "user", "content": "?"}])
+    assert visible(text, request) == text == read_answer(text, request).text
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text()))
+def test_arguments_are_changed_on_the_way(arguments: dict[str, Any]) -> None:
+    written = json.dumps({"name": "weather", "arguments": arguments})
+    read = read_answer(f"<tool_call>\n{written}\n</tool_call>", asking())
+    if "</tool_call>" not in written:
+        assert read.calls[0].arguments == arguments

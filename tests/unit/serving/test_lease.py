@@ -1,0 +1,130 @@
+"""One library per configuration, however many wrappers there are. No engine is started here."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag.errors import ModelNotFoundError, StoreInUseError
+from blendrag.serving.lease import Lease, default_kv_dir
+from blendrag.serving.library import Library
+from blendrag.serving.owners import VOLATILE, owner_of
+from blendrag.settings import Settings
+from blendrag.store.lock import IndexLock
+
+SMALL, LARGE = Settings.load(max_model_len=512), Settings.load(max_model_len=1024)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open(model_dir: Path) -> Iterator[None]:
+    yield
+    gc.collect()
+    for library in list(Lease._open.values()):
+        library.close()
+    Lease._open.clear()
+    Lease._claims.clear()
+
+
+def open_elsewhere(folder: Path) -> bool:
+    try:
+        IndexLock(folder).release()
+    except StoreInUseError:
+        return True
+    return False
+
+
+def test_wrapper_that_is_made_again_opens_its_folder_twice(tmp_path: Path) -> None:
+    one, other = Lease(), Lease()
+    assert one.library(SMALL, tmp_path) is other.library(SMALL, tmp_path)
+
+
+def test_settings_of_single_requests_ask_for_another_engine(tmp_path: Path) -> None:
+    lease = Lease()
+    library = lease.library(SMALL, tmp_path)
+    other = SMALL.model_copy(update={"recompute_ratio": 0.5, "selector": "first_k", "blend": False})
+    assert lease.library(other, tmp_path) is library
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
+def test_copy_of_a_wrapper_cannot_be_used(copied: Any, tmp_path: Path) -> None:
+    lease = Lease()
+    library = lease.library(SMALL, tmp_path)
+    assert copied(lease).library(SMALL, tmp_path) is library
+
+
+def test_wrapper_that_was_dropped_blocks_another_configuration(tmp_path: Path) -> None:
+    dropped = Lease()
+    dropped.library(SMALL, tmp_path / "a")
+    del dropped
+    gc.collect()
+    assert open_elsewhere(tmp_path / "a"), "it stays open until it is in the way"
+    kept = Lease()
+    kept.library(LARGE, tmp_path / "b")
+    assert not open_elsewhere(tmp_path / "a")
+    assert open_elsewhere(tmp_path / "b")
+
+
+def test_wrapper_in_use_loses_its_library_to_another(tmp_path: Path) -> None:
+    one, other = Lease(), Lease()
+    library = one.library(SMALL, tmp_path / "a")
+    other.library(LARGE, tmp_path / "b")
+    assert one.library(SMALL, tmp_path / "a") is library
+
+
+def test_wrapper_that_changes_its_configuration_keeps_the_old_one(tmp_path: Path) -> None:
+    lease = Lease()
+    lease.library(SMALL, tmp_path / "a")
+    lease.library(LARGE, tmp_path / "b")
+    assert not open_elsewhere(tmp_path / "a")
+
+
+def test_closed_wrapper_keeps_its_folder_or_cannot_be_used_again(tmp_path: Path) -> None:
+    lease = Lease()
+    lease.library(SMALL, tmp_path)
+    lease.close()
+    lease.close()
+    assert not open_elsewhere(tmp_path)
+    lease.library(SMALL, tmp_path)
+    assert open_elsewhere(tmp_path)
+
+
+def test_documents_of_stores_that_ended_with_their_process_are_kept_for_ever(tmp_path: Path) -> None:
+    lease = Lease()
+    library = lease.library(SMALL, tmp_path)
+    library.register({owner_of(f"{VOLATILE}1", "a"): ["gone"], owner_of("chroma", "b"): ["stays"]})
+    lease.close()
+    texts = [entry.text for entry in lease.library(SMALL, tmp_path).catalogue.entries()]
+    assert texts == ["stays"]
+
+
+def test_folder_open_in_another_process_is_no_clear_error(tmp_path: Path) -> None:
+    lock = IndexLock(tmp_path)
+    with pytest.raises(StoreInUseError, match="process"):
+        Lease().library(SMALL, tmp_path)
+    lock.release()
+
+
+def test_wrong_model_leaves_a_folder_behind(tmp_path: Path) -> None:
+    wrong = Settings.load(model=str(tmp_path / "modle"))
+    with pytest.raises(ModelNotFoundError, match="modle"):
+        Lease().library(wrong, tmp_path / "kv")
+    assert not (tmp_path / "kv").exists()
+
+
+def test_two_models_share_a_default_folder() -> None:
+    folder = default_kv_dir(SMALL)
+    assert folder == default_kv_dir(LARGE)
+    assert folder != default_kv_dir(Settings.load(dtype="float32"))
+
+
+def test_text_is_kept_with_the_blanks_around_it(tmp_path: Path) -> None:
+    library = Library(tmp_path, SMALL)
+    library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
+    assert [entry.text for entry in library.catalogue.entries()] == ["a text"]
+    library.close()
