@@ -1,8 +1,4 @@
-"""Fixtures shared by the tests of all three packages: the packaged default model, its tokenizer, one engine.
-
-The engine computes in float32: what has to be equal is equal to many digits, and greedy texts do not hang
-on ties.
-"""
+"""Fixtures of all three packages' tests: the packaged default model, its tokenizer, one engine."""
 
 from __future__ import annotations
 
@@ -12,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from one_engine import ENGINE
 
 if TYPE_CHECKING:
     from blendrag.engine.handle import Engine
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-# Few tokens per step: prompts of usual length are prefilled in several chunks.
-ENGINE = {"dtype": "float32", "max_model_len": 4096, "kv_cache_gib": 1, "max_num_batched_tokens": 512}
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_engine import ENGINE
 from workbench import Bench, Piece, real_texts
 
 from blendrag import BlendIndex

@@ -1,5 +1,7 @@
 """Settings with which every test that needs an engine shares one, in whichever package it is.
 
+A module and not only fixtures, because classes of LangChain's suites name their settings outside of tests.
+
 float32: what has to be equal is equal to many digits, and greedy texts do not hang on ties. Few tokens per
 step: prompts of usual length are prefilled in several chunks.
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from langchain_blendrag import ChatBlend
 from one_engine import ENGINE, kv_dir
+
+from langchain_blendrag import ChatBlend
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, Literal
 
 import pytest
-from langchain_blendrag import ChatBlend
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from one_engine import ENGINE, kv_dir
+
+from blendrag.serving.collection import Collection
+from langchain_blendrag import ChatBlend
 
 pytestmark = pytest.mark.engine
 
@@ -29,3 +33,43 @@ class TestChatBlend(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[Literal["invoke", "stream"], list[Any]]:
+        details = ["cache_read_input", "cache_creation_input"]
+        return {"invoke": details, "stream": details}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        llm, _ = self._with_document("read")
+        return _answer(llm, stream)
+
+    def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
+        llm, keys = self._with_document("creation")
+        llm.chat.library.session.call("delete", keys)  # as if the file had been lost
+        return _answer(llm, stream)
+
+    def _with_document(self, name: str) -> tuple[ChatBlend, list[str]]:
+        llm = ChatBlend(**self.chat_model_params)
+        library = llm.chat.library
+        Collection(library, name).add({"text": [DOCUMENT]})
+        while not library.start().reset_prefix_cache():
+            time.sleep(0.05)
+        return llm, list(library.keys_of([DOCUMENT]))
+
+    @pytest.mark.xfail(reason="a 135M model does not decide to call a tool; it does where it has to")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+
+DOCUMENT = "The warranty of the battery lasts for eight years or 160,000 km. " * 8
+
+
+def _answer(llm: ChatBlend, stream: bool) -> AIMessage:
+    prompt = f"{DOCUMENT.strip()}\n\nHow long does the warranty last?"
+    if not stream:
+        return llm.invoke(prompt, max_tokens=8)
+    chunks = list(llm.stream(prompt, max_tokens=8))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    return whole

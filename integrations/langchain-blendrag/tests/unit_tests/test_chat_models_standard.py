@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_blendrag import ChatBlend
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.unit_tests import ChatModelUnitTests
+
+from langchain_blendrag import ChatBlend
 
 
 class TestChatBlend(ChatModelUnitTests):

@@ -1,0 +1,101 @@
+"""The three packages fit each other and the lock files."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import blendrag
+
+ROOT = Path(__file__).resolve().parents[2]
+LANGCHAIN = ROOT / "integrations" / "langchain-blendrag"
+LLAMA_INDEX = ROOT / "integrations" / "llama-index-llms-blendrag"
+INTEGRATIONS = [LANGCHAIN, LLAMA_INDEX]
+
+
+def project(folder: Path) -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return table
+
+
+def pins() -> list[tuple[str, Version]]:
+    """Every package of every lock file with its version."""
+    found = [each for lock in (ROOT / "requirements").glob("*.lock") for each in requirements(lock)]
+    return [(canonicalize_name(each.name), Version(str(each.specifier).removeprefix("=="))) for each in found]
+
+
+def requirements(path: Path) -> list[Requirement]:
+    return [Requirement(line) for line in path.read_text().splitlines() if not line.startswith("#")]
+
+
+def test_package_with_a_version_of_its_own_is_not_released() -> None:
+    assert [project(folder)["version"] for folder in INTEGRATIONS] == [blendrag.__version__] * 2
+
+
+@pytest.mark.parametrize("folder", INTEGRATIONS, ids=lambda folder: folder.name)
+def test_integration_that_refuses_its_own_blendrag_is_not_released(folder: Path) -> None:
+    (ours,) = (r for r in map(Requirement, project(folder)["dependencies"]) if r.name == "blendrag")
+    assert ours.specifier.contains(blendrag.__version__)
+
+
+def test_package_is_not_locked_twice() -> None:
+    names = [name for name, _ in pins()]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("folder", [ROOT, *INTEGRATIONS], ids=lambda folder: folder.name)
+def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
+    locked = dict(pins())
+    for requirement in map(Requirement, project(folder)["dependencies"]):
+        if requirement.name != "blendrag":
+            assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+
+
+def test_setuptools_that_llama_index_refuses_is_not_locked() -> None:
+    locked = dict(pins())["setuptools"]
+    asked = [r for r in map(Requirement, requires("llama-index-core") or []) if r.name == "setuptools"]
+    overrides = requirements(ROOT / "requirements" / "cpu-overrides.txt")
+    for requirement in asked + [r for r in overrides if r.name == "setuptools"]:
+        assert requirement.specifier.contains(locked), requirement
+
+
+def test_old_llama_index_that_resolvers_fall_back_to_is_noticed() -> None:
+    assert Version(version("llama-index-core")) >= Version("0.14")
+
+
+def test_namespace_of_llama_index_is_not_taken_over() -> None:
+    """An __init__.py there would hide llama_index.core, or be hidden by it."""
+    namespace = LLAMA_INDEX / "llama_index"
+    assert list(namespace.rglob("__init__.py")) == [namespace / "llms" / "blendrag" / "__init__.py"]
+
+
+@pytest.mark.parametrize("module", ["langchain_blendrag", "llama_index.llms.blendrag"])
+def test_name_that_cannot_be_imported_is_not_promised(module: str) -> None:
+    package = importlib.import_module(module)
+    for name in package.__all__:
+        assert getattr(package, name).__name__ == name
+    with pytest.raises(AttributeError, match="Nothing"):
+        package.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["langchain_blendrag", "llama_index.llms.blendrag"])
+def test_import_of_an_integration_loads_no_heavy_library(module: str) -> None:
+    heavy = {"torch", "vllm", "langchain_core", "llama_index.core", "chromadb"}
+    code = f"import sys, {module}; print({heavy} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("folder", INTEGRATIONS, ids=lambda folder: folder.name)
+def test_license_and_types_are_shipped(folder: Path) -> None:
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert len(list(folder.glob("l*_*/**/py.typed"))) == 1
