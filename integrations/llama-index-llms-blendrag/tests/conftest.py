@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,14 +12,10 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.models import resolve_model
 from blendrag.serving.lease import Lease
-from blendrag.settings import DEFAULT_MODEL, Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
 from llama_index.llms.blendrag import BlendLLM
@@ -112,34 +107,27 @@ class ScriptedEngine:
             yield Delta(self.tokenizer.decode([token]), [token], 0.01, logprobs=logprobs, **last)
 
 
-@pytest.fixture(scope="session")
-def model() -> str:
-    """Folder of the packaged default model."""
-    settings = Settings.load()
-    return str(resolve_model(DEFAULT_MODEL, settings.cache_dir))
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
-    scripted = ScriptedEngine()
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
+    engine = ScriptedEngine()
 
     def shared(settings: Any, progress: Any = None) -> ScriptedEngine:
-        scripted.starts += 1
-        return scripted
+        engine.starts += 1
+        return engine
 
     monkeypatch.setattr(Engine, "shared", shared)
     monkeypatch.setattr(Lease, "_open", {})
     monkeypatch.setattr(Lease, "_claims", {})
-    yield scripted
+    yield engine
 
 
 @pytest.fixture
-def make_llm(engine: ScriptedEngine, model: str, tmp_path: Path) -> Iterator[Callable[..., BlendLLM]]:
+def make_llm(scripted: ScriptedEngine, model_dir: Path, tmp_path: Path) -> Iterator[Callable[..., BlendLLM]]:
     made: list[BlendLLM] = []
 
     def make(**options: Any) -> BlendLLM:
-        llm = BlendLLM(**{"model": model, "kv_dir": tmp_path / "kv", **options})
-        engine.tokenizer = llm.library.tokenizer
+        llm = BlendLLM(**{"model": str(model_dir), "kv_dir": tmp_path / "kv", **options})
+        scripted.tokenizer = llm.library.tokenizer
         made.append(llm)
         return llm
 

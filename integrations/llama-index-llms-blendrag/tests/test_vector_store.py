@@ -17,7 +17,8 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, VectorStoreQuery
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from blendrag.errors import ConfigError, StoreInUseError
+from blendrag.errors import ConfigError, EngineError, StoreFullError
+from blendrag.serving.lease import Lease
 from blendrag.serving.owners import document_of
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
 
@@ -122,15 +123,15 @@ def test_text_of_two_nodes_stays_until_both_are_gone(store: BlendChromaVectorSto
 
 
 def test_metadata_that_the_model_does_not_see_recomputes_nothing(
-    index: VectorStoreIndex, llm: BlendLLM, engine: Any
+    index: VectorStoreIndex, llm: BlendLLM, scripted: Any
 ) -> None:
     hidden = {"excluded_llm_metadata_keys": ["checked"]}
     index.insert(Document(text="One.", doc_id="a", metadata={"page": 1, "checked": "no"}, **hidden))
-    before = list(engine.prefilled)
+    before = list(scripted.prefilled)
     # Kept by a second document, as the first is deleted before it is added again.
     index.insert(Document(text="One.", doc_id="b", metadata={"page": 1, "checked": "no"}, **hidden))
     index.update_ref_doc(Document(text="One.", doc_id="a", metadata={"page": 1, "checked": "yes"}, **hidden))
-    assert engine.prefilled == before
+    assert scripted.prefilled == before
     assert kept(llm) == {"page: 1\n\nOne.", "One."}
 
 
@@ -144,14 +145,14 @@ def pipeline(store: BlendChromaVectorStore, strategy: DocstoreStrategy) -> Inges
 
 
 def test_pipeline_upserts_replace_the_kv_of_a_changed_document(
-    store: BlendChromaVectorStore, llm: BlendLLM, engine: Any
+    store: BlendChromaVectorStore, llm: BlendLLM, scripted: Any
 ) -> None:
     ingest = pipeline(store, DocstoreStrategy.UPSERTS)
     ingest.run(documents=[document("One.", "a"), document("Two.", "b")])
-    computed = len(engine.prefilled)
+    computed = len(scripted.prefilled)
     ingest.run(documents=[document("One.", "a"), document("Two, changed.", "b")])
     assert kept(llm) == {"One.", "Two, changed."}
-    assert len(engine.prefilled) == computed + 1
+    assert len(scripted.prefilled) == computed + 1
     assert in_step(store)
 
 
@@ -223,27 +224,29 @@ def test_answers_to_queries_are_those_of_the_class_it_extends(
         assert (ours.ids, ours.similarities, ours.nodes) == (theirs.ids, theirs.similarities, theirs.nodes)
 
 
-def test_store_without_llm_opens_no_library(chroma: Any, engine: Any) -> None:
+def test_store_without_llm_opens_no_library(chroma: Any, scripted: Any) -> None:
     store = BlendChromaVectorStore(chroma_collection=chroma)
     store.add([node("One.")])
     store.query(VectorStoreQuery(query_embedding=[0.1, 0.2]))
     store.clear()
-    assert engine.starts == 0
+    assert scripted.starts == 0
 
 
 def test_query_loads_the_kv_of_what_it_returns(
-    store: BlendChromaVectorStore, llm: BlendLLM, engine: Any
+    store: BlendChromaVectorStore, llm: BlendLLM, scripted: Any
 ) -> None:
     store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(5)])
     store.query(VectorStoreQuery(query_embedding=[1.0, 2.0], similarity_top_k=1))
-    assert set(engine.prefetched) == llm.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
+    assert set(scripted.prefetched) == llm.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
 
 
-def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, engine: Any) -> None:
+def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> None:
     ChromaVectorStore(chroma_collection=chroma).add([node("One.")])
     store = BlendChromaVectorStore(chroma_collection=chroma, llm=llm)
+    llm.close()
     assert store.query(VectorStoreQuery(query_embedding=[0.1, 0.2])).ids
-    assert engine.starts == 0
+    assert scripted.starts == 0
+    assert not Lease._open, "a query opens no library either"
 
 
 def test_query_is_answered_when_the_kv_store_cannot_be_used(
@@ -251,25 +254,43 @@ def test_query_is_answered_when_the_kv_store_cannot_be_used(
 ) -> None:
     store.add([node("One.")])
 
-    def taken(self: Any) -> Any:
-        raise StoreInUseError("by another process")
+    def broken(self: Any, texts: Any) -> None:
+        raise EngineError("it died")
 
-    monkeypatch.setattr(BlendLLM, "library", property(taken))
+    monkeypatch.setattr(BlendLLM, "prefetch", broken)
     assert store.query(VectorStoreQuery(query_embedding=[0.1, 0.2])).ids
 
 
+def test_nodes_that_chroma_has_and_no_kv_fits_are_repaired_by_sync(
+    store: BlendChromaVectorStore, llm: BlendLLM, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(method: str, *args: Any) -> Any:
+        if method == "ingest":
+            raise StoreFullError("the disk is full")
+        return call(method, *args)
+
+    call = scripted.call
+    monkeypatch.setattr(scripted, "call", full)
+    with pytest.raises(StoreFullError) as raised:
+        store.add([node("One.")])
+    assert "sync()" in raised.value.__notes__[0]
+    monkeypatch.setattr(scripted, "call", call)
+    assert store.sync().chunks == 1
+    assert kept(llm) == {"One."}
+
+
 async def test_adding_does_not_block_the_event_loop(
-    store: BlendChromaVectorStore, engine: Any, monkeypatch: pytest.MonkeyPatch
+    store: BlendChromaVectorStore, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import time
 
-    call = engine.call
+    call = scripted.call
 
     def slow(method: str, *args: Any) -> Any:
         time.sleep(0.2 if method == "ingest" else 0)
         return call(method, *args)
 
-    monkeypatch.setattr(engine, "call", slow)
+    monkeypatch.setattr(scripted, "call", slow)
     ticks = 0
 
     async def tick() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -126,6 +126,11 @@ class BlendLLM(FunctionCallingLLM):
     def library(self) -> Library:
         """The texts whose KV is kept, opened if need be: takes a moment the first time."""
         return self._chat.library
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Begin to read the KV of these texts into memory. Opens and starts nothing; returns at once."""
+        if (library := self._chat.opened) is not None:
+            library.prefetch(texts)
 
     @property
     def metadata(self) -> LLMMetadata:

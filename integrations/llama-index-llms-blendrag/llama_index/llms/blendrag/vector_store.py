@@ -15,7 +15,7 @@ from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQue
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragError, ConfigError
 from blendrag.serving.collection import Collection, SyncReport
 from blendrag.serving.owners import VOLATILE
 from llama_index.llms.blendrag.nodes import texts_by_id
@@ -88,7 +88,11 @@ class BlendChromaVectorStore(ChromaVectorStore):
             if (kept := self._kept()) is not None:
                 # Read back: of an id that it knows already, Chroma keeps the node it has.
                 held = self._get(None, where={}, ids=added).nodes or ()
-                kept.add(texts_by_id(held, self.bare_text), progress=show_progress)
+                try:
+                    kept.add(texts_by_id(held, self.bare_text), progress=show_progress)
+                except BlendragError as error:
+                    error.add_note("Chroma has these nodes; sync() computes the KV that is missing.")
+                    raise
         return ids
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
@@ -151,7 +155,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
             return
         try:
             texts = texts_by_id(nodes, self.bare_text).values()
-            self._llm.library.prefetch(text for texts_of_one in texts for text in texts_of_one)
+            self._llm.prefetch(text for texts_of_one in texts for text in texts_of_one)
         except Exception:  # a query is answered whatever becomes of the KV
             _log.debug("no KV was loaded ahead", exc_info=True)
 

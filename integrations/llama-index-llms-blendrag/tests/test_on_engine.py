@@ -1,0 +1,204 @@
+"""The same contract on the real engine, one for the whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import chromadb
+import pytest
+from llama_index.core import Document, MockEmbedding, PromptTemplate, StorageContext, VectorStoreIndex
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
+
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
+
+pytestmark = pytest.mark.engine
+
+QUESTION = "In one sentence: what is it for?"
+GREEDY = {"max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def llm(
+    engine: Any, engine_options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BlendLLM]:
+    options = {**engine_options, "min_cached_tokens": 16}
+    window = options.pop("max_model_len")
+    with BlendLLM(
+        kv_dir=tmp_path_factory.mktemp("kv"), context_window=window, engine_options=options, **GREEDY
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def prose() -> str:
+    """Some pages of a library's own description."""
+    import importlib.metadata
+
+    text = importlib.metadata.distribution("pydantic").read_text("METADATA") or ""
+    return text.partition("\n\n")[2][1500:5500]
+
+
+@pytest.fixture(scope="module")
+def index(llm: BlendLLM, prose: str, tmp_path_factory: pytest.TempPathFactory) -> VectorStoreIndex:
+    chroma = chromadb.PersistentClient(str(tmp_path_factory.mktemp("chroma"))).create_collection("prose")
+    store = BlendChromaVectorStore(chroma_collection=chroma, llm=llm)
+    return VectorStoreIndex.from_documents(
+        [Document(text=prose, metadata={"file_name": "pydantic.md"})],
+        storage_context=StorageContext.from_defaults(vector_store=store),
+        transformations=[SentenceSplitter(chunk_size=200, chunk_overlap=0)],
+        embed_model=MockEmbedding(embed_dim=4),
+    )
+
+
+def text_of(response: Any) -> str:
+    return response.message.content if hasattr(response, "message") else response.text
+
+
+def test_metadata_says_what_the_engine_does(llm: BlendLLM, engine: Any) -> None:
+    assert llm.metadata.context_window == engine.max_model_len
+
+
+async def test_nine_methods_give_one_text(llm: BlendLLM) -> None:
+    messages = [ChatMessage("Name three colours.")]
+    whole = [
+        llm.chat(messages),
+        llm.complete("Name three colours."),
+        await llm.achat(messages),
+        await llm.acomplete("Name three colours."),
+    ]
+    streams: list[list[Any]] = [
+        list(llm.stream_chat(messages)),
+        list(llm.stream_complete("Name three colours.")),
+        [one async for one in await llm.astream_chat(messages)],
+        [one async for one in await llm.astream_complete("Name three colours.")],
+    ]
+    texts = {text_of(response) for response in [*whole, *(stream[-1] for stream in streams)]}
+    assert len(texts) == 1 and texts != {""}
+    for stream in streams:
+        assert len(stream) > 3
+        assert "".join(one.delta for one in stream) == text_of(stream[-1])
+        assert stream[-1].raw["usage"] == whole[0].raw["usage"]
+    usage = whole[0].raw["usage"]
+    assert usage["completion_tokens"] == 24
+    assert usage["prompt_tokens"] == len(
+        llm.library.plan([{"role": "user", "content": "Name three colours."}]).token_ids
+    )
+
+
+async def test_event_loop_ticks_while_the_engine_works(llm: BlendLLM) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    answers = await asyncio.gather(*(llm.acomplete(f"Count to {n}.") for n in (3, 4, 5)))
+    ticking.cancel()
+    assert all(answer.text for answer in answers)
+    assert ticks > 5
+
+
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
+def test_query_engine_reuses_every_document_and_off_none(
+    llm: BlendLLM, index: VectorStoreIndex, mode: Any
+) -> None:
+    found = index.as_retriever(similarity_top_k=4).retrieve(QUESTION)
+    prompt = "\n\n".join(one.node.get_content("llm").strip() for one in found)
+    answer = index.as_query_engine(llm=llm, similarity_top_k=4, response_mode=mode).query(QUESTION)
+    assert str(answer)
+    response = llm.complete(prompt + "\n\n" + QUESTION)
+    evidence = response.raw["blendrag"]
+    assert evidence["plain"] is None
+    assert len(evidence["documents"]) == len({one.node.text for one in found})
+    assert response.additional_kwargs["cache_read_tokens"] > evidence["prompt"] / 2
+    off = llm.complete(prompt + "\n\n" + QUESTION, mode="off")
+    assert off.raw["blendrag"]["reused"] == 0
+    assert off.raw["usage"]["prompt_tokens"] == response.raw["usage"]["prompt_tokens"]
+
+
+def test_everything_recomputed_gives_the_text_of_plain_prefill(
+    llm: BlendLLM, index: VectorStoreIndex
+) -> None:
+    found = index.as_retriever(similarity_top_k=3).retrieve(QUESTION)
+    prompt = "\n\n".join(one.node.get_content("llm").strip() for one in found) + "\n\n" + QUESTION
+    exact = llm.complete(prompt, recompute_ratio=1.0, selector="all")
+    assert exact.raw["blendrag"]["recomputed"] > 0
+    assert exact.text == llm.complete(prompt, mode="off").text
+
+
+class Verdict(BaseModel):
+    """What the text is about."""
+
+    about: Literal["validation", "cooking"]
+    certain: bool
+
+
+async def test_schema_is_kept_even_by_a_tiny_model(llm: BlendLLM) -> None:
+    prompt = PromptTemplate("Pydantic checks data. What is this about?")
+    assert isinstance(llm.structured_predict(Verdict, prompt), Verdict)
+    assert isinstance(await llm.astructured_predict(Verdict, prompt), Verdict)
+    assert isinstance(list(llm.stream_structured_predict(Verdict, prompt))[-1], Verdict)
+    assert isinstance(llm.as_structured_llm(Verdict).complete("Pydantic checks data.").raw, Verdict)
+
+
+def set_light(on: bool) -> str:
+    """Switch the light."""
+    return f"light={on}"
+
+
+LIGHT = FunctionTool.from_defaults(set_light)
+
+
+def test_required_tool_is_called_even_by_a_tiny_model(llm: BlendLLM) -> None:
+    answer = llm.predict_and_call([LIGHT], user_msg="Switch the light on.", tool_required=True)
+    assert answer.sources[0].tool_name == "set_light"
+    assert answer.response in ("light=True", "light=False")
+
+
+async def test_agent_calls_its_tool_and_ends_with_text(llm: BlendLLM) -> None:
+    agent = FunctionAgent(tools=[LIGHT], llm=llm, initial_tool_choice="set_light")
+    answer = await agent.run("Switch the light on.", max_iterations=4)
+    assert [call.tool_name for call in answer.tool_calls][:1] == ["set_light"]
+    assert answer.tool_calls[0].tool_output.content.startswith("light=")
+
+
+def test_stop_and_log_probabilities(llm: BlendLLM) -> None:
+    whole = llm.complete("Count from one to five in words.")
+    cut = whole.text[len(whole.text) // 2 :][:4]
+    assert llm.complete("Count from one to five in words.", stop=[cut]).text == whole.text.partition(cut)[0]
+    logprobs = llm.complete("Hello?", logprobs=3, max_tokens=4).logprobs
+    assert logprobs is not None and len(logprobs) == 4
+    assert all(len(top) >= 3 and math.exp(top[0].logprob) <= 1 for top in logprobs)
+
+
+def test_warmed_index_in_memory_is_blended(llm: BlendLLM, prose: str) -> None:
+    warm = WarmKV(llm=llm)
+    index = VectorStoreIndex.from_documents(
+        [Document(text=prose[::-1][:900][::-1])], transformations=[SentenceSplitter(chunk_size=128), warm],
+        embed_model=MockEmbedding(embed_dim=4),
+    )  # fmt: skip
+    nodes = [one.node for one in index.as_retriever(similarity_top_k=2).retrieve(QUESTION)]
+    response = llm.complete("\n\n".join(node.get_content("llm") for node in nodes))
+    assert response.raw["blendrag"]["plain"] is None
+    assert response.additional_kwargs["cache_read_tokens"] > 0
+
+
+def test_closed_and_used_again(llm: BlendLLM, engine_options: dict[str, Any], tmp_path: Path) -> None:
+    options = {name: value for name, value in engine_options.items() if name != "max_model_len"}
+    with BlendLLM(
+        kv_dir=tmp_path, context_window=engine_options["max_model_len"], engine_options=options
+    ) as other:
+        first = other.complete("Hello?", max_tokens=4).text
+    assert other.complete("Hello?", max_tokens=4).text == first
+    other.close()

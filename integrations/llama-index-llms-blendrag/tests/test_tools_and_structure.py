@@ -1,0 +1,188 @@
+"""Tool calls and structured output, with what a model would say scripted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from llama_index.core import PromptTemplate
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ToolCallResult
+from llama_index.core.base.llms.types import ToolCallBlock
+from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool, ToolMetadata
+from llama_index.core.types import PydanticProgramMode
+from pydantic import BaseModel
+
+from llama_index.llms.blendrag import BlendLLM
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+ADD = FunctionTool.from_defaults(add)
+NOTHING = FunctionTool.from_defaults(lambda: "done", name="do_nothing", description="Does nothing.")
+
+
+class Warranty(BaseModel):
+    """How long something is covered."""
+
+    years: int
+    part: Literal["battery", "motor"]
+
+
+WARRANTY = '{"years": 8, "part": "battery"}'
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def test_call_is_read_and_the_text_around_it_kept(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = ["Let me see. " + CALL]
+    response = llm.chat_with_tools([ADD], user_msg="2 + 3?")
+    (call,) = llm.get_tool_calls_from_response(response)
+    assert (call.tool_name, call.tool_kwargs) == ("add", {"a": 2, "b": 3})
+    assert response.message.content == "Let me see. "
+    assert response.message.additional_kwargs["tool_calls"][0]["function"]["name"] == "add"
+    assert '"name": "add"' in scripted.prompts()[0]
+
+
+def test_answer_without_a_call_is_an_error_only_where_one_is_expected(llm: BlendLLM) -> None:
+    response = llm.chat_with_tools([ADD], user_msg="Hello?")
+    assert llm.get_tool_calls_from_response(response, error_on_no_tool_call=False) == []
+    with pytest.raises(ValueError, match="called no tool"):
+        llm.get_tool_calls_from_response(response)
+
+
+@pytest.mark.parametrize("options", [{"tool_required": True}, {"tool_choice": "add"}])
+def test_required_call_is_forced_by_grammar(llm: BlendLLM, scripted: Any, options: dict[str, Any]) -> None:
+    scripted.answers = ['{"name": "add", "arguments": {"a": 2, "b": 3}}']
+    response = llm.predict_and_call([ADD], user_msg="2 + 3?", **options)
+    assert response.response == "5"
+    grammar = scripted.asked[0].sampling.grammar
+    assert grammar.kind == "json"
+    assert grammar.value["properties"]["name"] == {"const": "add"}
+    assert grammar.value["properties"]["arguments"]["required"] == ["a", "b"]
+
+
+async def test_every_way_to_call_a_tool_calls_it(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [CALL]
+    responses = [
+        llm.chat_with_tools([ADD], user_msg="?"),
+        await llm.achat_with_tools([ADD], user_msg="?"),
+        list(llm.stream_chat_with_tools([ADD], user_msg="?"))[-1],
+        [one async for one in await llm.astream_chat_with_tools([ADD], user_msg="?")][-1],
+    ]
+    for response in responses:
+        (call,) = llm.get_tool_calls_from_response(response)
+        assert call.tool_kwargs == {"a": 2, "b": 3}
+        assert not response.message.content
+    assert (await llm.apredict_and_call([ADD], user_msg="?")).response == "5"
+
+
+def test_second_call_is_left_out_where_parallel_calls_are_not_allowed(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [CALL + CALL]
+    calls = llm.get_tool_calls_from_response
+    assert len(calls(llm.chat_with_tools([ADD], user_msg="?", allow_parallel_tool_calls=True))) == 2
+    assert len(calls(llm.chat_with_tools([ADD], user_msg="?", allow_parallel_tool_calls=False))) == 1
+
+
+def test_tool_with_a_name_that_openai_would_refuse_is_found(llm: BlendLLM, scripted: Any) -> None:
+    odd = FunctionTool(
+        add, metadata=ToolMetadata(name="Add[int]", description="Adds.", fn_schema=ADD.metadata.fn_schema)
+    )
+    scripted.answers = ['<tool_call>{"name": "Add[int]", "arguments": {"a": 1, "b": 1}}</tool_call>']
+    assert llm.predict_and_call([odd], user_msg="?").response == "2"
+
+
+def test_history_of_calls_and_results_reaches_the_model(llm: BlendLLM, scripted: Any) -> None:
+    call = ToolCallBlock(tool_call_id="c1", tool_name="add", tool_kwargs={"a": 2, "b": 3})
+    result = ChatMessage("5", role="tool", additional_kwargs={"tool_call_id": "c1"})
+    history = [ChatMessage("2 + 3?"), ChatMessage([call], role="assistant"), result]
+    llm.chat_with_tools([ADD], chat_history=history)
+    as_openai = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+    foreign = ChatMessage("", role="assistant", additional_kwargs={"tool_calls": [as_openai]})
+    llm.chat_with_tools([ADD], chat_history=[history[0], foreign, result])
+    ours, theirs = scripted.prompts()
+    assert ours == theirs
+    assert (
+        ours.index("2 + 3?") < ours.index('{"name": "add", "arguments": {"a": 2, "b": 3}}') < ours.rindex("5")
+    )
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_agent_calls_a_tool_and_answers(llm: BlendLLM, scripted: Any, streaming: bool) -> None:
+    scripted.answers = [CALL, "It is 5."]
+    agent = FunctionAgent(tools=[ADD, NOTHING], llm=llm, streaming=streaming)
+    handler = agent.run("2 + 3?")
+    results = [event async for event in handler.stream_events() if isinstance(event, ToolCallResult)]
+    assert [str(result.tool_output) for result in results] == ["5"]
+    assert str(await handler) == "It is 5."
+    assert len(scripted.asked) == 2
+    assert scripted.prompts()[1].index("tool_call") < scripted.prompts()[1].rindex("5")
+
+
+async def test_workflow_hands_over_between_agents(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [
+        '<tool_call>{"name": "handoff", "arguments": {"to_agent": "adder", "reason": "sums"}}</tool_call>',
+        CALL,
+        "It is 5.",
+    ]
+    first = FunctionAgent(
+        name="first", description="Greets.", tools=[NOTHING], llm=llm, can_handoff_to=["adder"]
+    )
+    adder = FunctionAgent(name="adder", description="Adds.", tools=[ADD], llm=llm)
+    workflow = AgentWorkflow(agents=[first, adder], root_agent="first")
+    assert str(await workflow.run("2 + 3?")) == "It is 5."
+
+
+# -- structure -----------------------------------------------------------------------------------------------
+
+
+async def test_every_way_to_structured_output_is_forced_by_the_schema(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [WARRANTY]
+    prompt = PromptTemplate("What does {text} say?")
+    wanted = Warranty(years=8, part="battery")
+    assert llm.structured_predict(Warranty, prompt, text="it") == wanted
+    assert await llm.astructured_predict(Warranty, prompt, text="it") == wanted
+    assert list(llm.stream_structured_predict(Warranty, prompt, text="it"))[-1] == wanted
+    stream = await llm.astream_structured_predict(Warranty, prompt, text="it")
+    assert [one async for one in stream][-1] == wanted
+    messages = [ChatMessage("What does it say?")]
+    structured = llm.as_structured_llm(Warranty)
+    assert structured.chat(messages).raw == wanted
+    assert json.loads(structured.complete("What does it say?").text) == wanted.model_dump()
+    assert (await structured.achat(messages)).raw == wanted
+    assert list(structured.stream_chat(messages))[-1].raw == wanted
+    for asked in scripted.asked:
+        assert asked.sampling.grammar.kind == "json"
+        assert asked.sampling.grammar.value == Warranty.model_json_schema()
+    assert all("Here's a JSON schema to follow" in shown for shown in scripted.prompts())
+
+
+def test_structured_stream_grows(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [WARRANTY]
+    partial = list(llm.stream_structured_predict(Warranty, PromptTemplate("?")))
+    assert len(partial) > 3
+    assert partial[-1] == Warranty(years=8, part="battery")
+    assert getattr(partial[0], "part", None) != "battery"
+
+
+def test_prompt_used_for_structure_stays_a_prompt(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [WARRANTY, "Hello."]
+    prompt = PromptTemplate("Say hello.")
+    llm.structured_predict(Warranty, prompt)
+    llm.predict(prompt)
+    assert "schema" in scripted.prompts()[0]
+    assert "schema" not in scripted.prompts()[1]
+
+
+def test_structure_by_tool_call_is_possible_too(llm: BlendLLM, scripted: Any) -> None:
+    scripted.answers = [json.dumps({"name": "Warranty", "arguments": json.loads(WARRANTY)})]
+    llm.pydantic_program_mode = PydanticProgramMode.FUNCTION
+    assert llm.structured_predict(Warranty, PromptTemplate("?")) == Warranty(years=8, part="battery")
+    assert scripted.asked[0].sampling.grammar.value["properties"]["name"] == {"const": "Warranty"}
