@@ -1,4 +1,4 @@
-"""A chat model whose engine is stood in for; library, catalogue, recogniser and tokenizer are the real ones."""
+"""A chat model whose engine is stood in for; library, catalogue, recogniser, tokenizer are the real ones."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class EngineRecorder:
         self.start()
         match method:
             case "ingest":
-                entries = {entry.key: entry for entry in self._library.catalogue.entries()}
-                tokens = 0
+                catalogue, tokens = self._library.catalogue, 0
+                entries = catalogue.entries_of(key for key, _ in args[0])
+                self._texts |= {entry.key: entry.text for entry in entries}
                 for key, token_ids in args[0]:
-                    self._texts[key] = entries[key].text
-                    self.prefilled.append(entries[key].text)
+                    self.prefilled.append(self._texts[key])
                     tokens += len(token_ids)
-                    self._library.catalogue.mark_ready(key, len(token_ids))
+                    catalogue.mark_ready(key, len(token_ids))
                 self.tokens += tokens
                 return {"tokens": tokens, "seconds": 0.0, "bytes": 0}
             case "delete":

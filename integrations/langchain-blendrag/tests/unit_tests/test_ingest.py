@@ -13,7 +13,9 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from blendrag.errors import ConfigError, EngineError
 from langchain_blendrag import BlendChroma, warm
 
-PARAGRAPHS = RecursiveCharacterTextSplitter(separators=["\n\n"], chunk_size=1, chunk_overlap=0)
+PARAGRAPHS = RecursiveCharacterTextSplitter(
+    separators=["\n\n"], chunk_size=1, chunk_overlap=0, keep_separator=False
+)
 
 
 @pytest.fixture(params=["chroma", "memory"])
@@ -62,14 +64,15 @@ def test_interrupt_while_storing_loses_or_repeats(
     assert len(embeddings.embedded) == len(recorder.prefilled) == len(recorder.kept) == 100
 
 
+@pytest.mark.parametrize("step", ["register", "prefill"])
 def test_interrupt_while_warming_leaves_stored_chunks_cold(
-    store: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
+    store: Any, recorder: Any, recorded_llm: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(recorder, "start", interrupt)
+        patched.setattr(recorded_llm.chat.library, step, interrupt)
         ingest(store, book())
     report = ingest(store, book())
     assert (report.added, report.skipped, report.chunks) == (68, 32, 100)
