@@ -98,8 +98,15 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
             extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
             **sampling.other,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, *refusals()) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it does not take, while the engine goes on."""
+    from vllm.exceptions import VLLMClientError
+
+    return ValueError, VLLMClientError
 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:

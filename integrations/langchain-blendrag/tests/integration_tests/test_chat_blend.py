@@ -1,0 +1,295 @@
+"""``ChatBlend`` on the real engine: what LangChain's own tests do not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from one_engine import ENGINE, kv_dir
+from workbench import real_texts
+
+from blendrag.errors import BlendragWarning, ConfigError, EngineBusyError, GenerationTimeoutError
+from langchain_blendrag import BlendChroma, ChatBlend
+
+pytestmark = pytest.mark.engine
+
+FOR_EVER = {"max_tokens": 3000, "ignore_eos": True}
+
+PROMPT = ChatPromptTemplate.from_template(
+    "Answer from these documents:\n\n{context}\n\nQuestion: {question}\nAnswer briefly."
+)
+
+
+@pytest.fixture(scope="module")
+def documents(tokenizer: Any) -> list[Document]:
+    texts = [tokenizer.decode(ids).strip() for ids in real_texts(tokenizer, tokens=160, per_package=1)]
+    return [Document(text, id=f"d{number}") for number, text in enumerate(texts[:5])]
+
+
+@pytest.fixture(scope="module")
+def store(chat_blend: ChatBlend, documents: list[Document]) -> Iterator[BlendChroma]:
+    kb = BlendChroma("chat", DeterministicFakeEmbedding(size=8), llm=chat_blend)
+    kb.add_documents(documents)
+    yield kb
+    kb.delete_collection()
+
+
+def ask(documents: list[Document], question: str = "What is this about?") -> list[Any]:
+    context = "\n\n".join(document.page_content for document in documents)
+    return PROMPT.invoke({"context": context, "question": question}).to_messages()
+
+
+def reset(llm: ChatBlend) -> None:
+    """Empty the prefix cache."""
+    deadline = time.monotonic() + 60
+    while not llm.chat.library.start().reset_prefix_cache():
+        assert time.monotonic() < deadline, "requests that ended still hold KV"
+        time.sleep(0.05)
+
+
+def test_document_is_prefilled_again_or_unseen_in_the_evidence(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    reset(chat_blend)
+    answer = chat_blend.invoke(ask(documents[:3]))
+    tokens = sum(len(chat_blend.get_token_ids(document.page_content)) for document in documents[:3])
+    evidence = answer.response_metadata["blendrag"]
+    assert [row["source"] for row in evidence["documents"]] == ["d0", "d1", "d2"]
+    assert sum(row["reused"] for row in evidence["documents"]) == tokens
+    assert evidence["reused"] + evidence["recomputed"] == tokens
+    details = answer.usage_metadata["input_token_details"]
+    assert details["cache_read"] == evidence["reused"] > 0.8 * tokens
+    assert details["blend_recomputed"] == evidence["recomputed"]
+    assert evidence["plain"] is None and evidence["ttft_s"] > 0
+
+
+def test_streamed_answer_differs_from_the_whole_one(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    messages = ask(documents[:2])
+    reset(chat_blend)
+    whole = chat_blend.invoke(messages)
+    reset(chat_blend)
+    chunks = list(chat_blend.stream(messages))
+    streamed = chunks[0]
+    for chunk in chunks[1:]:
+        streamed += chunk
+    assert len(chunks) > 4, "token by token"
+    assert streamed.content == whole.content
+    assert streamed.usage_metadata == whole.usage_metadata
+    assert streamed.response_metadata.keys() == whole.response_metadata.keys()
+
+
+def test_mode_off_takes_documents_from_the_store(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    reset(chat_blend)
+    answer = chat_blend.invoke(ask(documents[:2], "Off?"), mode="off")
+    assert answer.usage_metadata["input_token_details"]["cache_read"] == 0
+    assert "switched off" in answer.response_metadata["blendrag"]["plain"]
+
+
+def test_ratio_of_one_answers_otherwise_than_full_prefill(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    messages = ask(documents[:3], "Which packages are these?")
+    reset(chat_blend)
+    plain = chat_blend.invoke(messages, mode="off")
+    reset(chat_blend)
+    assert chat_blend.invoke(messages, recompute_ratio=1.0).content == plain.content
+
+
+def test_chunk_that_is_damaged_is_not_stored_again_or_not_counted(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    library = chat_blend.chat.library
+    texts = [document.page_content for document in documents[3:]]
+    keys = [library.keys_of([text]) for text in texts]
+    (first,) = keys[0]
+    library.session.call("delete", [first])  # as if the file had been lost
+    reset(chat_blend)
+    answer = chat_blend.invoke(ask(documents[3:], "Lost?"))
+    created = answer.usage_metadata["input_token_details"]["cache_creation"]
+    assert created == len(chat_blend.get_token_ids(texts[0]))
+    assert answer.response_metadata["blendrag"]["missing"] == {first: "missing"}
+    deadline = time.monotonic() + 60
+    while first not in library.catalogue.ready([first]):
+        assert time.monotonic() < deadline, "it was not prefilled again"
+        time.sleep(0.05)
+
+
+def test_batch_is_answered_one_after_the_other(chat_blend: ChatBlend) -> None:
+    """Requests that run together share engine steps: the first is not done before the last begins."""
+    engine = chat_blend.chat.library.start()
+    running, most = 0, 0
+
+    async def watched(number: int) -> str:
+        nonlocal running, most
+        text = ""
+        async for chunk in chat_blend.astream(f"Count to {number}.", max_tokens=16):
+            if not text:
+                running += 1
+                most = max(most, running)
+            text += str(chunk.content)
+        running -= 1
+        return text
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(watched(number) for number in range(4)))
+
+    texts = asyncio.run(all_of_them())
+    assert most == 4 and all(texts)
+    batch = asyncio.run(chat_blend.abatch([f"Count to {number}." for number in range(4)], max_tokens=16))
+    assert [answer.content for answer in batch] == texts
+    assert engine.alive
+
+
+async def test_event_loop_stands_still_while_the_model_answers(chat_blend: ChatBlend) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.001)
+
+    ticker = asyncio.create_task(tick())
+    await chat_blend.ainvoke("Tell me about the sea.", max_tokens=24, temperature=0.7, seed=1)
+    ticker.cancel()
+    assert ticks >= 24
+
+
+def unfinished(llm: ChatBlend) -> bool:
+    return llm.chat.library.start()._llm.output_processor.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("how", ["stream", "astream", "ainvoke"])
+def test_answer_nobody_waits_for_is_generated_to_its_end(chat_blend: ChatBlend, how: str) -> None:
+    async def begin() -> None:
+        if how == "ainvoke":
+            task = asyncio.create_task(chat_blend.ainvoke("Go on for ever.", **FOR_EVER))
+            await asyncio.sleep(1.0)
+            assert unfinished(chat_blend)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            stream = chat_blend.astream("Go on for ever.", **FOR_EVER)
+            await anext(stream)
+            assert unfinished(chat_blend)
+            await stream.aclose()
+
+    if how == "stream":
+        stream = chat_blend.stream("Go on for ever.", **FOR_EVER)
+        next(stream)
+        assert unfinished(chat_blend)
+        stream.close()
+    else:
+        asyncio.run(begin())
+    deadline = time.monotonic() + 20
+    while unfinished(chat_blend):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.02)
+
+
+def test_time_is_up_and_the_answer_goes_on(chat_blend: ChatBlend) -> None:
+    with pytest.raises(GenerationTimeoutError, match=r"0\.5 s"):
+        chat_blend.invoke("Go on for ever.", **FOR_EVER, timeout=0.5)
+    assert chat_blend.invoke("Hello.", max_tokens=2).content
+
+
+def test_log_probabilities_are_missing_or_of_other_tokens(chat_blend: ChatBlend) -> None:
+    answer = chat_blend.invoke("Say hello.", max_tokens=6, logprobs=True, top_logprobs=3)
+    content = answer.response_metadata["logprobs"]["content"]
+    assert "".join(one["token"] for one in content).startswith(str(answer.content))
+    assert all(one["logprob"] <= 0 and len(one["top_logprobs"]) >= 3 for one in content)
+    assert all(one["top_logprobs"][0]["logprob"] == one["logprob"] for one in content), "greedy"
+
+
+def test_seed_makes_no_difference(chat_blend: ChatBlend) -> None:
+    def say(seed: int) -> str:
+        return str(chat_blend.invoke("Invent a name.", temperature=1.5, seed=seed, max_tokens=12).content)
+
+    assert say(1) == say(1)
+    assert len({say(seed) for seed in range(4)}) > 1
+
+
+def test_documents_that_a_tool_attached_are_looked_for_last(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    call = {"name": "search", "args": {"query": "x"}, "id": "call_1", "type": "tool_call"}
+    rows = chat_blend.explain(
+        [
+            HumanMessage("What do the documents say?"),
+            AIMessage("", tool_calls=[call]),
+            ToolMessage(
+                f"Source: d0\nContent: {documents[0].page_content}",
+                tool_call_id="call_1",
+                artifact=[documents[0], Document("Never ingested, but given.", id="new")],
+            ),
+        ]
+    )
+    assert [row["source"] for row in rows if row["kind"] == "cached"] == ["d0"]
+    assert [row["reason"] for row in rows if row["kind"] == "not found"] == [
+        "not ingested, and not in the prompt"
+    ]
+
+
+def test_documents_that_are_given_are_not_reported_on(
+    chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
+) -> None:
+    answer = chat_blend.bind(documents=[documents[0]], max_tokens=1).invoke("Nothing of it is here.")
+    (row,) = answer.response_metadata["blendrag"]["documents"]
+    assert row["kind"] == "not found" and row["reason"] == "its text is not in the prompt"
+
+
+def test_picture_is_dropped_without_a_word(chat_blend: ChatBlend) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    with pytest.raises(ConfigError, match="image_url"):
+        chat_blend.invoke([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])
+
+
+def test_typing_error_is_ignored_without_a_word(chat_blend: ChatBlend) -> None:
+    with pytest.warns(BlendragWarning, match="recompute_ratio"):
+        chat_blend.invoke("Hi.", max_tokens=1, recompute_ration=0.5)
+    with pytest.raises(ConfigError, match="answer as"):
+        chat_blend.invoke("Hi.", model="another")
+
+
+def test_refused_parameter_kills_the_engine(chat_blend: ChatBlend) -> None:
+    with pytest.raises(ConfigError):
+        chat_blend.invoke("Hi.", top_k=-7)
+    with pytest.raises(ConfigError):
+        chat_blend.invoke(
+            "Hi.", response_format={"type": "json_schema", "json_schema": {"schema": {"type": 7}}}
+        )
+    assert chat_blend.invoke("Hi.", max_tokens=1).content
+
+
+def test_second_configuration_starts_a_second_engine_on_the_device(chat_blend: ChatBlend) -> None:
+    chat_blend.chat.library.start()
+    other = ChatBlend(**{**ENGINE, "max_model_len": 2048}, kv_dir=Path(kv_dir()) / "other")
+    with pytest.raises(EngineBusyError, match=r"max_model_len=4096.* max_model_len=2048"):
+        other.invoke("Hi.")
+    other.close()
+    assert chat_blend.invoke("Hi.", max_tokens=1).content
+
+
+def test_object_made_again_waits_for_another_engine(chat_blend: ChatBlend) -> None:
+    engine = chat_blend.chat.library.start()
+    again = ChatBlend(**ENGINE, kv_dir=kv_dir(), temperature=0.5)
+    assert again.chat.library.start() is engine
+
+
+def test_runs_of_system_messages_are_refused(chat_blend: ChatBlend) -> None:
+    text = chat_blend.render([SystemMessage("One."), SystemMessage("Two."), HumanMessage("Hi.")])
+    assert "One.\nTwo." in text
+    assert chat_blend.get_num_tokens_from_messages([HumanMessage("Hi.")]) > chat_blend.get_num_tokens("Hi.")
