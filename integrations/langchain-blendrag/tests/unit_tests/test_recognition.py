@@ -1,0 +1,358 @@
+"""Every way in which LangChain puts documents into prompts, with LangChain itself, Chroma and our own model;
+only the engine is stood in for. ``UPDATE_PROMPTS=1`` writes the prompts anew; ``-rP`` shows the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from langchain.agents import AgentState, create_agent
+from langchain.agents.middleware import AgentMiddleware, ModelRequest, dynamic_prompt
+from langchain_classic.chains import RetrievalQA, create_history_aware_retriever, create_retrieval_chain
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.tools import BaseTool, create_retriever_tool, tool
+from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
+
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import BlendragWarning
+from blendrag.prompt import escaped
+from langchain_blendrag import BlendChroma, ChatBlend
+
+pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning")
+
+SHAPES = Shapes("LangChain", __file__)
+shape = SHAPES.shape
+
+ANSWER = "It lasts eight years."
+TEMPLATE = """Answer the question based only on the following context:
+{context}
+
+Question: {question}
+"""
+USE_CONTEXT = (
+    "Use the given context to answer the question. If you don't know the answer, say you don't know. Use "
+    "three sentence maximum and keep the answer concise. Context: {context}"
+)
+
+
+@dataclass
+class Scripted:
+    """In place of the engine: gives ``answers`` in turn (then ANSWER), and notes what it is asked."""
+
+    tokenizer: Any
+    answers: list[str] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+    facts = {"reason": None}  # noqa: RUF012
+    blends, max_model_len = True, 8192
+
+    def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+    ) -> Iterator[Delta]:
+        self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
+        answer = self.answers.pop(0) if self.answers else ANSWER
+        yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
+
+    async def astream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+    ) -> AsyncIterator[Delta]:
+        for delta in self.stream(token_ids, sampling, recipe):
+            yield delta
+
+
+class Placed(Embeddings):
+    """Finds the documents in their order; a question that names some finds these first."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        order = list(DOCUMENTS.values())
+        return [[1.0 if text == one else -0.1 * at for at, one in enumerate(order)] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        named = [name for name in text if name in DOCUMENTS] or list(DOCUMENTS)
+        return [1.0 / (1 + named.index(name)) if name in named else 0.0 for name in DOCUMENTS]
+
+
+@dataclass
+class Rig:
+    llm: ChatBlend
+    store: BlendChroma
+    engine: Scripted
+
+    def retriever(self, k: int = 3) -> BaseRetriever:
+        return self.store.as_retriever(search_kwargs={"k": k})
+
+    def lcel(
+        self, prompt: Runnable[Any, Any], context: Runnable[Any, Any] | None = None
+    ) -> Runnable[Any, str]:
+        context = context or self.retriever() | format_docs
+        return {"context": context, "question": RunnablePassthrough()} | prompt | self.llm | StrOutputParser()
+
+
+@pytest.fixture
+def rig(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    llm = ChatBlend(kv_dir=recorded_llm.kv_dir, min_cached_tokens=1)
+    library = llm.chat.library
+    assert library is recorded_llm.chat.library
+    engine, start = Scripted(library.tokenizer), recorder.start
+
+    def started(progress: Any = None) -> Scripted:
+        start(progress)
+        return engine
+
+    monkeypatch.setattr(recorder, "start", started)
+    monkeypatch.setattr(escaped, "_warned", set())
+    store = BlendChroma("recognition", Placed(), llm=llm, collection_metadata={"hnsw:space": "ip"})
+    store.reset_collection()
+    metadatas = [{"source": f"{name}.md"} for name in DOCUMENTS]
+    store.add_texts([*DOCUMENTS.values()], metadatas, [f"d{name}" for name in DOCUMENTS])
+    return Rig(llm, store, engine)
+
+
+def format_docs(documents: list[Document]) -> str:
+    return "\n\n".join(document.page_content for document in documents)
+
+
+# -- LCEL ----------------------------------------------------------------------------------------------------
+
+
+@shape("LCEL, `ChatPromptTemplate`", "1 2 3")
+def lcel(rig: Rig) -> None:
+    assert rig.lcel(ChatPromptTemplate.from_template(TEMPLATE)).invoke(QUESTION) == ANSWER
+
+
+@shape("LCEL, streamed, async", "1 2 3")
+def lcel_astream(rig: Rig) -> None:
+    async def stream() -> str:
+        chain = rig.lcel(ChatPromptTemplate.from_template(TEMPLATE))
+        return "".join([piece async for piece in chain.astream(QUESTION)])
+
+    assert asyncio.run(stream()) == ANSWER
+
+
+@shape("LCEL, `PromptTemplate` (a string)", "1 2 3")
+def lcel_string_prompt(rig: Rig) -> None:
+    rig.lcel(PromptTemplate.from_template("Context: {context}\nQ: {question}\nA:")).invoke(QUESTION)
+
+
+@shape("LCEL, jinja2 template", "1 2 3")
+def lcel_jinja2(rig: Rig) -> None:
+    template = (
+        "{% for d in context %}[{{ d.metadata.source }}]\n{{ d.page_content }}\n{% endfor %}{{ question }}"
+    )
+    prompt = PromptTemplate.from_template(template, template_format="jinja2")
+    rig.lcel(prompt, context=rig.retriever()).invoke(QUESTION)
+
+
+@shape("LCEL, mustache template, `{{{context}}}`", "1 2 3")
+def lcel_mustache(rig: Rig) -> None:
+    template = "Context: {{{context}}}\nQuestion: {{question}}"
+    rig.lcel(ChatPromptTemplate.from_template(template, template_format="mustache")).invoke(QUESTION)
+
+
+@shape("LCEL, mustache template, `{{context}}`", "1 2 3", found="", remedy="three braces")
+def lcel_mustache_escaped(rig: Rig) -> None:
+    template = "Context: {{context}}\nQuestion: {{question}}"
+    rig.lcel(ChatPromptTemplate.from_template(template, template_format="mustache")).invoke(QUESTION)
+
+
+@shape("LCEL, `format_docs` forgotten", "1 2 3", found="", remedy="format_docs")
+def lcel_list_of_documents(rig: Rig) -> None:
+    rig.lcel(ChatPromptTemplate.from_template(TEMPLATE), context=rig.retriever()).invoke(QUESTION)
+
+
+@shape("LCEL, `MessagesPlaceholder`: a document in the history and again", "1 2 1 3")
+def lcel_history(rig: Rig) -> None:
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "You answer from documents."), MessagesPlaceholder("history"), ("human", TEMPLATE)]
+    )
+    earlier = TEMPLATE.format(context=f"{DOCUMENTS['1']}\n\n{DOCUMENTS['2']}", question="1, 2?")
+    history = [HumanMessage(earlier), AIMessage(ANSWER)]
+    rig.lcel(prompt.partial(history=history), rig.retriever(2) | format_docs).invoke("1 3")
+
+
+# -- chains --------------------------------------------------------------------------------------------------
+
+
+@shape("`create_retrieval_chain`", "1 2 3")
+def retrieval_chain(rig: Rig) -> None:
+    prompt = ChatPromptTemplate.from_messages([("system", USE_CONTEXT), ("human", "{input}")])
+    chain = create_retrieval_chain(rig.retriever(), create_stuff_documents_chain(rig.llm, prompt))
+    assert chain.invoke({"input": QUESTION})["answer"] == ANSWER
+
+
+@shape("`create_retrieval_chain`, own `document_prompt` and separator", "1 2 3")
+def retrieval_chain_document_prompt(rig: Rig) -> None:
+    stuff = create_stuff_documents_chain(
+        rig.llm,
+        ChatPromptTemplate.from_messages([("system", USE_CONTEXT), ("human", "{input}")]),
+        document_prompt=PromptTemplate.from_template("[{source}] {page_content}"),
+        document_separator="\n---\n",
+    )
+    create_retrieval_chain(rig.retriever(), stuff).invoke({"input": QUESTION})
+
+
+@shape("`create_history_aware_retriever`, second turn", "2 1 3")
+def history_aware_chain(rig: Rig) -> None:
+    rig.engine.answers = ["And what do 2, 1 and 3 say?"]
+    rephrase = ChatPromptTemplate.from_messages(
+        [
+            MessagesPlaceholder("chat_history"),
+            ("human", "{input}"),
+            ("human", "Make it a standalone question."),
+        ]
+    )
+    answer = ChatPromptTemplate.from_messages(
+        [("system", USE_CONTEXT), MessagesPlaceholder("chat_history"), ("human", "{input}")]
+    )
+    retriever = create_history_aware_retriever(rig.llm, rig.retriever(), rephrase)
+    chain = create_retrieval_chain(retriever, create_stuff_documents_chain(rig.llm, answer))
+    chain.invoke({"input": "And those?", "chat_history": [HumanMessage(QUESTION), AIMessage(ANSWER)]})
+
+
+@shape("`RetrievalQA`, stuff", "1 2 3")
+def retrieval_qa(rig: Rig) -> None:
+    RetrievalQA.from_chain_type(rig.llm, retriever=rig.retriever()).invoke(QUESTION)
+
+
+@shape("`RetrievalQA`, refine", "1 2 3")
+def retrieval_qa_refine(rig: Rig) -> None:
+    RetrievalQA.from_chain_type(rig.llm, chain_type="refine", retriever=rig.retriever()).invoke(QUESTION)
+
+
+@shape("`RetrievalQA`, map_reduce", "1 2 3")
+def retrieval_qa_map_reduce(rig: Rig) -> None:
+    RetrievalQA.from_chain_type(rig.llm, chain_type="map_reduce", retriever=rig.retriever()).invoke(QUESTION)
+
+
+@shape("`EnsembleRetriever`", "1 2 3 4")
+def ensemble_retriever(rig: Rig) -> None:
+    both = EnsembleRetriever(retrievers=[rig.retriever(2), rig.retriever(4)], weights=[0.5, 0.5])
+    rig.lcel(ChatPromptTemplate.from_template(TEMPLATE), both | format_docs).invoke(QUESTION)
+
+
+@shape("`MultiQueryRetriever`", "3 4 1 2")
+def multi_query_retriever(rig: Rig) -> None:
+    rig.engine.answers = ["What do 3 and 4 say?\nWhat do 1 and 2 say?"]
+    several = MultiQueryRetriever.from_llm(rig.retriever(2), rig.llm)
+    rig.lcel(ChatPromptTemplate.from_template(TEMPLATE), several | format_docs).invoke(QUESTION)
+
+
+# -- agents --------------------------------------------------------------------------------------------------
+
+
+def ask_agent(rig: Rig, tools: list[BaseTool], queries: Sequence[str] = (), middleware: Any = ()) -> None:
+    calls = [{"name": "retrieve", "arguments": {"query": query}} for query in queries]
+    rig.engine.answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
+    prompt = None if middleware else "You have access to a tool that retrieves context. Use it."
+    agent = create_agent(rig.llm, tools, system_prompt=prompt, middleware=middleware)
+    state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
+    assert state["messages"][-1].text == ANSWER
+
+
+def tutorial_tool(rig: Rig) -> BaseTool:
+    @tool(response_format="content_and_artifact")
+    def retrieve(query: str) -> tuple[str, list[Document]]:
+        """Retrieve information to help answer a query."""
+        documents = rig.store.similarity_search(query, k=2)
+        serialized = "\n\n".join(
+            f"Source: {document.metadata}\nContent: {document.page_content}" for document in documents
+        )
+        return serialized, documents
+
+    return retrieve
+
+
+@shape("agent, `content_and_artifact` tool of the tutorial", "1 2")
+def agent_tutorial_tool(rig: Rig) -> None:
+    ask_agent(rig, [tutorial_tool(rig)], ["battery"])
+
+
+@shape("agent that searches twice and finds a document again", "1 2 1 2 3 1")
+def agent_searches_twice(rig: Rig) -> None:
+    ask_agent(rig, [tutorial_tool(rig)], ["1 2", "3 1"])
+
+
+@shape("agent, `create_retriever_tool`", "1 2 3")
+def agent_retriever_tool(rig: Rig) -> None:
+    ask_agent(rig, [create_retriever_tool(rig.retriever(), "retrieve", "Searches the manual.")], ["battery"])
+
+
+@shape("agent, `create_retriever_tool`, own `document_prompt`, `content_and_artifact`", "1 2 3")
+def agent_retriever_tool_artifact(rig: Rig) -> None:
+    searching = create_retriever_tool(
+        rig.retriever(),
+        "retrieve",
+        "Searches the manual.",
+        document_prompt=PromptTemplate.from_template("<{source}>{page_content}</{source}>"),
+        document_separator="\n",
+        response_format="content_and_artifact",
+    )
+    ask_agent(rig, [searching], ["battery"])
+
+
+@shape("agent, `@dynamic_prompt` middleware", "1 2 3")
+def agent_dynamic_prompt(rig: Rig) -> None:
+    @dynamic_prompt
+    def prompt_with_context(request: ModelRequest) -> str:
+        documents = rig.retriever().invoke(request.state["messages"][-1].text)
+        return (
+            "You are a helpful assistant. Use the following context in your response:"
+            f"\n\n{format_docs(documents)}"
+        )
+
+    ask_agent(rig, [], middleware=[prompt_with_context])
+
+
+@shape("agent, `before_model` middleware: question before the documents", "1 2 3")
+def agent_before_model(rig: Rig) -> None:
+    class State(AgentState[Any]):
+        context: list[Document]
+
+    class Retrieving(AgentMiddleware[State]):
+        state_schema = State
+
+        def before_model(self, state: State, runtime: Any) -> dict[str, Any]:
+            last = state["messages"][-1]
+            documents = rig.retriever().invoke(last.text)
+            asked = f"{last.text}\n\nUse the following context to answer the query:\n{format_docs(documents)}"
+            return {"messages": [last.model_copy(update={"content": asked})], "context": documents}
+
+    ask_agent(rig, [], middleware=[Retrieving()])
+
+
+# -- the tests -----------------------------------------------------------------------------------------------
+
+
+NAMES = {text: name for name, text in DOCUMENTS.items()}
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if not shape.remedy], ids=str)
+def test_no_document_in_a_prompt_goes_unrecognised(shape: Shape, rig: Rig) -> None:
+    shape.run(rig)
+    SHAPES.check(shape, rig.engine.asked, rig.llm.chat.library, NAMES)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if shape.remedy], ids=str)
+def test_escaped_documents_are_not_passed_over_in_silence(shape: Shape, rig: Rig) -> None:
+    with pytest.warns(BlendragWarning, match=shape.remedy) as caught:
+        shape.run(rig)
+    assert [one.category for one in caught].count(BlendragWarning) == 1
+    SHAPES.check(shape, rig.engine.asked, rig.llm.chat.library, NAMES)
+    shape.run(rig)  # a warning is an error here: it is not given again
+
+
+def test_table_in_the_documentation_is_what_was_measured() -> None:
+    SHAPES.check_page()
