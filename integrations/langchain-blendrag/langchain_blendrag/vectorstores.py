@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import uuid
@@ -108,17 +107,14 @@ class BlendChroma(WarmingStore, Chroma):
         return list(found["ids"])
 
     def _kv_name(self) -> str:
-        if self._place is None:  # in memory: stores of one name share a collection, unless it was deleted
-            return f"{VOLATILE}chroma/{os.getpid()}/{self._collection.id}"
-        return f"chroma/{self._place}/{self._client.tenant}/{self._client.database}/{self._collection_name}"
-
-    @functools.cached_property
-    def _place(self) -> str | None:
-        """Server or folder; kept, because a relative folder means another when the process has moved."""
-        settings = self._client.get_settings()
+        settings, client = self._client.get_settings(), self._client
         if settings.chroma_server_host:
-            return f"{settings.chroma_server_host}:{settings.chroma_server_http_port}"
-        return str(Path(settings.persist_directory).resolve()) if settings.is_persistent else None
+            place = f"{settings.chroma_server_host}:{settings.chroma_server_http_port}"
+        elif settings.is_persistent:
+            place = str(Path(settings.persist_directory).resolve())
+        else:  # in memory: stores of one name share a collection, until it is deleted
+            return f"{VOLATILE}chroma/{os.getpid()}/{self._collection.id}"
+        return f"chroma/{place}/{client.tenant}/{client.database}/{self._collection_name}"
 
     def _texts(self) -> Mapping[str, str]:
         texts: dict[str, str] = {}

@@ -204,20 +204,6 @@ def test_reopened_store_is_another(make: Any, recorder: Any, recorded_llm: Any) 
     assert recorder.kept == set(TEXTS[1:])
 
 
-def test_store_in_a_relative_folder_is_another_after_the_process_moved(
-    embeddings: Any, recorder: Any, recorded_llm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = BlendChroma("things", embeddings, persist_directory="db", llm=recorded_llm)
-    store.add_texts(TEXTS, ids=["a", "b", "c"])
-    monkeypatch.chdir("/")
-    store.delete(["a"])
-    monkeypatch.chdir(tmp_path)
-    again = BlendChroma("things", embeddings, persist_directory=str(tmp_path / "db"), llm=recorded_llm)
-    again.delete(["b"])
-    assert recorder.kept == {TEXTS[2]}
-
-
 def test_stores_release_the_documents_of_others(
     make: Any, recorder: Any, recorded_llm: Any, embeddings: Any, tmp_path: Path
 ) -> None:
