@@ -1,0 +1,226 @@
+"""What swapping the model class saves in a LangChain chain and in a LlamaIndex query engine.
+
+    python benchmarks/swap.py --squad dev-v1.1.json.gz        paragraphs and questions of a SQuAD file
+    python benchmarks/swap.py                                 descriptions of installed packages
+
+The last columns say how many answers begin with the same word, are the same, and share words (F1).
+Both frameworks get the same chunks and questions. Every question is asked twice on the same engine, with
+``mode="off"`` (stock vLLM, prefix caching included) and with ``mode="blend"``; which comes first alternates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import re
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SETTINGS = {"min_cached_tokens": 64, "max_tokens": 48}
+TEMPLATE = "Answer the question based only on the following context:\n{context}\n\nQuestion: {question}\n"
+HEAD = """\
+| | TTFT before, ms (p10-p90) | after | speed-up | tokens from the store | first word | answer | F1 |
+|---|---:|---:|---:|---:|---:|---:|---:|"""
+Mode = str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    text: str
+    ttft_s: float
+    evidence: dict[str, Any]
+
+
+Ask = Callable[[str, Mode], Reply]
+
+
+def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]]:
+    """Paragraphs, taking articles in turn, and a question on every n-th of them."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open() as file:
+        articles = [article["paragraphs"] for article in json.load(file)["data"]]
+    rounds = max(len(article) for article in articles)
+    paragraphs = [article[n] for n in range(rounds) for article in articles if n < len(article)][:chunks]
+    step = max(1, len(paragraphs) // questions)
+    asked = [paragraph["qas"][0]["question"] for paragraph in paragraphs[::step]]
+    return [paragraph["context"] for paragraph in paragraphs], asked[:questions]
+
+
+def packages(chunks: int, questions: int) -> tuple[list[str], list[str]]:
+    """Parts of descriptions of installed packages, and what each of the first packages is for."""
+    from importlib import metadata
+
+    texts: list[str] = []
+    asked: list[str] = []
+    for dist in sorted(metadata.distributions(), key=lambda dist: str(dist.name).lower()):
+        parts = re.findall(r"(?s)\S.{400,900}?(?:\.|\n)\s", str(dist.metadata["Description"] or ""))[:4]
+        texts += parts
+        asked += [f"What is {dist.name} for?"] if parts else []
+    return texts[:chunks], asked[:questions]
+
+
+def langchain(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable[[], None]]:
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_core.runnables import RunnablePassthrough
+
+    from langchain_blendrag import BlendChroma, ChatBlend
+
+    embed = embedder()
+
+    class MiniLM(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return embed(texts)
+
+        def embed_query(self, text: str) -> list[float]:
+            return embed([text])[0]
+
+    llm = ChatBlend(kv_dir=folder / "kv", **SETTINGS)
+    kb = BlendChroma("swap", MiniLM(), persist_directory=str(folder / "db"), llm=llm)
+    kb.add_documents([Document(text) for text in texts])
+
+    def join(documents: list[Document]) -> str:
+        return "\n\n".join(document.page_content for document in documents)
+
+    def ask(question: str, mode: Mode) -> Reply:
+        chain: Any = (
+            {"context": kb.as_retriever(search_kwargs={"k": top_k}) | join, "question": RunnablePassthrough()}
+            | ChatPromptTemplate.from_template(TEMPLATE)
+            | llm.bind(mode=mode)
+        )
+        message = chain.invoke(question)
+        evidence = message.response_metadata["blendrag"]
+        return Reply(message.text, evidence["ttft_s"], evidence)
+
+    return ask, llm.close
+
+
+def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable[[], None]]:
+    import chromadb
+    from llama_index.core import StorageContext, VectorStoreIndex
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.instrumentation import get_dispatcher
+    from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+    from llama_index.core.schema import TextNode
+
+    from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
+    from llama_index.llms.blendrag.events import BlendCacheEvent
+
+    embed = embedder()
+
+    class MiniLM(BaseEmbedding):
+        def _get_text_embedding(self, text: str) -> list[float]:
+            return embed([text])[0]
+
+        _get_query_embedding = _get_text_embedding
+
+        async def _aget_query_embedding(self, query: str) -> list[float]:
+            return self._get_text_embedding(query)
+
+    seen: list[dict[str, Any]] = []
+
+    class Watch(BaseEventHandler):
+        def handle(self, event: Any, **_: Any) -> None:
+            if isinstance(event, BlendCacheEvent):
+                seen.append(dict(event.evidence))
+
+    get_dispatcher().add_event_handler(Watch())
+    modes = {mode: BlendLLM(mode=mode, kv_dir=folder / "kv", **SETTINGS) for mode in ("off", "blend")}
+    collection = chromadb.PersistentClient(str(folder / "db")).get_or_create_collection("swap")
+    store = BlendChromaVectorStore(chroma_collection=collection, llm=modes["blend"])
+    index = VectorStoreIndex(
+        [TextNode(text=text) for text in texts],
+        storage_context=StorageContext.from_defaults(vector_store=store),
+        embed_model=MiniLM(),
+    )
+
+    def ask(question: str, mode: Mode) -> Reply:
+        engine = index.as_query_engine(llm=modes[mode], similarity_top_k=top_k)
+        seen.clear()
+        text = str(engine.query(question))
+        return Reply(text, seen[0]["ttft_s"], seen[0])
+
+    return ask, modes["blend"].close
+
+
+def embedder() -> Callable[[list[str]], list[list[float]]]:
+    from sentence_transformers import SentenceTransformer
+
+    from blendrag.models import resolve_embedder
+
+    model = SentenceTransformer(resolve_embedder("all-minilm-l6-v2"), device="cpu")
+    return lambda texts: model.encode(texts, show_progress_bar=False).tolist()
+
+
+def compare(ask: Ask, questions: list[str]) -> Iterator[tuple[Reply, Reply]]:
+    ask(questions[0], "blend")  # the first request pays for what is loaded once
+    for number, question in enumerate(questions):
+        order = ("off", "blend") if number % 2 else ("blend", "off")
+        replies = {mode: ask(question, mode) for mode in order}
+        yield replies["off"], replies["blend"]
+
+
+def f1(one: str, other: str) -> float:
+    a, b = (Counter(re.findall(r"\w+", text.lower())) for text in (one, other))
+    shared = sum((a & b).values())
+    return 2 * shared / (sum(a.values()) + sum(b.values())) if a or b else 1.0
+
+
+def row(name: str, pairs: list[tuple[Reply, Reply]]) -> str:
+    def ms(values: list[float]) -> str:
+        deciles = statistics.quantiles([1e3 * value for value in values], n=10)
+        return f"{1e3 * statistics.median(values):,.0f} ({deciles[0]:,.0f}-{deciles[-1]:,.0f})"
+
+    ratios = [off.ttft_s / on.ttft_s for off, on in pairs]
+    deciles = statistics.quantiles(ratios, n=10)
+    prompt = statistics.mean(on.evidence["prompt"] for _, on in pairs)
+    kept = statistics.mean(on.evidence["reused"] + on.evidence["recomputed"] for _, on in pairs)
+    same = sum(off.text == on.text for off, on in pairs)
+    first = sum(off.text.split()[:1] == on.text.split()[:1] for off, on in pairs)
+    agreement = statistics.mean(f1(off.text, on.text) for off, on in pairs)
+    return (
+        f"| {name} | {ms([off.ttft_s for off, _ in pairs])} | {ms([on.ttft_s for _, on in pairs])} |"
+        f" {statistics.median(ratios):.1f}x ({deciles[0]:.1f}-{deciles[-1]:.1f}) |"
+        f" {kept:,.0f} of {prompt:,.0f} |"
+        f" {first} of {len(pairs)} | {same} of {len(pairs)} | {agreement:.2f} |"
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("--squad", type=Path, help="a SQuAD v1.1 file, may be gzipped")
+    options.add_argument("--chunks", type=int, default=240)
+    options.add_argument("--questions", type=int, default=20)
+    options.add_argument("--top-k", type=int, default=10)
+    options.add_argument("--answers", action="store_true", help="print every pair of answers")
+    given = options.parse_args()
+    texts, questions = (
+        squad(given.squad, given.chunks, given.questions)
+        if given.squad
+        else packages(given.chunks, given.questions)
+    )
+    print(f"{len(texts)} chunks, {len(questions)} questions, {given.top_k} chunks a question\n")
+    rows = []
+    for name, make in (("LangChain chain", langchain), ("LlamaIndex query engine", llama_index)):
+        with tempfile.TemporaryDirectory() as folder:
+            ask, close = make(texts, Path(folder), given.top_k)
+            pairs = list(compare(ask, questions))
+            close()
+        rows.append(row(name, pairs))
+        for off, on in pairs if given.answers else ():
+            print(f"off:   {off.text!r}\nblend: {on.text!r}\n")
+    print(HEAD)
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
