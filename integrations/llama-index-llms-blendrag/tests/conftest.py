@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
@@ -140,3 +142,24 @@ def make_llm(scripted: ScriptedEngine, model_dir: Path, tmp_path: Path) -> Itera
 def llm(make_llm: Callable[..., BlendLLM]) -> BlendLLM:
     """Blends whatever is known, however short."""
     return make_llm(engine_options={"min_cached_tokens": 1})
+
+
+class Events(BaseEventHandler):
+    """Keeps all events."""
+
+    seen: list[Any] = []  # noqa: RUF012
+
+    def handle(self, event: Any, **kwargs: Any) -> None:
+        self.seen.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.seen if isinstance(event, kind)]
+
+
+@pytest.fixture
+def events() -> Iterator[Events]:
+    handler = Events(seen=[])
+    root = get_dispatcher()
+    root.add_event_handler(handler)
+    yield handler
+    root.event_handlers.remove(handler)

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +15,6 @@ from llama_index.core import PromptTemplate
 from llama_index.core import Settings as LlamaSettings
 from llama_index.core.base.llms.types import CitableBlock, ImageBlock, TextBlock, ThinkingBlock
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.llm import LLMChatEndEvent, LLMChatStartEvent
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.query_engine import RetrieverQueryEngine
@@ -30,27 +28,6 @@ from llama_index.llms.blendrag.events import BlendCacheEvent
 
 ANSWER = "The battery warranty lasts eight years."
 HELLO = [ChatMessage("You are kind.", role="system"), ChatMessage("Hello?")]
-
-
-class Events(BaseEventHandler):
-    """Keeps all events."""
-
-    seen: list[Any] = []  # noqa: RUF012
-
-    def handle(self, event: Any, **kwargs: Any) -> None:
-        self.seen.append(event)
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.seen if isinstance(event, kind)]
-
-
-@pytest.fixture
-def events() -> Iterator[Events]:
-    handler = Events(seen=[])
-    root = get_dispatcher()
-    root.add_event_handler(handler)
-    yield handler
-    root.event_handlers.remove(handler)
 
 
 def test_class_is_an_llm_by_the_name_that_tools_look_for() -> None:
@@ -257,9 +234,7 @@ def test_token_counter_counts_what_the_engine_counted(llm: BlendLLM, scripted: A
     assert counter.completion_llm_token_count == len(scripted.tokenizer.encode(ANSWER))
 
 
-async def test_instrumentation_is_told_of_every_answer_and_its_evidence(
-    llm: BlendLLM, events: Events
-) -> None:
+async def test_instrumentation_is_told_of_every_answer_and_its_evidence(llm: BlendLLM, events: Any) -> None:
     ways = await every_way(llm, "Hello?")
     told = events.of(BlendCacheEvent)
     assert len(told) == len(ways)
@@ -269,7 +244,7 @@ async def test_instrumentation_is_told_of_every_answer_and_its_evidence(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_events_of_one_answer_share_its_span(llm: BlendLLM, events: Events, streaming: bool) -> None:
+def test_events_of_one_answer_share_its_span(llm: BlendLLM, events: Any, streaming: bool) -> None:
     _ = list(llm.stream_chat(HELLO)) if streaming else llm.chat(HELLO)
     kinds = (LLMChatStartEvent, BlendCacheEvent, LLMChatEndEvent)
     spans = {kind.__name__: [event.span_id for event in events.of(kind)] for kind in kinds}
@@ -277,7 +252,7 @@ def test_events_of_one_answer_share_its_span(llm: BlendLLM, events: Events, stre
     assert spans["BlendCacheEvent"][0]
 
 
-def test_events_hold_no_path_and_can_be_written_as_json(llm: BlendLLM, events: Events) -> None:
+def test_events_hold_no_path_and_can_be_written_as_json(llm: BlendLLM, events: Any) -> None:
     import json
 
     llm.chat(HELLO)

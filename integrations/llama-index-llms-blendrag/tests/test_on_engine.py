@@ -14,10 +14,12 @@ from llama_index.core import Document, MockEmbedding, PromptTemplate, StorageCon
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
+from llama_index.llms.blendrag.events import BlendCacheEvent
 
 pytestmark = pytest.mark.engine
 
@@ -111,20 +113,23 @@ async def test_event_loop_ticks_while_the_engine_works(llm: BlendLLM) -> None:
 
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
 def test_query_engine_reuses_every_document_and_off_none(
-    llm: BlendLLM, index: VectorStoreIndex, mode: Any
+    llm: BlendLLM, index: VectorStoreIndex, events: Any, mode: Any
 ) -> None:
-    found = index.as_retriever(similarity_top_k=4).retrieve(QUESTION)
-    prompt = "\n\n".join(one.node.get_content("llm").strip() for one in found)
-    answer = index.as_query_engine(llm=llm, similarity_top_k=4, response_mode=mode).query(QUESTION)
-    assert str(answer)
-    response = llm.complete(prompt + "\n\n" + QUESTION)
-    evidence = response.raw["blendrag"]
-    assert evidence["plain"] is None
-    assert len(evidence["documents"]) == len({one.node.text for one in found})
-    assert response.additional_kwargs["cache_read_tokens"] > evidence["prompt"] / 2
-    off = llm.complete(prompt + "\n\n" + QUESTION, mode="off")
-    assert off.raw["blendrag"]["reused"] == 0
-    assert off.raw["usage"]["prompt_tokens"] == response.raw["usage"]["prompt_tokens"]
+    engine = index.as_query_engine(llm=llm, similarity_top_k=4, response_mode=mode)
+    found = {one.node.get_content("llm").strip() for one in engine.retrieve(QueryBundle(QUESTION))}
+    assert str(engine.query(QUESTION))
+    (blended,) = events.of(BlendCacheEvent)
+    assert blended.evidence["plain"] is None
+    assert len(blended.evidence["documents"]) == len(found) == 4
+    assert all(row["kind"] == "cached" for row in blended.evidence["documents"])
+    assert blended.evidence["reused"] + blended.evidence["prefix"] > blended.evidence["prompt"] / 2
+
+    llm.mode = "off"
+    engine.query(QUESTION)
+    llm.mode = "blend"
+    plain = events.of(BlendCacheEvent)[1]
+    assert plain.evidence["reused"] == 0
+    assert plain.usage["prompt_tokens"] == blended.usage["prompt_tokens"]
 
 
 def test_everything_recomputed_gives_the_text_of_plain_prefill(
@@ -183,11 +188,11 @@ def test_stop_and_log_probabilities(llm: BlendLLM) -> None:
 
 
 def test_warmed_index_in_memory_is_blended(llm: BlendLLM, prose: str) -> None:
-    warm = WarmKV(llm=llm)
     index = VectorStoreIndex.from_documents(
-        [Document(text=prose[::-1][:900][::-1])], transformations=[SentenceSplitter(chunk_size=128), warm],
+        [Document(text=prose[-900:])],
+        transformations=[SentenceSplitter(chunk_size=128, chunk_overlap=0), WarmKV(llm=llm)],
         embed_model=MockEmbedding(embed_dim=4),
-    )  # fmt: skip
+    )
     nodes = [one.node for one in index.as_retriever(similarity_top_k=2).retrieve(QUESTION)]
     response = llm.complete("\n\n".join(node.get_content("llm") for node in nodes))
     assert response.raw["blendrag"]["plain"] is None

@@ -262,7 +262,9 @@ class BlendLLM(FunctionCallingLLM):
             raise ValueError(f"the model called no tool, it answered: {response.message.content!r}")
         return [
             ToolSelection(
-                tool_id=call.tool_call_id or "", tool_name=call.tool_name, tool_kwargs=dict(call.tool_kwargs)
+                tool_id=call.tool_call_id or "",
+                tool_name=call.tool_name,
+                tool_kwargs=call.tool_kwargs,  # type: ignore[arg-type]  # ours are never text
             )
             for call in calls
         ]
