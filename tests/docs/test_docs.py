@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Small and quick: that the examples work is tested here, not how well.
 SMALL = {"top_k": 2, "max_tokens": 16}
+INSTALLERS = (["pip", "install"], ["pip", "uninstall"], ["uv", "pip"])
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -109,9 +110,7 @@ def test_commands_with_options_that_do_not_exist_are_not_shown(
             assert f"\n{words[1]}:" in makefile, line
         elif words[0] == "blendrag":
             parse(words[1:])
-        elif words[0] == "." or words[:2] == ["pip", "install"]:
-            pass
-        else:
+        elif words[0] != "." and words[:2] not in INSTALLERS:
             pytest.fail(f"unknown command: {line}")
 
 
