@@ -122,7 +122,7 @@ class Shapes:
                 assert document.text.startswith(text) and (text == document.text) == whole
                 found.append(document.name if whole else f"{document.name}~")
                 reused += length
-        assert tuple(found) == shape.found
+        assert tuple(found) == shape.found, f"recognised: {found}"
 
         by_name = {document.name: document for document in known.values()}
         for name in {*shape.placed}:
@@ -159,7 +159,7 @@ class Shapes:
         rows = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
         hint = f"docs/recognition.md is out of date: run the tests with {UPDATE}=1 and look at the difference"
         assert list(rows) == [shape.title for shape in self.all], hint
-        assert {title: rows[title] for title in self._rows} == self._rows, hint
+        assert [rows[title] for title in self._rows] == [*self._rows.values()], hint
 
 
 _BEGIN = "<!-- table: {} -->"
