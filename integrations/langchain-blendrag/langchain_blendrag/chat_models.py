@@ -26,6 +26,10 @@ from langchain_blendrag import _convert
 from langchain_blendrag._request import chat_request
 from langchain_blendrag._tools import bound_tools, structured
 
+# Fields that are settings of blendrag's under the same name; and all that makes one chat another.
+_SETTINGS = ("model", "revision", "temperature", "max_tokens", "recompute_ratio", "selector")
+_CHAT_FIELDS = {*_SETTINGS, "mode", "settings", "kv_dir"}
+
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 
@@ -68,9 +72,7 @@ class ChatBlend(BaseChatModel):
     top_logprobs: int | None = None
     """Most probable tokens whose log probabilities are given for each place."""
     streaming: bool = False
-    mode: Literal["blend", "off"] = Field(
-        default_factory=lambda: "blend" if Settings.load().blend else "off"
-    )
+    mode: Literal["blend", "off"] = Field(default_factory=lambda: "blend" if Settings.load().blend else "off")
     """``off`` prefills every prompt plainly, on the same engine."""
     recompute_ratio: float | None = None
     """Share of the documents' tokens that is recomputed."""
@@ -84,6 +86,7 @@ class ChatBlend(BaseChatModel):
     """More of blendrag's settings."""
 
     _chat: Chat | None = PrivateAttr(default=None)
+    _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -105,18 +108,15 @@ class ChatBlend(BaseChatModel):
         return self
 
     def _all_settings(self) -> Settings:
-        ours = {
-            name: getattr(self, name)
-            for name in ("model", "revision", "temperature", "max_tokens", "recompute_ratio", "selector")
-        }
+        ours = {name: getattr(self, name) for name in _SETTINGS}
         return Settings.load(**{**self.settings, **ours, "blend": self.mode == "blend"})
 
     @property
     def chat(self) -> Chat:
         """The framework-free chat under this one."""
-        settings = self._all_settings()
-        if self._chat is None or self._chat.settings != settings or self._chat.kv_dir != self.kv_dir:
-            self._chat = Chat(settings, self.kv_dir)
+        made_of = self.model_dump(include=_CHAT_FIELDS)
+        if self._chat is None or self._chat_made_of != made_of:
+            self._chat, self._chat_made_of = Chat(self._all_settings(), self.kv_dir), made_of
         return self._chat
 
     # -- generation ---------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class ChatBlend(BaseChatModel):
         return self.model_dump(include=fields)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        settings = self._all_settings()
+        settings = self.chat.settings
         params = LangSmithParams(
             ls_provider="blendrag",
             ls_model_name=kwargs.get("model") or self.model,

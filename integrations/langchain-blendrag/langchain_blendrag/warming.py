@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import uuid
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from blendrag.errors import ConfigError
-from blendrag.serving.owners import VOLATILE
+from blendrag.serving.owners import volatile
 from langchain_blendrag._warming import WarmingStore, followed
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def warm(vectorstore: Store, llm: ChatBlend | None, name: str | None = None) -> 
     assert isinstance(vectorstore, WarmingStore), "its class is one now"
     vectorstore.llm = llm
     if isinstance(vectorstore, _Warm) and (name or not vectorstore._name):
-        vectorstore._name = f"warm/{name}" if name else f"{VOLATILE}warm/{os.getpid()}/{uuid.uuid4().hex}"
+        vectorstore._name = f"warm/{name}" if name else volatile(f"warm/{uuid.uuid4().hex}")
     return vectorstore
 
 

@@ -29,6 +29,7 @@ _KEPT_REPORTS = 256
 class _OpenStore:
     kv: KVStore
     writes: list[Future[int]] = field(default_factory=list)
+    reads: list[Future[None]] = field(default_factory=list)
 
 
 class Blender:
@@ -40,6 +41,7 @@ class Blender:
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="blendrag-reader")
 
     # -- stores -------------------------------------------------------------------------------------------
 
@@ -53,11 +55,20 @@ class Blender:
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
         if opened:
+            for read in opened.reads:
+                read.cancel()
+            wait(opened.reads)
             self._drain(opened)
             opened.kv.close()
 
     def store(self, store: str) -> KVStore:
         return self._stores[store].kv
+
+    def prefetch(self, store: str, keys: Sequence[str]) -> None:
+        """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
+        opened = self._stores[store]
+        opened.reads = [read for read in opened.reads if not read.done()]
+        opened.reads.append(self._reader.submit(opened.kv.prefetch, keys))
 
     # -- ingest -------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     Raises ConfigError for a parameter that vLLM does not know or a value that it refuses.
     """
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     grammar = sampling.grammar
@@ -98,15 +99,8 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
             extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
             **sampling.other,
         )
-    except (TypeError, *refusals()) as error:
+    except (TypeError, ValueError, VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
-
-
-def refusals() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it does not take, while the engine goes on."""
-    from vllm.exceptions import VLLMClientError
-
-    return ValueError, VLLMClientError
 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:

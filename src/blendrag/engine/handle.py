@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
-from blendrag.engine.generation import Delta, Sampling, delta_of, refusals, vllm_prompt, vllm_sampling
+from blendrag.engine.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
 from blendrag.engine.launch import engine_args, engine_environment, main_not_imported_again, require_vllm
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import (
@@ -292,6 +292,8 @@ class Engine:
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None
     ) -> AsyncIterator[Delta]:
+        from vllm.exceptions import VLLMClientError
+
         room = self.max_model_len - len(token_ids)
         if room < 1:
             raise PromptTooLongError(
@@ -315,7 +317,7 @@ class Engine:
             raise GenerationTimeoutError(
                 f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
             ) from None
-        except refusals() as error:
+        except (ValueError, VLLMClientError) as error:
             raise ConfigError(f"the engine refuses this request: {error}") from error
         except errors.BlendragError:
             raise

@@ -84,7 +84,7 @@ class BlendWorker:
         return self._blendrag.store(store).delete(keys)
 
     def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
-        self._blendrag.store(store).prefetch(keys)
+        self._blendrag.prefetch(store, keys)
 
     def _blendrag_stats(self, store: str) -> dict[str, Any]:
         return self._blendrag.store(store).stats()

@@ -35,7 +35,7 @@ class Lease:
         configuration that is still in use has the device.
         """
         from blendrag.serving.library import Library
-        from blendrag.serving.owners import VOLATILE
+        from blendrag.serving.owners import ended
 
         root = _root(settings, kv_dir)
         key = _key(settings, root)
@@ -45,7 +45,7 @@ class Lease:
                 del self._claims[other]
             if key not in self._open:
                 library = Library(root, settings)
-                library.release(library.catalogue.owners(VOLATILE))  # of processes that have ended
+                library.release(ended(library.catalogue.owners()))
                 self._open[key], self._claims[key] = library, weakref.WeakSet()
             self._claims[key].add(self)
             return self._open[key]

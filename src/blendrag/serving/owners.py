@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-# Begins the names of collections that end with their process; what they leave behind is released later.
-VOLATILE = "volatile:"
+import os
+from collections.abc import Iterable
+
+_VOLATILE = "volatile:"
 _SEPARATOR = "\x1f"
 
 
 def owner_of(collection: str, document: str) -> str:
     """The owner that stands for a document; with ``""`` for the document, what all the names begin with."""
     return f"{collection}{_SEPARATOR}{document}"
+
+
+def volatile(collection: str) -> str:
+    """The name of a collection that ends with this process, as in-memory stores do."""
+    return f"{_VOLATILE}{os.getpid()}/{collection}"
+
+
+def ended(owners: Iterable[str]) -> list[str]:
+    """The owners among ``owners`` whose collections have ended with other processes."""
+    ours = volatile("")
+    return [owner for owner in owners if owner.startswith(_VOLATILE) and not owner.startswith(ours)]
 
 
 def document_of(owner: str) -> str:

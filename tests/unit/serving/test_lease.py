@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from blendrag.errors import ModelNotFoundError, StoreInUseError
 from blendrag.serving.lease import Lease, default_kv_dir
 from blendrag.serving.library import Library
-from blendrag.serving.owners import VOLATILE, owner_of
+from blendrag.serving.owners import owner_of, volatile
 from blendrag.settings import Settings
 from blendrag.store.lock import IndexLock
 
@@ -97,10 +98,12 @@ def test_closed_wrapper_keeps_its_folder_or_cannot_be_used_again(tmp_path: Path)
 def test_documents_of_stores_that_ended_with_their_process_are_kept_for_ever(tmp_path: Path) -> None:
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
-    library.register({owner_of(f"{VOLATILE}1", "a"): ["gone"], owner_of("chroma", "b"): ["stays"]})
+    other = volatile("a").replace(str(os.getpid()), "1")
+    names = {other: "gone", volatile("a"): "ours", "chroma": "stays"}
+    library.register({owner_of(name, "x"): [text] for name, text in names.items()})
     lease.close()
     texts = [entry.text for entry in lease.library(SMALL, tmp_path).catalogue.entries()]
-    assert texts == ["stays"]
+    assert texts == ["ours", "stays"]
 
 
 def test_folder_open_in_another_process_is_no_clear_error(tmp_path: Path) -> None:

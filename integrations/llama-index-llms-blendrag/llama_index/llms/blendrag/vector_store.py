@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +16,7 @@ from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.serving.collection import Collection, SyncReport
-from blendrag.serving.owners import VOLATILE
+from blendrag.serving.owners import volatile
 from llama_index.llms.blendrag.nodes import texts_by_id
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def _name(collection: Any) -> str:
     elif chroma.is_persistent:
         place = str(Path(chroma.persist_directory).resolve())
     else:
-        return f"{VOLATILE}{os.getpid()}/{collection.id}"
+        return volatile(f"chroma/{collection.id}")
     return "/".join(("llama-index", place, collection.tenant, collection.database, collection.name))
 
 
