@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -321,12 +322,17 @@ def test_collections_of_the_same_name_are_told_apart(
     assert kept(llm) == {"Text 1."}
 
 
-def test_kv_of_a_collection_in_memory_goes_with_its_process(make_llm: Callable[..., BlendLLM]) -> None:
+def test_kv_of_a_collection_in_memory_goes_with_its_process(
+    make_llm: Callable[..., BlendLLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = make_llm()
     collection = chromadb.EphemeralClient().create_collection("in-memory")
     BlendChromaVectorStore(chroma_collection=collection, llm=llm).add([node("One.")])
     assert kept(llm) == {"One."}
-    llm.close()  # as the next process does, the next use opens the library again
+    llm.close()
+    assert kept(llm) == {"One."}, "the collection is still there"
+    llm.close()
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in the next process
     assert kept(llm) == set()
 
 
