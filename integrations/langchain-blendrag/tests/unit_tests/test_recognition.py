@@ -22,7 +22,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import BaseTool, create_retriever_tool, tool
 from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
 
@@ -181,6 +181,15 @@ def lcel_history(rig: Rig) -> None:
     earlier = TEMPLATE.format(context=f"{DOCUMENTS['1']}\n\n{DOCUMENTS['2']}", question="1, 2?")
     history = [HumanMessage(earlier), AIMessage(ANSWER)]
     rig.lcel(prompt.partial(history=history), rig.retriever(2) | format_docs).invoke("1 3")
+
+
+@shape("LCEL, two searches joined: a document twice in one message", "1 2 2 3")
+def lcel_two_searches(rig: Rig) -> None:
+    def search_both(question: str) -> str:
+        found = [rig.retriever(2).invoke(part) for part in question.split("/")]
+        return "\n\n".join(map(format_docs, found))
+
+    rig.lcel(ChatPromptTemplate.from_template(TEMPLATE), RunnableLambda(search_both)).invoke("1 2 / 2 3")
 
 
 # -- chains --------------------------------------------------------------------------------------------------
