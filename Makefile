@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
-	@echo "make demo    answer questions from a few documents, with and without blending"
+	@echo "make demo    answer questions from a few documents, with and without blending, and from LangChain and LlamaIndex"
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    the tests that need no engine, without the slow ones"
 	@echo "make lint    lint and type check only"
@@ -17,6 +17,10 @@ setup:
 
 demo: setup
 	@$(BIN)/blendrag demo
+	@echo; echo "The same from a LangChain chain (examples/langchain_chain.py):"; echo
+	@$(BIN)/python examples/langchain_chain.py
+	@echo; echo "and from a LlamaIndex query engine (examples/llamaindex_query_engine.py):"; echo
+	@$(BIN)/python examples/llamaindex_query_engine.py
 
 lint: setup
 	$(BIN)/ruff check .
