@@ -19,16 +19,14 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, model_validator
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.llms.llm import ToolSelection
-from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.types import PydanticProgramMode
 
 from blendrag.chat.chat import Chat
 from blendrag.settings import Settings
 from llama_index.llms.blendrag.messages import as_completion
+from llama_index.llms.blendrag.structured import StructuredByGrammar
 
 if TYPE_CHECKING:  # imported on use: making an LLM must be quick, and import neither torch nor vLLM
     from llama_index.core.tools.types import BaseTool
@@ -37,7 +35,7 @@ if TYPE_CHECKING:  # imported on use: making an LLM must be quick, and import ne
     from llama_index.llms.blendrag.calls import Call
 
 
-class BlendLLM(FunctionCallingLLM):
+class BlendLLM(StructuredByGrammar):
     """LLM on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
 
     Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
@@ -91,7 +89,6 @@ class BlendLLM(FunctionCallingLLM):
         None, description="Share of the documents' tokens that is recomputed.", ge=0, le=1
     )
     selector: str | None = Field(None, description="How those tokens are chosen.")
-    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
 
     _chat: Chat = PrivateAttr()
     _window: int | None = PrivateAttr(default=None)
@@ -269,56 +266,6 @@ class BlendLLM(FunctionCallingLLM):
             for call in calls
         ]
 
-    # -- structured output: LlamaIndex shows the schema to the model, the engine holds it to it -------------
-
-    def structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return super().structured_predict(output_cls, _own(prompt), forced, **prompt_args)
-
-    async def astructured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return await super().astructured_predict(output_cls, _own(prompt), forced, **prompt_args)
-
-    def stream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
-
-    async def astream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
-        forced = self._forced(output_cls, llm_kwargs)
-        return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
-
-    def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
-        options = dict(options or {})
-        if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
-            from blendrag.engine.generation import Grammar
-
-            options["grammar"] = Grammar("json", output_cls.model_json_schema())
-        return options
-
     # -- about prompts ------------------------------------------------------------------------------------
 
     def explain(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> list[dict[str, Any]]:
@@ -345,8 +292,3 @@ def _described(tool: BaseTool) -> dict[str, Any]:
         "parameters": about.get_parameters_dict(),
     }
     return {"type": "function", "function": function}
-
-
-def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
-    """A copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for ever."""
-    return prompt.model_copy()

@@ -1,0 +1,72 @@
+"""Structured output: LlamaIndex shows the schema to the model, the engine holds it to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import PydanticProgramMode
+
+
+class StructuredByGrammar(FunctionCallingLLM):
+    """Answers that match a pydantic class, ``as_structured_llm`` included: no other text can be generated.
+
+    An answer that ``max_tokens`` cuts off is not whole; LlamaIndex then raises what its parser does.
+    """
+
+    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
+
+    def structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return super().structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    async def astructured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return await super().astructured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    def stream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return super().stream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    async def astream_structured_predict(
+        self,
+        output_cls: type[BaseModel],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Any:
+        forced = self._forced(output_cls, llm_kwargs)
+        return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
+
+    def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
+        options = dict(options or {})
+        if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
+            from blendrag.engine.generation import Grammar
+
+            options["grammar"] = Grammar("json", output_cls.model_json_schema())
+        return options
+
+
+def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
+    """A copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for ever."""
+    return prompt.model_copy()
