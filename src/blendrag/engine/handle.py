@@ -118,10 +118,7 @@ class Engine:
             engine = running.pop(key, None)
             if running:
                 (other,) = running.values()
-                raise EngineBusyError(
-                    f"an engine with {_describe(other.settings, settings)} has this device, so none with"
-                    f" {_describe(settings, other.settings)} can start: close the first, or use its settings"
-                )
+                raise busy(other.settings, settings)
             if engine is None:
                 engine = cls._shared[key] = cls(settings, progress)
             engine._users += 1
@@ -330,10 +327,17 @@ def engine_key(settings: Settings) -> tuple[Any, ...]:
     return tuple(getattr(settings, name) for name in _ENGINE_SETTINGS)
 
 
-def _describe(one: Settings, other: Settings) -> str:
-    """The settings of ``one`` that keep it from sharing an engine with ``other``."""
-    pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
-    return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+def busy(running: Settings, wanted: Settings) -> EngineBusyError:
+    """What is said when an engine is wanted while another configuration's has the device."""
+
+    def describe(one: Settings, other: Settings) -> str:
+        pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
+        return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+
+    return EngineBusyError(
+        f"an engine with {describe(running, wanted)} has this device, so none with"
+        f" {describe(wanted, running)} can start: close the first, or use its settings"
+    )
 
 
 def _closed_meanwhile() -> EngineError:

@@ -31,8 +31,8 @@ class Lease:
     def library(self, settings: Settings, kv_dir: Path | None = None) -> Library:
         """The library in ``kv_dir`` (by default in the cache folder, one per model), opened if need be.
 
-        Raises what :class:`Library` does, and EngineBusyError when the engine is started while another
-        configuration that is still in use has the device.
+        Raises what :class:`Library` does, and EngineBusyError if another configuration that is still in use
+        has the folder; if it has the device, that is found out when the engine is started.
         """
         from blendrag.serving.library import Library
         from blendrag.serving.owners import ended
@@ -43,6 +43,9 @@ class Lease:
             for other in [other for other in self._open if other != key and not self._claims[other] - {self}]:
                 self._open.pop(other).close()
                 del self._claims[other]
+            for other, library in self._open.items():
+                if other != key and library.root == root:
+                    raise busy(library.settings, settings)
             if key not in self._open:
                 library = Library(root, settings)
                 library.release(ended(library.catalogue.owners()))

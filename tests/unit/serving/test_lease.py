@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.errors import ModelNotFoundError, StoreInUseError
+from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError
 from blendrag.serving.lease import Lease, default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.owners import owner_of, volatile
@@ -76,6 +76,13 @@ def test_wrapper_in_use_loses_its_library_to_another(tmp_path: Path) -> None:
     library = one.library(SMALL, tmp_path / "a")
     other.library(LARGE, tmp_path / "b")
     assert one.library(SMALL, tmp_path / "a") is library
+
+
+def test_second_configuration_of_a_folder_is_no_clear_error(tmp_path: Path) -> None:
+    one, other = Lease(), Lease()
+    one.library(SMALL, tmp_path)
+    with pytest.raises(EngineBusyError, match=r"max_model_len=512.* max_model_len=1024"):
+        other.library(LARGE, tmp_path)
 
 
 def test_wrapper_that_changes_its_configuration_keeps_the_old_one(tmp_path: Path) -> None:
