@@ -34,6 +34,7 @@ class Lease:
         Raises what :class:`Library` does, and EngineBusyError if another configuration that is still in use
         has the folder; if it has the device, that is found out when the engine is started.
         """
+        from blendrag.engine.handle import busy
         from blendrag.serving.library import Library
         from blendrag.serving.owners import ended
 
