@@ -46,7 +46,8 @@ Ask = Callable[[str, Mode], Reply]
 def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]]:
     """Paragraphs, taking articles in turn, and a question on every n-th of them."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open() as file:
-        articles = [article["paragraphs"] for article in json.load(file)["data"]]
+        loaded = json.load(file)
+    articles = [article["paragraphs"] for article in (loaded["data"] if "data" in loaded else loaded)]
     rounds = max(len(article) for article in articles)
     paragraphs = [article[n] for n in range(rounds) for article in articles if n < len(article)][:chunks]
     step = max(1, len(paragraphs) // questions)
