@@ -28,8 +28,6 @@ _EVIDENCE = re.compile(
     r"^\[(\d+) documents reused: (\d+) tokens as they are, (\d+) recomputed, (\d+) read", re.M
 )
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-
 
 @pytest.fixture
 def one_engine(
@@ -45,6 +43,8 @@ def one_engine(
         sys.modules.pop(helper, None)
 
 
+@pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example_that_fails_or_reuses_nothing_is_not_shown(
     script: str, one_engine: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -61,6 +61,8 @@ def test_example_that_fails_or_reuses_nothing_is_not_shown(
     assert all(len(answer.split()) > 3 for answer in _EVIDENCE.split(printed)[:-1:5]), printed
 
 
+@pytest.mark.engine
+@pytest.mark.slow
 def test_notebook_that_fails_or_computes_twice_is_not_shown(
     one_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
