@@ -61,7 +61,7 @@ def run(page: Path, *, commands: bool = False) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for language, code in _BLOCK.findall(page.read_text()):
         if language == "python":
-            exec(compile(code, page.name, "exec"), namespace)
+            exec(compile(code, page.name, "exec", dont_inherit=True), namespace)
         elif language == "sh" and commands:
             for line in code.splitlines():
                 run_command(line)
@@ -106,12 +106,9 @@ def test_code_that_does_not_run_with_the_engine_is_not_shown(
     monkeypatch.setattr(lease, "default_kv_dir", lambda settings: folder / "kv")  # not the user's
     monkeypatch.syspath_prepend(EXAMPLES)  # pages borrow the embeddings
     monkeypatch.setattr(root_dispatcher, "event_handlers", [])  # what a page sets in LlamaIndex ends with it
-    for where, names in (
-        (LlamaSettings, list(vars(LlamaSettings))),
-        (llama_index.core, ["global_tokenizer"]),
-    ):
-        for name in names:
-            monkeypatch.setattr(where, name, getattr(where, name))
+    monkeypatch.setattr(llama_index.core, "global_tokenizer", llama_index.core.global_tokenizer)
+    for name, value in list(vars(LlamaSettings).items()):
+        monkeypatch.setattr(LlamaSettings, name, value)
     run(page, commands=page.name == "quickstart.md")  # README shows the same commands
 
 

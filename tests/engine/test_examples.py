@@ -74,7 +74,7 @@ def test_notebook_that_fails_or_computes_twice_is_not_shown(
     namespace: dict[str, Any] = {"__name__": "__main__"}
 
     async def run(cell: str) -> str:
-        compiled = compile(cell, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        compiled = compile(cell, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         if inspect.iscoroutine(ran := eval(compiled, namespace)):
             await ran
         return capfd.readouterr().out
