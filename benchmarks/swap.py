@@ -47,7 +47,7 @@ def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]
     """Paragraphs, taking articles in turn, and a question on every n-th of them."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open() as file:
         loaded = json.load(file)
-    articles = [article["paragraphs"] for article in (loaded["data"] if "data" in loaded else loaded)]
+    articles = [article["paragraphs"] for article in (loaded if isinstance(loaded, list) else loaded["data"])]
     rounds = max(len(article) for article in articles)
     paragraphs = [article[n] for n in range(rounds) for article in articles if n < len(article)][:chunks]
     step = max(1, len(paragraphs) // questions)

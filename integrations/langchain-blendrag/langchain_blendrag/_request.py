@@ -40,6 +40,9 @@ def chat_request(
     from blendrag.chat.request import ChatRequest
     from blendrag.engine.generation import Grammar, Sampling
 
+    if "max_completion_tokens" in kwargs:  # ChatOpenAI's other name for it
+        kwargs = {"max_tokens": kwargs["max_completion_tokens"], **kwargs}
+        del kwargs["max_completion_tokens"]
     _warn_about_unknown(kwargs)
     if kwargs.get("model") not in (None, llm.model):
         raise ConfigError(

@@ -93,6 +93,9 @@ class ChatBlend(BaseChatModel):
     def _more_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if "max_completion_tokens" in values:  # ChatOpenAI's other name for it
+            values = {"max_tokens": values["max_completion_tokens"], **values}
+            del values["max_completion_tokens"]
         names = {*cls.model_fields, "model_name"}
         more = {name: value for name, value in values.items() if name not in names}
         known = {name: value for name, value in more.items() if name in Settings.model_fields}

@@ -13,7 +13,8 @@ from llama_index.core.types import PydanticProgramMode
 class StructuredByGrammar(FunctionCallingLLM):
     """Answers that match a pydantic class, ``as_structured_llm`` included: no other text can be generated.
 
-    An answer that ``max_tokens`` cuts off is not whole; LlamaIndex then raises what its parser does.
+    Open strings of the schema share ``max_tokens``. An answer that is cut off all the same is not whole;
+    LlamaIndex then raises what its parser does.
     """
 
     pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
@@ -61,9 +62,11 @@ class StructuredByGrammar(FunctionCallingLLM):
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
+            from blendrag.chat.schema import with_room
             from blendrag.engine.generation import Grammar
 
-            options["grammar"] = Grammar("json", output_cls.model_json_schema())
+            max_tokens = options.get("max_tokens") or self.metadata.num_output
+            options["grammar"] = Grammar("json", with_room(output_cls.model_json_schema(), max_tokens))
         return options
 
 
