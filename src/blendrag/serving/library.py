@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe, spans_of
+from blendrag.errors import BlendragWarning
 from blendrag.models import resolve_model
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.serving.identity import kv_identity
@@ -49,6 +51,7 @@ class Library:
         self._recogniser: Recogniser | None = None
         self._recognising = threading.Lock()
         self._prefilling = threading.Lock()
+        self._warned = False
 
     def start(self, progress: IngestProgress | None = None) -> Engine:
         """The engine, started if it is not running."""
@@ -119,12 +122,22 @@ class Library:
                 prefill_pending(fitting, self.session.call, batch, report, progress)
 
     def prefetch(self, texts: Iterable[str]) -> None:
-        """Begin to read the KV of these texts into memory, if the engine runs. Returns at once."""
-        if not self.session.store_id:
-            return
+        """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.
+
+        Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
+        the KV has been removed.
+        """
         recogniser = self._known_texts()
-        known = [recogniser.known(text.strip()) for text in texts]
-        if keys := [text.key for text in known if text is not None]:
+        known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
+        if None in known and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{known.count(None)} of {len(known)} documents that were found have no KV in {self.root}"
+                " and are prefilled with every prompt: sync() of the vector store computes it",
+                BlendragWarning,
+                stacklevel=2,
+            )
+        if self.session.store_id and (keys := [text.key for text in known if text is not None]):
             self.session.call_later("prefetch", keys)
 
     def documents_changed(self) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError
 from blendrag.serving.lease import Lease, default_kv_dir
-from blendrag.serving.library import Library
 from blendrag.serving.owners import owner_of, volatile
 from blendrag.settings import Settings
 from blendrag.store.lock import IndexLock
@@ -131,10 +130,3 @@ def test_two_models_share_a_default_folder() -> None:
     folder = default_kv_dir(SMALL)
     assert folder == default_kv_dir(LARGE)
     assert folder != default_kv_dir(Settings.load(dtype="float32"))
-
-
-def test_text_is_kept_with_the_blanks_around_it(tmp_path: Path) -> None:
-    library = Library(tmp_path, SMALL)
-    library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
-    assert [entry.text for entry in library.catalogue.entries()] == ["a text"]
-    library.close()

@@ -1,0 +1,73 @@
+"""Texts whose KV is kept. No engine is started here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blendrag.errors import BlendragWarning, StoreError
+from blendrag.serving.library import Library
+from blendrag.settings import Settings
+
+SETTINGS = Settings.load(max_model_len=512)
+LONG = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
+
+
+@pytest.fixture
+def library(tmp_path: Path, model_dir: Path) -> Iterator[Library]:
+    opened = Library(tmp_path / "kv", SETTINGS)
+    yield opened
+    opened.close()
+
+
+def texts(library: Library) -> list[str]:
+    return [entry.text for entry in library.catalogue.entries()]
+
+
+def test_text_is_kept_with_the_blanks_around_it(library: Library) -> None:
+    library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
+    assert texts(library) == ["a text"]
+
+
+def test_text_of_two_owners_goes_with_the_first_of_them(library: Library) -> None:
+    library.register({"a": ["shared", "own"], "b": ["shared"]})
+    library.release(["a", "nobody"])
+    assert texts(library) == ["shared"]
+    library.register({"b": ["other"]})
+    assert texts(library) == ["other"]
+
+
+def test_prompt_is_planned_over_texts_of_yesterday(library: Library) -> None:
+    def reused(content: str) -> int:
+        return library.plan([{"role": "user", "content": content}]).cached_tokens
+
+    assert reused(LONG) == 0  # the texts are read from the catalogue here
+    library.register({"a": [LONG]})
+    assert reused(LONG) == len(library.catalogue.entries()[0].token_ids)
+    library.release(["a"])
+    assert reused(LONG) == 0
+
+
+def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
+    library.register({"a": [LONG]})
+    with pytest.warns(BlendragWarning, match=r"1 of 2 documents .* sync\(\)"):
+        library.prefetch([LONG, "Never registered."])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library.prefetch(["Never registered."])  # once is enough
+        library.prefetch([f" {LONG}", "  "])
+
+
+def test_path_that_cannot_be_a_folder_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        Library(tmp_path / "file" / "kv", SETTINGS)
+
+
+def test_broken_catalogue_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
+    (tmp_path / "catalogue.sqlite").write_text("no database")
+    with pytest.raises(StoreError, match="catalogue"):
+        Library(tmp_path, SETTINGS)
