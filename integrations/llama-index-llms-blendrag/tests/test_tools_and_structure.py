@@ -14,6 +14,8 @@ from llama_index.core.tools import FunctionTool, ToolMetadata
 from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel
 
+from blendrag.chat.schema import with_room
+from blendrag.engine.generation import Grammar
 from llama_index.llms.blendrag import BlendLLM
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -159,8 +161,8 @@ async def test_every_way_to_structured_output_is_forced_by_the_schema(llm: Blend
     assert (await structured.achat(messages)).raw == wanted
     assert list(structured.stream_chat(messages))[-1].raw == wanted
     for asked in scripted.asked:
-        assert asked.sampling.grammar.kind == "json"
-        assert asked.sampling.grammar.value == with_room(Warranty.model_json_schema(), asked.sampling.max_tokens)
+        held = with_room(Warranty.model_json_schema(), asked.sampling.max_tokens)
+        assert asked.sampling.grammar == Grammar("json", held)
     assert all("Here's a JSON schema to follow" in shown for shown in scripted.prompts())
 
 
