@@ -57,3 +57,8 @@ def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     shared = Engine.shared(settings)
     yield shared
     shared.release()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start engines of their own go first: later, the run's one engine has the device."""
+    items.sort(key=lambda item: item.path.name != "test_architectures.py")

@@ -138,8 +138,10 @@ def test_a_prompt_of_ones_own_reuses_the_documents_in_it(
         return answer.evidence
 
     known, unknown = evidence(texts[0]), evidence(texts[6])
-    tokens = {entry.key: len(entry.token_ids) for entry in filled._catalogue.entries()}
-    owned = next(keys for source, keys in filled._catalogue.owners().items() if source.endswith("0.txt"))
+    tokens = {entry.key: len(entry.token_ids) for entry in filled._library.catalogue.entries()}
+    owned = next(
+        keys for source, keys in filled._library.catalogue.owners().items() if source.endswith("0.txt")
+    )
     assert known.reused + known.recomputed == sum(tokens[key] for key in owned)
     assert unknown.plain and unknown.reused == 0
     filled.ingest(Document(texts[6], "late"))

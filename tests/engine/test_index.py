@@ -35,7 +35,7 @@ def test_a_second_ingest_does_only_what_has_changed(open_index: Open, folder: Pa
     first = index.ingest(folder)
     assert (first.added, first.unchanged, first.skipped) == (5, 0, [])
     assert first.chunks == index.stats()["chunks"]["ready"] >= 10
-    kv = index._identity
+    kv = index._library.identity
     per_token = 4 * 2 * kv.num_layers * kv.num_kv_heads * kv.head_size  # float32, K and V
     assert first.nbytes == index.stats()["chunks"]["bytes"] == first.tokens * per_token
     assert_consistent(index)
@@ -91,7 +91,7 @@ def test_an_interrupted_ingest_resumes_with_what_is_left(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(IngestProgress, "prefill", interrupt)
         index.ingest(folder)
-    left = len(index._catalogue.pending())
+    left = len(index._library.catalogue.pending())
     assert left and files(index)
     assert_consistent(index)
     assert index.ask(QUESTION).text  # what is there can be asked already
@@ -100,7 +100,7 @@ def test_an_interrupted_ingest_resumes_with_what_is_left(
     index = open_index()
     resumed = index.ingest(folder)
     assert (resumed.unchanged, resumed.chunks) == (5, left)
-    assert index._catalogue.pending() == []
+    assert index._library.catalogue.pending() == []
     assert_consistent(index)
 
 
@@ -119,7 +119,7 @@ def test_an_ingest_interrupted_between_documents_takes_the_rest_later(
         index.ingest(folder)
     resumed = index.ingest(folder)
     assert (resumed.unchanged, resumed.added) == (2, 3)
-    assert index._catalogue.pending() == []
+    assert index._library.catalogue.pending() == []
     assert_consistent(index)
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_stops_ingest_cleanly_and_the_rest_comes_later(
     index = open_index(str(root), ingest_batch_tokens=128)
     with pytest.raises(StoreFullError, match="ingest again"):
         index.ingest(folder)
-    left = len(index._catalogue.pending())
+    left = len(index._library.catalogue.pending())
     assert left and files(index)
     assert not list(root.glob("kv/*/*.tmp"))
     assert_consistent(index)
@@ -171,7 +171,7 @@ def test_a_full_disk_stops_ingest_cleanly_and_the_rest_comes_later(
     small_disk(200)
     resumed = index.ingest(folder)
     assert (resumed.unchanged, resumed.chunks) == (5, left)
-    assert index._catalogue.pending() == []
+    assert index._library.catalogue.pending() == []
     assert_consistent(index)
 
 
