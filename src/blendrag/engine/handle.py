@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
+from blendrag.engine.configuration import busy, engine_key
 from blendrag.engine.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
 from blendrag.engine.launch import engine_args, engine_environment, main_not_imported_again, require_vllm
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import (
     ConfigError,
-    EngineBusyError,
     EngineError,
     GenerationTimeoutError,
     PromptTooLongError,
@@ -33,12 +33,6 @@ from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
 _SHUTDOWN_TIMEOUT_S = 30.0
-
-# Settings that an engine is started with; the others may differ from request to request.
-_ENGINE_SETTINGS = (
-    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
-    "mask", "prefix_caching", "enforce_eager", "cache_dir",
-)  # fmt: skip
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -320,24 +314,6 @@ class Engine:
             raise
         except Exception as error:
             raise EngineError(f"the engine stopped while generating: {error}") from error
-
-
-def engine_key(settings: Settings) -> tuple[Any, ...]:
-    """What two settings must have in common to share an engine."""
-    return tuple(getattr(settings, name) for name in _ENGINE_SETTINGS)
-
-
-def busy(running: Settings, wanted: Settings) -> EngineBusyError:
-    """What is said when an engine is wanted while another configuration's has the device."""
-
-    def describe(one: Settings, other: Settings) -> str:
-        pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
-        return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
-
-    return EngineBusyError(
-        f"an engine with {describe(running, wanted)} has this device, so none with"
-        f" {describe(wanted, running)} can start: close the first, or use its settings"
-    )
 
 
 def _closed_meanwhile() -> EngineError:

@@ -34,7 +34,7 @@ class Lease:
         Raises what :class:`Library` does, and EngineBusyError if another configuration that is still in use
         has the folder; if it has the device, that is found out when the engine is started.
         """
-        from blendrag.engine.handle import busy
+        from blendrag.engine.configuration import busy
         from blendrag.serving.library import Library
         from blendrag.serving.owners import ended
 
@@ -71,7 +71,7 @@ class Lease:
 
 
 def _key(settings: Settings, root: Path) -> _Key:
-    from blendrag.engine.handle import engine_key
+    from blendrag.engine.configuration import engine_key
 
     return *engine_key(settings), root
 
