@@ -14,6 +14,7 @@ BlendragError
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
 └── EngineError              the engine did not start, or died: the message says what to do
+    ├── EngineClosedError    open another, or ask before close()
     ├── EngineBusyError      close the other engine that is named, or use its settings
     └── GenerationTimeoutError  allow more time, or fewer tokens
 
@@ -77,6 +78,10 @@ class PromptTooLongError(BlendragError):
 
 class EngineError(BlendragError):
     """The embedded engine did not start, or stopped working."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed, by this program."""
 
 
 class EngineBusyError(EngineError):

@@ -122,8 +122,15 @@ def tool_call_chunks(completion: Completion) -> list[ToolCallChunk]:
     ]  # fmt: skip
 
 
-def invalid_tool_calls(completion: Completion) -> list[InvalidToolCall]:
+def invalid_tool_calls(completion: Completion, *, quoted: bool = False) -> list[InvalidToolCall]:
+    """``quoted``: as a JSON string, which LangChain does not complete to a call when it adds chunks up."""
     return [
-        InvalidToolCall(name=None, args=c.text, id=None, error=c.reason, type="invalid_tool_call")
+        InvalidToolCall(
+            name=None,
+            args=json.dumps(c.text) if quoted else c.text,
+            id=None,
+            error=c.reason,
+            type="invalid_tool_call",
+        )
         for c in completion.invalid_tool_calls
     ]

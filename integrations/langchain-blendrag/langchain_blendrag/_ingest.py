@@ -103,9 +103,9 @@ def _splitter_of(store: WarmingStore) -> TextSplitter:
         raise ConfigError("ingest() measures chunks in the model's tokens: give llm=, or text_splitter=")
     from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-    library = store.llm.chat.library
+    library, settings = store.llm.chat.library, store.llm.chat.settings
     return RecursiveCharacterTextSplitter(
-        chunk_size=library.settings.chunk_tokens,
-        chunk_overlap=library.settings.chunk_overlap,
+        chunk_size=settings.chunk_tokens,
+        chunk_overlap=settings.chunk_overlap,
         length_function=lambda text: len(library.tokenizer.encode(text, add_special_tokens=False)),
     )

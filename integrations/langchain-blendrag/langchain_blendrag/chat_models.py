@@ -295,7 +295,7 @@ def _chunk(piece: Any) -> ChatGenerationChunk:
         message=AIMessageChunk(
             content=piece.text,
             tool_call_chunks=_convert.tool_call_chunks(piece.completion),
-            invalid_tool_calls=_convert.invalid_tool_calls(piece.completion),
+            invalid_tool_calls=_convert.invalid_tool_calls(piece.completion, quoted=True),
             usage_metadata=_convert.usage_metadata(piece.completion),
             response_metadata=_convert.response_metadata(piece.completion),
             chunk_position="last",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, Vect
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from blendrag.errors import ConfigError, EngineError, StoreFullError
+from blendrag.serving import owners
 from blendrag.serving.lease import Lease
 from blendrag.serving.owners import document_of
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
@@ -332,7 +332,7 @@ def test_kv_of_a_collection_in_memory_goes_with_its_process(
     llm.close()
     assert kept(llm) == {"One."}, "the collection is still there"
     llm.close()
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in the next process
+    monkeypatch.setattr(owners, "_PROCESS", "another")  # as in the next process
     assert kept(llm) == set()
 
 

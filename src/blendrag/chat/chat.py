@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blendrag.errors import EngineBusyError, EngineError, GenerationTimeoutError
+from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, GenerationTimeoutError
 from blendrag.models import resolve_model
 from blendrag.serving.lease import Lease
 from blendrag.settings import DEFAULT_MODEL, Settings
@@ -111,7 +111,8 @@ class Chat:
                 async with contextlib.aclosing(deltas):
                     async for delta in deltas:
                         given = True
-                        yield turn.feed(delta)
+                        ends = delta.finish_reason is not None  # may look into the store
+                        yield await asyncio.to_thread(turn.feed, delta) if ends else turn.feed(delta)
                 return
             except EngineError as error:
                 if given or not left or not _worth_repeating(error):
@@ -157,5 +158,5 @@ def _window_in(model: Path) -> int | None:
 
 
 def _worth_repeating(error: EngineError) -> bool:
-    """An engine that died is started again; time that is up and a device that is taken stay so."""
-    return not isinstance(error, EngineBusyError | GenerationTimeoutError)
+    """An engine that died is started again; what the program or the clock has ended stays so."""
+    return not isinstance(error, EngineBusyError | EngineClosedError | GenerationTimeoutError)

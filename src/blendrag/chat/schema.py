@@ -21,14 +21,21 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """
     closed: dict[str, Any] = copy.deepcopy(dict(schema))
     parts = list(_parts(closed))
+    halves = {id(half) for part in parts for half in _halves(part)}
     for part in parts:
-        if part.get("type") == "object" and "properties" in part:
+        if part.get("type") == "object" and "properties" in part and id(part) not in halves:
             part.setdefault("additionalProperties", False)
     strings = [p for p in parts if p.get("type") == "string" and not any(name in p for name in _DECIDED)]
     share = _CHARACTERS_PER_TOKEN * max_tokens // max(1, len(strings))
     for string in strings:
         string["maxLength"] = max(_LEAST_CHARACTERS, share, string.get("minLength", 0))
     return closed
+
+
+def _halves(part: dict[str, Any]) -> list[Any]:
+    """Schemas that an object has to match together: closed each, they would leave it nothing."""
+    together = part.get("allOf")
+    return together if isinstance(together, list) else []
 
 
 def _parts(value: Any) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import xxhash
+
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import with_room
 from blendrag.engine.generation import Grammar
@@ -86,7 +88,8 @@ def with_tools(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dic
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template_knows_tools(tokenizer):
         options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
-        return [_native(message) for message in messages], options
+        native = [_native(message) for message in messages]
+        return [_harmless(tokenizer, message) for message in native], _harmless(tokenizer, options)
     messages = [_written(message) for message in messages]
     if request.offered:
         signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
@@ -99,12 +102,39 @@ def _native(message: Message) -> Message:
     calls = [
         {
             "type": "function",
-            "id": call.get("id") or "",
+            "id": _short_id(call.get("id")),
             "function": {"name": call["name"], "arguments": call["arguments"]},
         }
         for call in message.pop("tool_calls", None) or ()
     ]
+    if "tool_call_id" in message:
+        message["tool_call_id"] = _short_id(message["tool_call_id"])
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def _short_id(call_id: str | None) -> str:
+    """Nine letters and digits, which is what Mistral's templates take; others take any."""
+    known = call_id or ""
+    return known if len(known) == 9 and known.isalnum() else xxhash.xxh3_64_hexdigest(known.encode())[:9]
+
+
+def _harmless(tokenizer: Any, value: Any) -> Any:
+    """``value`` with the control tokens in its texts broken up by an invisible sign.
+
+    Templates write tools, calls and names into their own markup, where control tokens count; what a user made
+    a model call a tool with must not end a turn. Contents are kept apart already, and stay as they are.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: inner if name == "content" else _harmless(tokenizer, inner) for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_harmless(tokenizer, inner) for inner in value]
+    if isinstance(value, str):
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.content in value and any(map(str.isalpha, token.content)):
+                value = value.replace(token.content, f"{token.content[0]}\u2060{token.content[1:]}")
+    return value
 
 
 def _written(message: Message) -> Message:
@@ -122,12 +152,15 @@ def _written(message: Message) -> Message:
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:
     """What the answer has to match: the schema asked for; or one call, a name and arguments."""
-    if not request.forced:
-        return None if request.schema is None else _grammar(request.schema, request)
-    functions = [tool["function"] for tool in request.tools]
-    wanted = [f for f in functions if request.tool_choice in (REQUIRED, f["name"])]
+    if not request.forced and request.schema is None:
+        return None
+    functions = [tool["function"] for tool in request.offered]
+    wanted = [f for f in functions if not request.forced or request.tool_choice in (REQUIRED, f["name"])]
     schemas: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
+    if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
+        schemas.append(dict(request.schema))
+        definitions |= schemas[0].pop("$defs", {})
     for function in wanted:
         parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
         definitions |= parameters.pop("$defs", {})
@@ -172,7 +205,7 @@ def read_answer(text: str, request: ChatRequest) -> Reading:
     # Llama and Mistral models write calls without tags that we would see: one JSON value, nothing else.
     value = _parsed(text)
     objects = value if isinstance(value, list) else [value]
-    if objects and all(isinstance(one, dict) and one.get("name") in names for one in objects):
+    if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):
         return _reading("", [json.dumps(one) for one in objects], names)
     return Reading(text)
 
@@ -190,11 +223,15 @@ def _call(written: str, names: set[str]) -> ToolCall | InvalidToolCall:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
-    if value.get("name") not in names:
+    if not _is_name(value.get("name"), names):
         return InvalidToolCall(written, f"no tool is called {value.get('name')!r}")
     if not isinstance(arguments, dict):
         return InvalidToolCall(written, "its arguments are not an object")
-    return ToolCall(f"call_{uuid.uuid4().hex[:16]}", value["name"], arguments)
+    return ToolCall(uuid.uuid4().hex[:9], value["name"], arguments)
+
+
+def _is_name(value: Any, names: set[str]) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def _parsed(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
 from blendrag.engine.generation import Delta, Sampling
+from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
@@ -56,7 +58,9 @@ class Turn:
 
     def _end(self, last: Delta) -> Piece:
         evidence = evidence_of(self.plan, self.recipe, self._plain, last)
-        stored = self._library.repair(evidence.missing) if evidence.missing else 0
+        stored = 0
+        with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
+            stored = self._library.repair(evidence.missing) if evidence.missing else 0
         answer = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,

@@ -86,6 +86,8 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     grammar = sampling.grammar
+    if sampling.other.get("n", 1) != 1:
+        raise ConfigError("one answer to a request: ask several times for several (n)")
     try:
         return SamplingParams(
             max_tokens=min(sampling.max_tokens, room),

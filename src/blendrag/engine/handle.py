@@ -24,6 +24,7 @@ from blendrag.engine.launch import engine_args, engine_environment, main_not_imp
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import (
     ConfigError,
+    EngineClosedError,
     EngineError,
     GenerationTimeoutError,
     PromptTooLongError,
@@ -174,10 +175,10 @@ class Engine:
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed or self._pid != os.getpid():
             work.close()
+            if self._closed:
+                raise EngineClosedError("this engine was closed: open a new one")
             raise EngineError(
-                "this engine was closed: open a new one"
-                if self._closed
-                else f"this engine belongs to process {self._pid}, not to its fork {os.getpid()}:"
+                f"this engine belongs to process {self._pid}, not to its fork {os.getpid()}:"
                 " fork before the first use, or use the spawn start method"
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -317,4 +318,4 @@ class Engine:
 
 
 def _closed_meanwhile() -> EngineError:
-    return EngineError("the engine was closed while it was generating")
+    return EngineClosedError("the engine was closed while it was generating")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, TypedDict
 
 from blendrag.engine.generation import Delta, Sampling
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragError, ConfigError
 from blendrag.index.answer import Answer, Source
 from blendrag.index.prompting import Prompt, Prompter
 from blendrag.serving.evidence import evidence_of
@@ -79,7 +79,8 @@ class Request:
         assert last is not None, "the engine ends every request with a piece"
         evidence = evidence_of(self.prompt.plan, self.recipe, self._plain, last)
         if evidence.missing:
-            self._library.repair(evidence.missing)
+            with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
+                self._library.repair(evidence.missing)
         return Answer(
             "".join(self._text),
             tuple(Source.of(hit) for hit in self.prompt.hits),

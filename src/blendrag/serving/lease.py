@@ -42,8 +42,8 @@ class Lease:
         key = _key(settings, root)
         with self._registry:
             for other in [other for other in self._open if other != key and not self._claims[other] - {self}]:
-                self._open.pop(other).close()
                 del self._claims[other]
+                self._open.pop(other).close()
             for other, library in self._open.items():
                 if other != key and library.root == root:
                     raise busy(library.settings, settings)
@@ -55,16 +55,20 @@ class Lease:
             return self._open[key]
 
     def opened(self, settings: Settings, kv_dir: Path | None = None) -> Library | None:
-        """The library, if it is open already: opens nothing, and makes no claim."""
-        with self._registry:
-            return self._open.get(_key(settings, _root(settings, kv_dir))) if self._open else None
+        """The library, if it is open already: opens nothing, waits for nothing, and makes no claim."""
+        if not self._open or not self._registry.acquire(blocking=False):
+            return None
+        try:
+            return self._open.get(_key(settings, _root(settings, kv_dir)))
+        finally:
+            self._registry.release()
 
     def close(self) -> None:
         """Close the libraries that this lease claims, for all who use them. Safe to call twice."""
         with self._registry:
             for key in [key for key, claims in self._claims.items() if self in claims]:
-                self._open.pop(key).close()
                 del self._claims[key]
+                self._open.pop(key).close()
 
     def __reduce__(self) -> tuple[type[Lease], tuple[()]]:
         return Lease, ()  # a wrapper that was pickled makes its own claim, perhaps in another process

@@ -51,6 +51,7 @@ class Library:
         self._recogniser: Recogniser | None = None
         self._recognising = threading.Lock()
         self._prefilling = threading.Lock()
+        self._changing = threading.RLock()
         self._warned = False
 
     def start(self, progress: IngestProgress | None = None) -> Engine:
@@ -73,11 +74,12 @@ class Library:
         orphans: list[str] = []
         for owner, texts in documents.items():
             entries = self._entries(texts)
-            orphans += self.catalogue.register(owner, entries)
-            with self._recognising:
-                if self._recogniser is not None:
-                    for key, text, token_ids in entries:
-                        self._recogniser.add(key, text, token_ids, document_of(owner))
+            with self._changing:
+                orphans += self.catalogue.register(owner, entries)
+                with self._recognising:
+                    if self._recogniser is not None:
+                        for key, text, token_ids in entries:
+                            self._recogniser.add(key, text, token_ids, document_of(owner))
         self.drop(orphans)
 
     def keys_of(self, texts: Iterable[str]) -> set[str]:
@@ -95,15 +97,18 @@ class Library:
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
-        keys = sorted(set(keys) - self.catalogue.known())  # what one owner dropped, another may have taken
-        if not keys:
-            return
-        with self._recognising:
-            if self._recogniser is not None:
-                for key in keys:
-                    self._recogniser.remove(key)
-        if self.session.store_id:  # else swept when the store is next opened
-            self.session.call("delete", keys)
+        with self._changing:
+            keys = sorted(
+                set(keys) - self.catalogue.known()
+            )  # what one owner dropped, another may have taken
+            if not keys:
+                return
+            with self._recognising:
+                if self._recogniser is not None:
+                    for key in keys:
+                        self._recogniser.remove(key)
+            if self.session.store_id:  # else swept when the store is next opened
+                self.session.call("delete", keys)
 
     def prefill(self, report: PrefillReport, progress: IngestProgress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""

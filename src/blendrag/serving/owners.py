@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Iterable
 
 _VOLATILE = "volatile:"
+_PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
 _SEPARATOR = "\x1f"
 
 
@@ -16,7 +17,7 @@ def owner_of(collection: str, document: str) -> str:
 
 def volatile(collection: str) -> str:
     """The name of a collection that ends with this process, as in-memory stores do."""
-    return f"{_VOLATILE}{os.getpid()}/{collection}"
+    return f"{_VOLATILE}{_PROCESS}/{collection}"
 
 
 def ended(owners: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.engine.handle import Engine
-from blendrag.errors import BlendragError
+from blendrag.errors import BlendragError, EngineClosedError
 from blendrag.serving.progress import IngestProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -24,23 +24,31 @@ class EngineSession:
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
-        self.store_id = ""
+        self._store_id = ""
+        self._closed = False
+
+    @property
+    def store_id(self) -> str:
+        engine = self._engine
+        return self._store_id if engine is not None and engine.alive else ""
 
     @property
     def running(self) -> bool:
         return self._engine is not None
 
     def start(self, progress: IngestProgress | None = None) -> Engine:
-        """The engine, started if it is not running."""
+        """The engine, started if it is not running. Raises EngineClosedError after :meth:`close`."""
         with self._lock:
+            if self._closed:
+                raise EngineClosedError(f"{str(self._root)!r} was closed: open it again")
             if self._engine is not None and not self._engine.alive:
                 self._engine.release()
-                self._engine, self.store_id = None, ""
+                self._engine, self._store_id = None, ""
             if self._engine is None:
                 engine = Engine.shared(self._settings, (progress or IngestProgress()).note)
                 try:
                     if engine.blends:
-                        self.store_id = engine.call(
+                        self._store_id = engine.call(
                             "open_store",
                             str(self._root),
                             asdict(self._identity),
@@ -59,19 +67,21 @@ class EngineSession:
 
     def call_later(self, method: str, *args: Any) -> None:
         """``call`` without waiting; :meth:`close` does. What goes wrong is left to the next ingest."""
-        self._later = [future for future in self._later if not future.done()]
-        self._later.append(self.start().call_later(method, self.store_id, *args))
+        future = self.start().call_later(method, self.store_id, *args)
+        with self._lock:
+            self._later = [one for one in self._later if not one.done()] + [future]
 
     def close(self) -> None:
         """Finish what was left for later and give the engine back. Safe to call twice."""
-        for future in self._later:
-            with contextlib.suppress(Exception):
-                future.result()
-        if self._engine is None:
-            return
-        with contextlib.suppress(BlendragError):
-            if self.store_id:
-                self._engine.call("close_store", self.store_id)
-        self._engine.release()
-        self._engine = None
-        self.store_id = ""
+        with self._lock:  # a start that goes on is waited for, or its engine would stay
+            self._closed = True
+            for future in self._later:
+                with contextlib.suppress(Exception):
+                    future.result()
+            if self._engine is None:
+                return
+            with contextlib.suppress(BlendragError):
+                if self.store_id:
+                    self._engine.call("close_store", self.store_id)
+            self._engine.release()
+            self._engine, self._store_id = None, ""

@@ -50,6 +50,11 @@ def test_properties_named_like_keywords_are_taken_for_them() -> None:
     assert held["properties"]["properties"]["maxLength"] == 20
 
 
+def test_halves_of_one_object_exclude_each_other() -> None:
+    half = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert with_room({"allOf": [half, {**half}]}, 10) == {"allOf": [half, half]}
+
+
 def test_schema_given_is_changed() -> None:
     before = copy.deepcopy(JOKE)
     with_room(JOKE, 1)

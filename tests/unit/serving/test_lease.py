@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError
+from blendrag.serving import owners
 from blendrag.serving.lease import Lease, default_kv_dir
 from blendrag.serving.owners import owner_of, volatile
 from blendrag.settings import Settings
@@ -104,7 +104,7 @@ def test_closed_wrapper_keeps_its_folder_or_cannot_be_used_again(tmp_path: Path)
 def test_documents_of_stores_that_ended_with_their_process_are_kept_for_ever(tmp_path: Path) -> None:
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
-    other = volatile("a").replace(str(os.getpid()), "1")
+    other = volatile("a").replace(owners._PROCESS, "1")
     names = {other: "gone", volatile("a"): "ours", "chroma": "stays"}
     library.register({owner_of(name, "x"): [text] for name, text in names.items()})
     lease.close()

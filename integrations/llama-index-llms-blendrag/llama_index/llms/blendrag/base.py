@@ -136,12 +136,15 @@ class BlendLLM(StructuredByGrammar):
             self._window = self._chat.context_window
         return LLMMetadata(
             context_window=self._window,
-            num_output=self.max_tokens or self.settings.max_tokens,
+            num_output=self._longest_answer(),
             is_chat_model=True,
             is_function_calling_model=True,
             model_name=self.model,
             system_role=MessageRole.SYSTEM,
         )
+
+    def _longest_answer(self) -> int:
+        return self.max_tokens or self.settings.max_tokens
 
     def to_payload(self) -> dict[str, Any]:
         """For events; of the metadata, what can be told without looking at the model, which takes time."""

@@ -59,13 +59,17 @@ class StructuredByGrammar(FunctionCallingLLM):
         forced = self._forced(output_cls, llm_kwargs)
         return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
 
+    def _longest_answer(self) -> int:
+        """Most tokens of an answer; told at once, unlike the metadata."""
+        raise NotImplementedError
+
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             from blendrag.chat.schema import with_room
             from blendrag.engine.generation import Grammar
 
-            max_tokens = options.get("max_tokens") or self.metadata.num_output
+            max_tokens = options.get("max_tokens") or self._longest_answer()
             options["grammar"] = Grammar("json", with_room(output_cls.model_json_schema(), max_tokens))
         return options
 
