@@ -14,8 +14,7 @@ from llama_index.core.tools import FunctionTool, ToolMetadata
 from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel
 
-from blendrag.chat.schema import with_room
-from blendrag.engine.generation import Grammar
+from blendrag.chat.schema import json_grammar
 from llama_index.llms.blendrag import BlendLLM
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -161,8 +160,8 @@ async def test_every_way_to_structured_output_is_forced_by_the_schema(llm: Blend
     assert (await structured.achat(messages)).raw == wanted
     assert list(structured.stream_chat(messages))[-1].raw == wanted
     for asked in scripted.asked:
-        held = with_room(Warranty.model_json_schema(), asked.sampling.max_tokens)
-        assert asked.sampling.grammar == Grammar("json", held)
+        held = json_grammar(Warranty.model_json_schema(), asked.sampling.max_tokens)
+        assert asked.sampling.grammar == held
     assert all("Here's a JSON schema to follow" in shown for shown in scripted.prompts())
 
 

@@ -6,11 +6,22 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from blendrag.engine.generation import Grammar
+
 # Few answers have fewer characters to a token.
 _CHARACTERS_PER_TOKEN = 2
 _LEAST_CHARACTERS = 16
 _DECIDED = ("maxLength", "enum", "const", "pattern", "format")
 _VALUES = ("default", "examples", "enum", "const")  # no schemas, though they may look like some
+
+
+# JSON as models have mostly read it. White space of their own choice is where small ones lose themselves.
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def json_grammar(schema: Mapping[str, Any], max_tokens: int) -> Grammar:
+    """The grammar of answers that match ``schema`` within ``max_tokens``."""
+    return Grammar("json", {**with_room(schema, max_tokens), "x-guidance": _LAYOUT})
 
 
 def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:

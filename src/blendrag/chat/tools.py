@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import xxhash
 
 from blendrag.chat.request import REQUIRED, ChatRequest
-from blendrag.chat.schema import with_room
+from blendrag.chat.schema import json_grammar
 from blendrag.engine.generation import Grammar
 from blendrag.prompt import render_chat
 
@@ -177,7 +177,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
 
 
 def _grammar(schema: Mapping[str, Any], request: ChatRequest) -> Grammar:
-    return Grammar("json", with_room(schema, request.sampling.max_tokens))
+    return json_grammar(schema, request.sampling.max_tokens)
 
 
 def visible(text: str, request: ChatRequest) -> str:

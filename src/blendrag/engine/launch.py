@@ -76,8 +76,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "enable_prefix_caching": settings.prefix_caching,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # Of vLLM's backends the one that knows most of JSON schema. White space between JSON's signs is where
-        # small models lose themselves.
+        # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "worker_extension_cls": "blendrag.engine.worker.BlendWorker",
         "kv_transfer_config": KVTransferConfig(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.chat.schema import with_room
+from blendrag.chat.schema import json_grammar, with_room
 
 JOKE = {
     "type": "object",
@@ -78,6 +78,6 @@ schemas = st.recursive(
 @given(schemas, st.integers(1, 4096))
 def test_engine_refuses_the_schema_that_is_made(schema: dict[str, Any], max_tokens: int) -> None:
     """The very check that vLLM makes before it takes a request."""
-    held = with_room(schema, max_tokens)
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(held)
+    held = json_grammar(schema, max_tokens)
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(held.value)
     assert not llguidance.LLMatcher.validate_grammar(grammar)

@@ -22,8 +22,11 @@ FACTS = [
 @pytest.fixture(params=["chroma", "memory"])
 def store(request: pytest.FixtureRequest, chat_blend: ChatBlend, embeddings: Any, tmp_path: Path) -> Any:
     if request.param == "chroma":
-        return BlendChroma("machines", embeddings, persist_directory=str(tmp_path), llm=chat_blend)
-    return warm(InMemoryVectorStore(embeddings), chat_blend)
+        made = BlendChroma("machines", embeddings, persist_directory=str(tmp_path), llm=chat_blend)
+    else:
+        made = warm(InMemoryVectorStore(embeddings), chat_blend)
+    yield made
+    made._collection_of_kv().clear()
 
 
 def cached(chat_blend: ChatBlend, store: VectorStore, question: str) -> int:

@@ -66,11 +66,10 @@ class StructuredByGrammar(FunctionCallingLLM):
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
-            from blendrag.chat.schema import with_room
-            from blendrag.engine.generation import Grammar
+            from blendrag.chat.schema import json_grammar
 
             max_tokens = options.get("max_tokens") or self._longest_answer()
-            options["grammar"] = Grammar("json", with_room(output_cls.model_json_schema(), max_tokens))
+            options["grammar"] = json_grammar(output_cls.model_json_schema(), max_tokens)
         return options
 
 
