@@ -11,6 +11,7 @@ from typing import Any
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning
+from blendrag.fuse import SelectorOptions, make_selector
 from blendrag.models import resolve_model
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.serving.identity import kv_identity
@@ -183,7 +184,9 @@ class Library:
     def recipe(
         self, plan: PromptPlan, settings: Settings, blend: bool | None = None
     ) -> tuple[Recipe | None, str | None]:
-        """How a plan is blended with these settings; or None, and why it is not."""
+        """How a plan is blended with these settings; or None, and why it is not. ConfigError for a wrong
+        selector, whatever the prompt holds: a typing error is no slow answer."""
+        make_selector(settings.selector, SelectorOptions())
         engine = self.start()
         if not (settings.blend if blend is None else blend):
             return None, "blending is switched off"

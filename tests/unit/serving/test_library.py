@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.errors import BlendragWarning, StoreError
+from blendrag.errors import BlendragWarning, ConfigError, StoreError
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -59,6 +59,12 @@ def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
         warnings.simplefilter("error")
         library.prefetch(["Never registered."])  # once is enough
         library.prefetch([f" {LONG}", "  "])
+
+
+def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None:
+    plan = library.plan([{"role": "user", "content": "Hello."}])
+    with pytest.raises(ConfigError, match="hkvdd"):
+        library.recipe(plan, SETTINGS.model_copy(update={"selector": "hkvdd"}))
 
 
 def test_path_that_cannot_be_a_folder_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
