@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -97,13 +98,13 @@ class WarmingStore(VectorStore):
 
     # -- what a kind of store tells -----------------------------------------------------------------------
 
+    @abstractmethod
     def _kv_name(self) -> str:
         """Tells this store's documents from others', now and in later processes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _texts(self) -> Mapping[str, str]:
         """Ids and texts of all documents. Raises ConfigError if they cannot be listed."""
-        raise NotImplementedError
 
     def _present(self, ids: Iterable[str]) -> set[str] | None:
         """Those of ``ids`` that are stored; None if the store cannot tell."""

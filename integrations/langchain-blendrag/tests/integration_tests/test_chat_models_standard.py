@@ -56,7 +56,7 @@ class TestChatBlend(ChatModelIntegrationTests):
             time.sleep(0.05)
         return llm, list(library.keys_of([DOCUMENT]))
 
-    @pytest.mark.xfail(reason="a 135M model does not decide to call a tool; it does where it has to")
+    @pytest.mark.xfail(reason="the packaged model of 135M parameters never chooses to call a tool")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
 

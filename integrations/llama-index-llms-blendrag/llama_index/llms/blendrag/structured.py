@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from llama_index.core.bridge.pydantic import BaseModel
@@ -59,9 +60,9 @@ class StructuredByGrammar(FunctionCallingLLM):
         forced = self._forced(output_cls, llm_kwargs)
         return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
 
+    @abstractmethod
     def _longest_answer(self) -> int:
         """Most tokens of an answer; told at once, unlike the metadata."""
-        raise NotImplementedError
 
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
