@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from blendrag.errors import ConfigError
+from blendrag.store.tiers.spec import TierSpec
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
@@ -72,8 +73,18 @@ class Settings(BaseSettings):
     )
 
     # Store
+    tiers: tuple[TierSpec, ...] = Field(
+        (), description="Where KV is kept, fastest first; empty: RAM over disk with the two limits below."
+    )
     ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
     disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
+    codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
+    namespace: str = Field(
+        "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."
+    )
+    layers_in_flight: int = Field(
+        8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
+    )
 
     # Asking
     top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
@@ -88,6 +99,14 @@ class Settings(BaseSettings):
         if not value or min(value) < 1 or list(value) != sorted(set(value)):
             raise ValueError("must be ascending layer numbers from 1 (layer 0 never deviates)")
         return value
+
+    @property
+    def stack(self) -> tuple[TierSpec, ...]:
+        """The tiers, fastest first."""
+        return self.tiers or (
+            TierSpec(kind="ram", bytes=self.ram_bytes),
+            TierSpec(kind="disk", bytes=self.disk_bytes),
+        )
 
     @classmethod
     def settings_customise_sources(

@@ -27,4 +27,6 @@ def kv_identity(settings: Settings, model_path: Path) -> KVIdentity:
         num_layers=config.get("num_hidden_layers") or 0,
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_size=config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads),
+        codec=settings.codec,
+        namespace=settings.namespace,
     )

@@ -16,7 +16,10 @@ class KVIdentity:
 
     model: name shown to people; not part of the digest, since a model may be known by several.
     weights: digest of config, weights and tokenizer.
+    dtype: as the settings say it; "auto" leaves it to the engine (see ``Layout``).
     prefix: how chunks are prefilled: "alone", or a digest of the shared prefix they stand behind.
+    namespace: the tenant; equal text in two namespaces has two keys.
+    layout: version of the records.
     """
 
     model: str
@@ -27,6 +30,8 @@ class KVIdentity:
     head_size: int
     codec: str = "raw"
     prefix: str = "alone"
+    namespace: str = ""
+    layout: int = 2
 
     def digest(self) -> str:
         parts = {name: value for name, value in asdict(self).items() if name != "model"}

@@ -1,0 +1,190 @@
+"""A chunk's record: the same bytes in every tier, laid down so that a layer is one sequential read.
+
+A safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]), ``layers``
+(uint8 [layers, row]; a row is what the codec makes of one layer's K and V). The header carries a checksum per row,
+so a layer can be used before the next one has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from blendrag.store.codec import Codec, make_codec
+from blendrag.store.identity import KVIdentity
+
+TokenIds = npt.NDArray[np.int32]
+
+HEAD_READ = 16 << 10  # one read of this size has the head of a chunk of up to 2,000 tokens
+_ALIGN = 1024
+_MOST_HEADER = 1 << 16  # bytes; 16 hex digits per layer, and some names
+_MOST_TOKENS = 1 << 22
+
+
+class DamagedError(Exception):
+    """A record exists and cannot be trusted. Never leaves the store: it becomes ``Miss("damaged")``."""
+
+
+class Layout:
+    """What the records of one identity look like.
+
+    ``dtype``: what the engine computes in, "bfloat16" for example: an identity may leave it open.
+    ``digest`` names all records of this layout, whatever their chunk: servers that are shared keep them by it.
+    """
+
+    def __init__(self, identity: KVIdentity, dtype: str) -> None:
+        self.identity, self.num_layers = identity, identity.num_layers
+        self.heads, self.size = identity.num_kv_heads, identity.head_size
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.codec: Codec = make_codec(identity.codec, self.heads, self.size, self.dtype)
+        self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}")
+
+    def encode(self, key: str, token_ids: Sequence[int], kv: torch.Tensor) -> Record:
+        """A record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
+        ids = np.ascontiguousarray(token_ids, dtype="<i4")
+        rows = self.codec.encode(kv)
+        head = Head(self, key, ids, tuple(checksum(row) for row in rows))
+        return Record(head, rows)
+
+    def header(self, key: str, ids: TokenIds, checksums: Sequence[str]) -> bytes:
+        """The first bytes of a record, a function of what it holds: what differs from it is damaged."""
+        tokens, row = len(ids), self.codec.row_bytes(len(ids))
+        fields = {
+            "__metadata__": {
+                "key": key,
+                "identity": self.digest,
+                "codec": self.codec.name,
+                "ids": xxhash.xxh3_64_hexdigest(ids.tobytes()),
+                "rows": "".join(checksums),
+            },
+            "token_ids": {"dtype": "I32", "shape": [tokens], "data_offsets": [0, 4 * tokens]},
+            "layers": {
+                "dtype": "U8",
+                "shape": [self.num_layers, row],
+                "data_offsets": [4 * tokens, 4 * tokens + self.num_layers * row],
+            },
+        }
+        text = json.dumps(fields, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % _ALIGN)
+        return len(text).to_bytes(8, "little") + text
+
+    def parse(self, key: str, first: bytes | memoryview, size: int) -> Head | int:
+        """The head of the record of ``size`` bytes that begins with ``first``; or, if ``first`` is too short for
+        it, how many bytes it takes.
+
+        Nothing is allocated by what the record says of itself: lengths are compared first, and then the whole
+        header with the one that a record of this identity would have. Raises DamagedError.
+        """
+        if len(first) < 8:
+            raise DamagedError(f"{key}: only {len(first)} bytes")
+        length = int.from_bytes(first[:8], "little")
+        if not 2 <= length <= _MOST_HEADER:
+            raise DamagedError(f"{key}: a header of {length:,} bytes")
+        if len(first) < 8 + length:
+            return _within(key, 8 + length, size)
+        try:
+            fields = json.loads(bytes(first[8 : 8 + length]))
+            (tokens,) = fields["token_ids"]["shape"]
+            metadata = fields["__metadata__"]
+            rows = str(metadata["rows"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DamagedError(f"{key}: unreadable header ({type(error).__name__})") from error
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= _MOST_TOKENS:
+            raise DamagedError(f"{key}: {tokens!r} tokens")
+        if metadata.get("identity") != self.digest:
+            raise DamagedError(f"{key}: made by another model, codec or version")
+        begin, end = 8 + length, 8 + length + 4 * tokens
+        if size != end + self.num_layers * self.codec.row_bytes(tokens):
+            raise DamagedError(f"{key}: {size:,} bytes")
+        if len(first) < end:
+            return end
+        ids: TokenIds = np.frombuffer(bytes(first[begin:end]), dtype="<i4")
+        checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
+        if len(checksums) != self.num_layers or self.header(key, ids, checksums) != bytes(first[:begin]):
+            raise DamagedError(f"{key}: another record's header, or a changed one")
+        return Head(self, key, ids, checksums)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """What a record says of itself before its layers: enough to read any layer, and to verify it."""
+
+    layout: Layout
+    key: str
+    ids: TokenIds
+    checksums: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.layout.codec.row_bytes(self.tokens)
+
+    @property
+    def begin(self) -> int:
+        """Bytes before the first layer."""
+        return len(self.bytes())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole record."""
+        return self.begin + self.layout.num_layers * self.row_bytes
+
+    def bytes(self) -> bytes:
+        """The record's bytes before the first layer."""
+        return self.layout.header(self.key, self.ids, self.checksums) + self.ids.tobytes()
+
+    def starts_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether the chunk's tokens begin with these: ids are compared, not only the key (decision D5)."""
+        wanted = np.asarray(token_ids, dtype="<i4")
+        return len(wanted) <= self.tokens and bool(np.array_equal(self.ids[: len(wanted)], wanted))
+
+    def verify(self, first: int, rows: torch.Tensor) -> None:
+        """Compare rows ``first``, ``first + 1``, ... with their checksums. Raises DamagedError."""
+        for at, row in enumerate(rows, first):
+            if checksum(row) != self.checksums[at]:
+                raise DamagedError(f"{self.key}: checksum of layer {at}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A whole record in memory. rows: uint8 [layers, row]. Read only."""
+
+    head: Head
+    rows: torch.Tensor
+
+    @property
+    def key(self) -> str:
+        return self.head.key
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV as it is stored."""
+        return self.rows.numel()
+
+    def decode(self) -> torch.Tensor:
+        """[layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], as exact as the codec is."""
+        layout, tokens = self.head.layout, self.head.tokens
+        kv = torch.empty(layout.num_layers, 2, tokens, layout.heads, layout.size, dtype=layout.dtype)
+        for layer, row in enumerate(self.rows):
+            layout.codec.decode(row, tokens, kv[layer, 0], kv[layer, 1])
+        return kv
+
+
+def checksum(row: torch.Tensor) -> str:
+    """xxh3_64 of a row's bytes, 16 hex digits."""
+    return xxhash.xxh3_64_hexdigest(row.numpy().data)
+
+
+def _within(key: str, wanted: int, size: int) -> int:
+    if wanted > size:
+        raise DamagedError(f"{key}: {size:,} bytes, cut off")
+    return wanted

@@ -1,0 +1,116 @@
+"""The storage tier axis: what the store asks of RAM, disk, and servers elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from blendrag.store.record import Head, Layout, Record
+from blendrag.store.tiers.spec import TierSpec
+
+
+class TierError(Exception):
+    """A tier could not do what was asked, and may be able to later. Never leaves the store."""
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Counters since the tier was opened; ``chunks`` and ``bytes``: what it holds now, as far as it knows.
+
+    errors: calls that failed. refused: calls that were not made, because the tier had failed just before.
+    """
+
+    chunks: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    puts: int = 0
+    promotions: int = 0
+    evictions: int = 0
+    damaged: int = 0
+    errors: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A record found in a tier: its head has been read and verified, its rows have not.
+
+    Close it with the tier's ``close_record`` when its rows are read. ``source`` is the tier's own business.
+    """
+
+    tier: Tier
+    head: Head
+    source: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Rows [first, last) of an opened record are wanted. into: uint8 [last - first, row], where a tier that has
+    to copy anyway puts them."""
+
+    opened: Opened
+    first: int
+    last: int
+    into: torch.Tensor
+
+
+class Tier(ABC):
+    """Keeps records. Thread-safe. ``group``: layers that are best asked for at once (more where a call is slow)."""
+
+    group: int = 1
+    local: bool = True  # whether a call can hang on somebody else's machine
+
+    def __init__(self, spec: TierSpec, layout: Layout) -> None:
+        self.spec, self.layout, self.name = spec, layout, spec.label
+        self._stats = TierStats()
+        self._lock = threading.RLock()  # bookkeeping: held for moments
+
+    @abstractmethod
+    def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+        """Those of ``keys`` that are there, each opened, or with the DamagedError or TierError of its own.
+
+        Counts hits and misses. Raises TierError if the tier as a whole fails.
+        """
+
+    @abstractmethod
+    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
+        """The rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they lie already.
+
+        Raises DamagedError (cut off meanwhile), TierError.
+        """
+
+    def close_record(self, opened: Opened) -> None:
+        """Give back what ``open`` took. Safe to call twice."""
+
+    @abstractmethod
+    def put(self, record: Record) -> None:
+        """Keep a record, wholly or not at all. Raises StoreFullError, StoreError, TierError."""
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> int:
+        """Drop records; how many there were. Raises TierError."""
+
+    @abstractmethod
+    def has(self, keys: Iterable[str]) -> set[str]:
+        """Those of ``keys`` that are there. Counts nothing. Raises TierError."""
+
+    def used(self, keys: Iterable[str]) -> None:
+        """Note a use that a faster tier answered: else what is read most would be the first to leave."""
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            return asdict(self._stats)
+
+    def close(self) -> None:
+        """Give back connections and files."""
+
+    def count(self, **counts: int) -> None:
+        """Add to the statistics."""
+        with self._lock:
+            for name, by in counts.items():
+                setattr(self._stats, name, getattr(self._stats, name) + by)

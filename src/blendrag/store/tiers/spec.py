@@ -1,0 +1,60 @@
+"""One tier of a stack, as settings describe it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Kind = Literal["ram", "disk", "redis", "object"]
+Write = Literal["through", "behind", "never"]
+
+_ALLOWED = {
+    "ram": {"bytes", "chunks", "policy"},
+    "disk": {"bytes", "chunks", "policy", "path"},
+    "redis": {"url", "timeout_s", "cooldown_s", "expire_s"},
+    "object": {"url", "timeout_s", "cooldown_s", "options"},
+}
+
+
+class TierSpec(BaseModel):
+    """A stack is a list of these, fastest first.
+
+    write: "through": a chunk counts as stored when it is there; "behind": it is written in the background;
+        "never": the tier is only read.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Kind
+    write: Write | None = Field(None, description="Default: through for ram and disk, behind for the others.")
+    bytes: int | None = Field(None, ge=0, description="Limit; None: no limit.")
+    chunks: int | None = Field(None, ge=0, description="Limit; None: no limit.")
+    policy: str = Field("lru", description="Which chunk leaves a full tier.")
+    path: Path | None = Field(None, description="Folder of a disk tier; None: in the index's own folder.")
+    url: str | None = Field(None, description="redis://..., s3://bucket/prefix, gs://, az://, file:///.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Of the object store's client.")
+    timeout_s: float = Field(1.0, gt=0, description="Seconds until a call to a server counts as failed.")
+    cooldown_s: float = Field(5.0, gt=0, description="Seconds a server that failed is left alone.")
+    expire_s: int | None = Field(None, gt=0, description="Seconds after which Redis drops a chunk.")
+
+    @model_validator(mode="after")
+    def _check(self) -> TierSpec:
+        common = {"kind", "write"}
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        wrong = sorted(given - common - _ALLOWED[self.kind])
+        if wrong:
+            raise ValueError(f"a tier of kind {self.kind!r} has no {', '.join(wrong)}")
+        if "url" in _ALLOWED[self.kind] and not self.url:
+            raise ValueError(f"a tier of kind {self.kind!r} needs a url")
+        return self
+
+    @property
+    def writes(self) -> Write:
+        return self.write or ("through" if self.kind in ("ram", "disk") else "behind")
+
+    @property
+    def label(self) -> str:
+        """Its name in statistics, without what may be secret."""
+        return self.kind if self.kind != "disk" or self.path is None else f"disk {self.path}"
