@@ -151,7 +151,7 @@ def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str
             assert {owner: set(keys) for owner, keys in catalogue.owners().items()} == owners
             assert {entry.key: entry.state for entry in catalogue.entries()} == states
             ready = {key for key, state in states.items() if state == "ready"}
-            assert catalogue.ready([*states, "unknown"]) == set(catalogue.recent()) == ready
+            assert catalogue.ready([*states, "unknown"]) == {key for key, _ in catalogue.recent()} == ready
             assert {entry.key for entry in catalogue.pending()} == {
                 key for key, state in states.items() if state == "pending"
             }
@@ -193,7 +193,7 @@ def test_failed_registration_changes_nothing(catalogue: Catalogue) -> None:
 
 
 def test_failed_commit_does_not_block_what_follows(catalogue: Catalogue) -> None:
-    with pytest.raises(StoreError), catalogue._transaction() as db:
+    with pytest.raises(StoreError), catalogue._file.transaction() as db:
         db.execute("PRAGMA defer_foreign_keys = ON")  # checked, and refused, by COMMIT only
         db.execute("INSERT INTO owners VALUES ('doc', 'no such chunk')")
     catalogue.register("doc", rows("a"))
@@ -201,7 +201,7 @@ def test_failed_commit_does_not_block_what_follows(catalogue: Catalogue) -> None
 
 
 def test_full_disk_under_the_catalogue_is_called_so_and_changes_nothing(catalogue: Catalogue) -> None:
-    db = catalogue._connection
+    db = catalogue._file._connection
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite answers as on a full disk
     with pytest.raises(StoreFullError):
@@ -216,8 +216,8 @@ def test_used_chunks_are_listed_last(catalogue: Catalogue) -> None:
     catalogue.register("doc", rows("a", "b", "c"))
     for key in "abc":
         catalogue.mark_ready(key, 1)
-    catalogue.touch({"b": 2**62, "a": 2**62 + 1})
-    assert catalogue.recent() == ["c", "b", "a"]
+    catalogue.touch({"b": (2**62, 1), "a": (2**62 + 1, 1)})
+    assert catalogue.recent() == [("c", 1), ("b", 1), ("a", 1)]
 
 
 # -- two processes --------------------------------------------------------------------------------------
