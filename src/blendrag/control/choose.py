@@ -1,0 +1,132 @@
+"""The controller's three choices: a ratio (mode A), a tier (mode B), the chunks worth loading (mode C)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from blendrag.control.estimate import Estimator
+
+LEAST_RATIO = 0.15  # r*: the paper's least ratio without a loss in quality (section 5.1, figure 16)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCost:
+    """A chunk of a prompt whose KV is stored: its tokens, the bytes of its record, the label of its tier."""
+
+    tokens: int
+    nbytes: int
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do with a prompt. blend_s <= plain_s.
+
+    load: per chunk, as they were given; the others are computed like fresh tokens.
+    ratio: share of the loaded chunks' tokens to recompute; 1 if none is loaded.
+    blend_s: estimated time to the first token of this. plain_s: of plain prefill.
+    """
+
+    load: tuple[bool, ...]
+    ratio: float
+    blend_s: float
+    plain_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TierChoice:
+    """The cheapest tier that adds no delay; None if every one adds some. ``why``: for people."""
+
+    tier: str | None
+    why: str
+
+
+def ratio_for(
+    estimate: Estimator, load_s: float, cached: int, fresh: int, least: float = LEAST_RATIO
+) -> float:
+    """Mode A: the ratio with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
+
+    More than that would be waited for; less would let the processor wait for the tier.
+    """
+    none, everything = (estimate.recompute_s(cached, fresh, ratio) for ratio in (0.0, 1.0))
+    if load_s >= everything:
+        return 1.0
+    return min(1.0, max(least, (load_s - none) / (everything - none))) if everything > none else least
+
+
+def cheapest_tier(
+    estimate: Estimator, prices: Mapping[str, float], nbytes: int, cached: int, fresh: int, ratio: float
+) -> TierChoice:
+    """Mode B: of the tiers with T_load <= T_recompute the one with the lowest price (row CB-15).
+
+    prices: per GB-month, by the tier's label; a tier without a price is no candidate, nor is one that was not
+    measured. nbytes: of the KV that a prompt loads. Equal prices: the faster one.
+    """
+    recompute = estimate.recompute_s(cached, fresh, ratio)
+    loads = {tier: estimate.load_s(nbytes, tier) for tier in prices if tier in estimate.tiers}
+    if not loads:
+        return TierChoice(None, "no measured tier has a price")
+    hidden = {tier: load for tier, load in loads.items() if load <= recompute}
+    if not hidden:
+        fastest = min(loads, key=loads.__getitem__)
+        return TierChoice(
+            None,
+            f"every tier adds delay at ratio {ratio:.2f}: recomputing takes {recompute:.3g} s, and the"
+            f" fastest, {fastest}, loads in {loads[fastest]:.3g} s",
+        )
+    tier = min(hidden, key=lambda name: (prices[name], hidden[name]))
+    return TierChoice(
+        tier,
+        f"loads in {hidden[tier]:.3g} s behind {recompute:.3g} s of recomputing, and"
+        f" is the cheapest of {len(hidden)} such tiers at {prices[tier]:g} per GB-month",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Decides per request. Immutable; a decision over twelve chunks takes some ten microseconds."""
+
+    estimate: Estimator
+    least_ratio: float = LEAST_RATIO
+
+    def decide(self, chunks: Sequence[ChunkCost], fresh_tokens: int, ratio: float | None) -> Decision:
+        """Mode C: load those chunks with which the estimate is least; none if plain prefill is the fastest
+        (decision D13), or if all would be recomputed anyway.
+
+        ``ratio`` None: mode A sets it for what is loaded. Chunks are tried cheapest first, by load time per
+        token: the first, the first two, and so on. A tie goes to fewer loaded chunks: they are exact. A tier
+        that was not measured is taken for as slow as the slowest that was.
+        """
+        estimate = self.estimate
+        total = fresh_tokens + sum(chunk.tokens for chunk in chunks)
+        plain = best = estimate.prefill_s(0, total)
+        slowest = max(estimate.tiers, key=lambda name: estimate.load_s(1, name))
+        costs = [
+            (estimate.load_s(chunk.nbytes, tier) / max(1, chunk.tokens), at, tier, chunk)
+            for at, chunk in enumerate(chunks)
+            for tier in (chunk.tier if chunk.tier in estimate.tiers else slowest,)
+        ]
+        costs.sort(key=lambda cost: cost[:2])
+        count, chosen, loading, cached = 0, 1.0, 0.0, 0
+        nbytes: dict[str, int] = {}
+        for number, (_, _, tier, chunk) in enumerate(costs, start=1):
+            nbytes[tier] = nbytes.get(tier, 0) + chunk.nbytes
+            cached += chunk.tokens
+            load = sum(estimate.load_s(of_tier, name) for name, of_tier in nbytes.items())
+            fresh = total - cached
+            share = ratio_for(estimate, load, cached, fresh, self.least_ratio) if ratio is None else ratio
+            seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, share))
+            if share < 1.0 and seconds < best:
+                best, count, chosen, loading = seconds, number, share, load
+        loaded = {at for _, at, _, _ in costs[:count]}
+        load_these = tuple(at in loaded for at in range(len(chunks)))
+        return Decision(load_these, chosen, best, plain, _why(count, len(chunks), loading))
+
+
+def _why(count: int, of: int, load_s: float) -> str:
+    if count == 0:
+        return "plain prefill is estimated to be faster" if of else "nothing is stored"
+    rest = "" if count == of else f"; the other {of - count} are sooner computed than loaded"
+    return f"{count} of {of} chunks load in {1e3 * load_s:.0f} ms{rest}"

@@ -1,0 +1,74 @@
+"""What storing KV costs (row CB-18): a price table that users edit, and the bill for a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blendrag.errors import ConfigError
+from blendrag.store.identity import KVIdentity
+from blendrag.store.record import Head, Layout
+
+GB = 10**9
+_MEDIUM = {"ram": "ram", "disk": "nvme", "redis": "ram", "object": "object"}
+
+
+class Prices(BaseModel):
+    """Per GB (10^9 bytes) and month. The defaults are an example, of the order of what clouds ask.
+
+    tiers: the price of a tier by its label or kind ("disk", "redis", ...): a number, or the name of another
+    price here, for a disk that is a network disk, say.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    currency: str = "USD"
+    ram: float = Field(3.0, ge=0)
+    nvme: float = Field(0.12, ge=0)
+    network_disk: float = Field(0.08, ge=0)
+    object: float = Field(0.023, ge=0)
+    tiers: dict[str, Annotated[float, Field(ge=0)] | str] = Field(default_factory=dict)
+
+    def of(self, label: str) -> float | None:
+        """The price of a tier, by its label as statistics show it; None for a kind nobody knows.
+
+        Raises ConfigError if it refers to a price that is not in the table.
+        """
+        kind = label.split()[0]
+        price = self.tiers.get(label, self.tiers.get(kind, _MEDIUM.get(kind)))
+        if not isinstance(price, str):
+            return price
+        known = {name: getattr(self, name) for name in ("ram", "nvme", "network_disk", "object")}
+        if price not in known:
+            raise ConfigError(f"price of tier {label!r}: {price!r} is not one of {', '.join(known)}")
+        return float(known[price])
+
+
+def read_prices(path: Path) -> Prices:
+    """A price table from a YAML file. Raises ConfigError, naming what is wrong."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the prices in {str(path)!r}: {error}") from error
+    try:
+        return Prices.model_validate(content or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"prices in {str(path)!r}: {name}: {first['msg']}".replace(": :", ":")) from error
+
+
+def record_bytes(identity: KVIdentity, dtype: str, tokens: int) -> int:
+    """Bytes of the record of a chunk of ``tokens`` tokens, in the identity's codec."""
+    layout = Layout(identity, dtype)
+    ids, checksums = np.zeros(tokens, dtype="<i4"), ("0" * 16,) * layout.num_layers
+    return Head(layout, "0" * 32, ids, checksums).nbytes
+
+
+def per_month(nbytes: int, price: float) -> float:
+    """C_store for a month."""
+    return nbytes / GB * price

@@ -1,0 +1,139 @@
+"""What was measured on one machine with one model: the controller's only knowledge of both."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blendrag.errors import StoreError
+from blendrag.store.identity import KVIdentity
+
+VERSION = 1
+_SAME_MACHINE = ("cpu", "threads", "device", "dtype", "vllm")
+
+
+class _Measured(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PrefillPoint(_Measured):
+    """vLLM's own time to the first token: ``new`` tokens behind ``cached`` ones that its prefix cache has."""
+
+    cached: int = Field(ge=0)
+    new: int = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+
+class BlendPoint(_Measured):
+    """A blended prompt of ``cached`` tokens with stored KV and ``fresh`` ones, loading left out.
+
+    seconds: selecting and recomputing. overhead_s: the rest of the time to the first token (the engine's).
+    """
+
+    cached: int = Field(gt=0)
+    fresh: int = Field(ge=0)
+    ratio: float = Field(ge=0, le=1)
+    seconds: float = Field(gt=0)
+    overhead_s: float = Field(ge=0)
+
+
+class TierSpeed(_Measured):
+    """How fast KV comes out of a tier: verified, decoded, ready for the engine.
+
+    latency_s: seconds of a call that brings next to nothing. calls: such calls in one prompt (to find the
+    records, then one per group of layers). measured_at: ISO 8601.
+    """
+
+    bytes_per_s: float = Field(gt=0)
+    latency_s: float = Field(ge=0)
+    calls: int = Field(gt=0)
+    measured_at: str
+
+
+class Profile(_Measured):
+    """One model on one machine. ``machine``: as ``describe_machine`` says it; ``tiers``: by label."""
+
+    version: int = VERSION
+    identity: str = Field(description="As profile_digest gives it.")
+    model: str
+    selector: str
+    layers: int = Field(gt=0)
+    machine: dict[str, Any]
+    date: str
+    prefill: tuple[PrefillPoint, ...] = Field(min_length=3)
+    blend: tuple[BlendPoint, ...] = Field(min_length=3)
+    tiers: dict[str, TierSpeed] = Field(min_length=1)
+
+    def save(self, cache_dir: Path) -> Path:
+        """Write it where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
+        path = profile_path(cache_dir, self.identity, str(self.machine.get("device", "")))
+        temporary = ""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+            raise StoreError(f"cannot write the profile {str(path)!r}: {error.strerror}") from error
+        return path
+
+
+class _Any(BaseModel):
+    """A profile of whatever version."""
+
+    version: int
+
+
+def profile_digest(identity: KVIdentity) -> str:
+    """Names what the times depend on. Whose KV it is makes no difference to them."""
+    return replace(identity, namespace="").digest()
+
+
+def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
+    """One file per model, codec and device."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unknown"
+    return cache_dir.expanduser() / "profiles" / f"{digest}-{name}.json"
+
+
+def load_profile(cache_dir: Path, digest: str, machine: Mapping[str, Any]) -> Profile | str:
+    """The profile of this model on this machine, or why there is none that could be used.
+
+    ``machine``: what is known of this one, ``device`` at least; facts that it leaves out are not compared.
+    A profile is a help: nothing about it is an error.
+    """
+    path = profile_path(cache_dir, digest, str(machine.get("device", "")))
+    remedy = "run blendrag profile"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return f"this machine has no profile of this model: {remedy}"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"the profile {str(path)!r} cannot be read ({error}): {remedy}"
+    try:
+        if _Any.model_validate_json(text).version != VERSION:
+            return f"the profile {str(path)!r} was made by another version of blendrag: {remedy}"
+        profile = Profile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        return f"the profile {str(path)!r} is damaged ({where}: {first['msg']}): {remedy}"
+    if profile.identity != digest:
+        return f"the profile {str(path)!r} is of another model ({profile.model}): {remedy}"
+    changed = [
+        name for name in _SAME_MACHINE if name in machine and machine[name] != profile.machine.get(name)
+    ]
+    if changed:
+        return f"the profile {str(path)!r} was measured elsewhere (different: {', '.join(changed)}): {remedy}"
+    return profile

@@ -1,0 +1,19 @@
+"""A machine that exists only on paper."""
+
+from __future__ import annotations
+
+import pytest
+from paper_machine import make_profile
+
+from blendrag.control.estimate import Estimator
+from blendrag.control.profile import Profile
+
+
+@pytest.fixture(scope="session")
+def profile() -> Profile:
+    return make_profile()
+
+
+@pytest.fixture(scope="session")
+def estimate(profile: Profile) -> Estimator:
+    return Estimator.of(profile)

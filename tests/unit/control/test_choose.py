@@ -1,0 +1,188 @@
+"""The controller's choices, on machines whose times are known."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paper_machine import SPEEDS, make_profile
+
+from blendrag.control.choose import LEAST_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
+from blendrag.control.estimate import Estimator
+from blendrag.control.profile import TierSpeed
+
+PER_TOKEN = 23_040  # bytes of KV: 30 layers of 3 heads of 64, K and V in bfloat16
+PRICES = {"ram": 3.0, "disk": 0.12, "redis": 3.0, "object": 0.023}
+
+CHUNKS = st.lists(
+    st.builds(
+        lambda tokens, factor, tier: ChunkCost(tokens, int(tokens * PER_TOKEN * factor), tier),
+        st.integers(min_value=1, max_value=2000),
+        st.floats(min_value=0.2, max_value=2),
+        st.sampled_from([*SPEEDS, "never measured"]),
+    ),
+    max_size=12,
+)
+RATIOS = st.none() | st.floats(min_value=0, max_value=1)
+TOKENS = st.integers(min_value=1, max_value=8000)
+SPEED = st.floats(min_value=1e4, max_value=1e12)
+
+
+def of_tier(bytes_per_s: float, latency_s: float = 0.0) -> Estimator:
+    speed = TierSpeed(bytes_per_s=bytes_per_s, latency_s=latency_s, calls=31, measured_at="now")
+    return Estimator.of(make_profile(tiers={"only": speed}))
+
+
+def chunks(count: int, tier: str) -> list[ChunkCost]:
+    return [ChunkCost(512, 512 * PER_TOKEN, tier)] * count
+
+
+# -- mode A
+
+
+@given(cached=TOKENS, fresh=TOKENS)
+def test_fast_tier_does_not_lower_the_ratio_below_the_least(cached: int, fresh: int) -> None:
+    assert ratio_for(of_tier(1e12), cached * PER_TOKEN / 1e12, cached, fresh) == LEAST_RATIO
+
+
+@given(cached=TOKENS, fresh=TOKENS, loads=st.lists(st.floats(min_value=0, max_value=1e3), min_size=2))
+def test_slower_tier_never_gets_a_lower_ratio(cached: int, fresh: int, loads: list[float]) -> None:
+    estimate = of_tier(1e9)
+    ratios = [ratio_for(estimate, load, cached, fresh) for load in sorted(loads)]
+    assert ratios == sorted(ratios)
+    assert min(ratios) >= LEAST_RATIO and max(ratios) <= 1
+
+
+@given(cached=TOKENS, fresh=TOKENS, share=st.floats(min_value=0.16, max_value=0.99))
+def test_recomputing_ends_when_loading_does(cached: int, fresh: int, share: float) -> None:
+    estimate = of_tier(1e9)
+    load = estimate.recompute_s(cached, fresh, share)
+    assert ratio_for(estimate, load, cached, fresh) == pytest.approx(share)
+
+
+def test_ratio_that_costs_nothing_does_not_divide_by_zero() -> None:
+    blend = [point.model_copy(update={"seconds": 0.1}) for point in make_profile().blend]
+    estimate = Estimator.of(make_profile(blend=tuple(blend)))
+    assert ratio_for(estimate, 0.0, 512, 64) == LEAST_RATIO
+    assert ratio_for(estimate, 1.0, 512, 64) == 1.0
+
+
+# -- mode B
+
+
+@given(
+    cached=TOKENS,
+    ratio=st.floats(min_value=0, max_value=1),
+    prices=st.dictionaries(st.sampled_from(sorted(SPEEDS)), st.floats(min_value=0, max_value=10), min_size=1),
+)
+def test_dearer_tier_or_one_that_adds_delay_is_not_chosen(
+    cached: int, ratio: float, prices: dict[str, float]
+) -> None:
+    estimate = Estimator.of(make_profile())
+    nbytes, recompute = cached * PER_TOKEN, estimate.recompute_s(cached, 64, ratio)
+    choice = cheapest_tier(estimate, prices, nbytes, cached, 64, ratio)
+    hidden = [tier for tier in prices if estimate.load_s(nbytes, tier) <= recompute]
+    if choice.tier is None:
+        assert not hidden and "every tier adds delay" in choice.why
+    else:
+        assert choice.tier in hidden
+        assert prices[choice.tier] == min(prices[tier] for tier in hidden)
+
+
+def test_slow_storage_is_chosen_only_where_computing_is_slower() -> None:
+    estimate = Estimator.of(make_profile())
+    nbytes = 3072 * PER_TOKEN
+    assert cheapest_tier(estimate, PRICES, nbytes, 3072, 64, 0.15).tier == "disk"
+    assert cheapest_tier(estimate, PRICES, nbytes, 3072, 64, 1.0).tier == "object"
+
+
+def test_tiers_without_a_price_are_said_to_be_none() -> None:
+    choice = cheapest_tier(Estimator.of(make_profile()), {"tape": 0.001}, 1, 512, 64, 0.15)
+    assert choice.tier is None and "no measured tier has a price" in choice.why
+
+
+# -- mode C
+
+
+@given(own=CHUNKS, fresh=st.integers(min_value=0, max_value=4000), ratio=RATIOS, speed=SPEED)
+@settings(max_examples=200)
+def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
+    own: list[ChunkCost], fresh: int, ratio: float | None, speed: float
+) -> None:
+    tiers = {name: found.model_copy(update={"bytes_per_s": speed * found.bytes_per_s / 1e9})
+             for name, found in make_profile().tiers.items()}  # fmt: skip
+    estimate = Estimator.of(make_profile(tiers=tiers))
+    decision = Controller(estimate).decide(own, fresh, ratio)
+    total = fresh + sum(chunk.tokens for chunk in own)
+    assert decision.plain_s == estimate.prefill_s(0, total)
+    assert decision.blend_s <= decision.plain_s
+    assert len(decision.load) == len(own)
+    if any(decision.load):
+        assert decision.blend_s < decision.plain_s
+        assert 0 <= decision.ratio < 1 and (ratio is not None or decision.ratio >= LEAST_RATIO)
+    else:
+        assert decision.blend_s == decision.plain_s and decision.ratio == 1
+
+
+@given(own=CHUNKS, fresh=st.integers(0, 4000), ratio=st.floats(min_value=0, max_value=0.99))
+def test_loading_everything_is_never_estimated_to_be_faster(
+    own: list[ChunkCost], fresh: int, ratio: float
+) -> None:
+    estimate = Estimator.of(make_profile())
+    known = [chunk for chunk in own if chunk.tier in SPEEDS]
+    decision = Controller(estimate).decide(known, fresh, ratio)
+    if known:
+        load = sum(
+            estimate.load_s(sum(chunk.nbytes for chunk in known if chunk.tier == tier), tier)
+            for tier in {chunk.tier for chunk in known}
+        )
+        everything = estimate.recompute_s(sum(chunk.tokens for chunk in known), fresh, ratio)
+        assert decision.blend_s <= estimate.blend_s(load, everything) + 1e-9
+
+
+def test_fast_tier_is_loaded_at_the_least_ratio() -> None:
+    decision = Controller(Estimator.of(make_profile())).decide(chunks(6, "ram"), 64, None)
+    assert decision.load == (True,) * 6 and decision.ratio == LEAST_RATIO
+    assert decision.blend_s < decision.plain_s / 3
+
+
+def test_hopeless_tier_is_not_loaded_from() -> None:
+    decision = Controller(of_tier(1e6)).decide(chunks(6, "only"), 64, None)
+    assert decision.load == (False,) * 6 and "plain prefill" in decision.why
+
+
+def test_one_slow_chunk_does_not_keep_the_others_waiting() -> None:
+    slow = make_profile().tiers["object"].model_copy(update={"bytes_per_s": 1e6})
+    estimate = Estimator.of(make_profile(tiers=make_profile().tiers | {"object": slow}))
+    mixed = [*chunks(2, "ram"), *chunks(1, "object"), *chunks(2, "disk")]
+    decision = Controller(estimate).decide(mixed, 64, 0.15)
+    assert decision.load == (True, True, False, True, True)
+    assert decision.why.startswith("4 of 5 chunks")
+
+
+def test_recomputing_everything_is_plain_prefill() -> None:
+    decision = Controller(Estimator.of(make_profile())).decide(chunks(6, "ram"), 64, 1.0)
+    assert not any(decision.load)
+
+
+def test_nothing_stored_is_plain_prefill(estimate: Estimator) -> None:
+    decision = Controller(estimate).decide([], 1000, None)
+    assert decision.load == () and decision.blend_s == decision.plain_s
+
+
+def test_unmeasured_tier_is_taken_for_the_slowest(estimate: Estimator) -> None:
+    unknown, slowest = (Controller(estimate).decide(chunks(6, t), 64, None) for t in ("tape", "object"))
+    assert (unknown.load, unknown.blend_s) == (slowest.load, slowest.blend_s)
+
+
+def test_decision_does_not_cost_the_request_a_millisecond(estimate: Estimator) -> None:
+    controller, own = Controller(estimate), [*chunks(6, "ram"), *chunks(6, "disk")]
+
+    def once() -> float:
+        begin = time.perf_counter()
+        controller.decide(own, 64, None)
+        return time.perf_counter() - begin
+
+    assert min(once() for _ in range(50)) < 1e-3
