@@ -130,9 +130,8 @@ class _Check:
         ]
 
     def _open_store(self) -> str:
-        store: str = self.engine.call(
-            "open_store", str(self.root), asdict(self.identity), self.settings.ram_bytes, None
-        )
+        stack = [spec.plain() for spec in self.settings.local_stack]
+        store: str = self.engine.call("open_store", str(self.root), asdict(self.identity), stack)
         return store
 
     def _prompt(self, names: Sequence[str], question: str) -> _Prompt:

@@ -69,7 +69,8 @@ class Bench:
         catalogue = Catalogue.open(self.root, self.identity)
         catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
         catalogue.close()
-        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), ram_bytes, None)
+        stack = [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}]
+        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), stack)
         self.ingest(self.pieces)
         return self
 

@@ -68,7 +68,8 @@ def temporary_store(
     with tempfile.TemporaryDirectory(prefix="blendrag-bench-", ignore_cleanup_errors=True) as folder:
         with contextlib.closing(Catalogue.open(Path(folder), identity)) as catalogue:
             catalogue.register("bench", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
-        store = engine.call("open_store", folder, asdict(identity), settings.ram_bytes, None)
+        stack = [spec.plain() for spec in settings.local_stack]
+        store = engine.call("open_store", folder, asdict(identity), stack)
         try:
             yield TemporaryStore(store, chunks)
         finally:

@@ -38,7 +38,7 @@ class AlonePrefill(LayerVisitor):
         hidden = self.decoder.embed(ids)
         self._kv = torch.empty(shape, dtype=hidden.states.dtype)
         for layer in range(self.decoder.num_layers):
-            result = self.decoder.run(layer, hidden, positions, self)
+            result = self.decoder.prefill_layer(layer, hidden, positions, self)
             if result is None:
                 break
             hidden = result

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blendrag.engine.alone import AlonePrefill
+from blendrag.engine.blending import Blending, BlendModel
 from blendrag.engine.decoder import Decoder
-from blendrag.engine.fused import CachedSpan, FusedPrefill, Target
 from blendrag.engine.masks import Mask
 from blendrag.engine.recipe import BlendOrder
-from blendrag.fuse import make_selector
-from blendrag.store.chunk import Chunk, Miss
+from blendrag.load.loader import LayerLoader
+from blendrag.load.prefetch import Prefetcher
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
+from blendrag.store.tiers import TierSpec
 
 _KEPT_REPORTS = 256
 
@@ -28,64 +27,78 @@ _KEPT_REPORTS = 256
 @dataclass(slots=True)
 class _OpenStore:
     kv: KVStore
+    prefetcher: Prefetcher
     writes: list[Future[int]] = field(default_factory=list)
-    reads: list[Future[None]] = field(default_factory=list)
 
 
 class Blender:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
 
-    def __init__(self, decoder: Decoder, runner: Any, block_size: int, mask: Mask = "runs") -> None:
+    def __init__(
+        self, decoder: Decoder, runner: Any, block_size: int, mask: Mask = "runs", layers_in_flight: int = 8
+    ) -> None:
         self.decoder, self.runner, self.block_size, self.mask = decoder, runner, block_size, mask
         self._alone = AlonePrefill(decoder, runner, block_size)
+        self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="blendrag-reader")
 
     # -- stores -------------------------------------------------------------------------------------------
 
-    def open_store(self, root: str, identity: KVIdentity, ram_bytes: int, disk_bytes: int | None) -> str:
+    def open_store(self, root: str, identity: KVIdentity, stack: Sequence[TierSpec]) -> str:
         """Open the store in folder ``root``; its id. Opening it again gives the same one."""
         if root not in self._stores:
-            kv = KVStore.open(Path(root), identity, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
-            self._stores[root] = _OpenStore(kv)
+            dtype = str(self.decoder.dtype).removeprefix("torch.")
+            kv = KVStore.open(Path(root), identity, dtype, stack)
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv))
         return root
 
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
         if opened:
-            for read in opened.reads:
-                read.cancel()
-            wait(opened.reads)
-            self._drain(opened)
-            opened.kv.close()
+            opened.prefetcher.close()
+            try:
+                self._drain(opened)
+            finally:
+                opened.kv.close()
 
     def store(self, store: str) -> KVStore:
         return self._stores[store].kv
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
+        self._stores[store].prefetcher.begin(keys)
+
+    def stats(self, store: str) -> dict[str, Any]:
+        """Counters per tier, and of the prefetch."""
         opened = self._stores[store]
-        opened.reads = [read for read in opened.reads if not read.done()]
-        opened.reads.append(self._reader.submit(opened.kv.prefetch, keys))
+        return {"tiers": opened.kv.stats(), "prefetch": opened.prefetcher.stats()}
 
     # -- ingest -------------------------------------------------------------------------------------------
 
     def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any]:
-        """Prefill chunks alone; they are written while the next call computes. Raises what an earlier
-        write did.
+        """Prefill chunks alone, but for those that a shared tier has; they are written while the next call
+        computes. Raises what an earlier write did.
 
-        Returns tokens and seconds of prefill, and the bytes that were written since the last call.
+        Returns tokens and seconds of prefill, tokens that were adopted, and the bytes that were written since
+        the last call.
         """
         opened = self._stores[store]
         written = self._drain(opened)
+        adopted = opened.kv.adopt(chunks)
         begin = time.perf_counter()
-        tensors = self._alone.run([ids for _, ids in chunks])
-        seconds = time.perf_counter() - begin
-        for (key, ids), kv in zip(chunks, tensors, strict=True):
-            opened.writes.append(self._writer.submit(opened.kv.put, Chunk(key, tuple(ids), kv)))
-        return {"tokens": sum(len(ids) for _, ids in chunks), "seconds": seconds, "bytes": written}
+        fresh = [(key, ids) for key, ids in chunks if key not in adopted]
+        if fresh:
+            tensors = self._alone.run([ids for _, ids in fresh])
+            for (key, ids), kv in zip(fresh, tensors, strict=True):
+                opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
+        return {
+            "tokens": sum(len(ids) for _, ids in fresh),
+            "adopted": sum(len(ids) for key, ids in chunks if key in adopted),
+            "seconds": time.perf_counter() - begin,
+            "bytes": written,
+        }
 
     def flush(self, store: str) -> int:
         """Wait for all writes; bytes written since the last call."""
@@ -99,42 +112,12 @@ class Blender:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def blend(self, order: BlendOrder) -> dict[str, Any]:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
-        begin = time.perf_counter()
-        recipe = order.recipe
-        kv = self._stores[recipe.store].kv
-        spans, missing = [], {}
-        for key, start, length in recipe.spans:
-            length = min(length, len(order.token_ids) - start)  # the prompt's last token is the engine's
-            found = kv.get(key, order.token_ids[start : start + length])
-            if isinstance(found, Miss):
-                missing[key] = found.reason
-            else:
-                spans.append(CachedSpan(start, length, found.kv))
-        loaded = time.perf_counter()
-        device = self.decoder.attentions[0].kv_cache.device
-        stats = FusedPrefill(
-            self.decoder,
-            self.runner,
-            torch.tensor(order.token_ids, device=device),
-            spans,
-            make_selector(recipe.selector, recipe.options),
-            Target(torch.tensor(order.block_ids, device=device), self.block_size, order.written),
-            self.mask,
-        ).run()
-        report = {
-            "cached": stats.cached,
-            "fresh": stats.fresh,
-            "recomputed": stats.recomputed,
-            "missing": missing,
-            "ms": {
-                "load": 1e3 * (loaded - begin + stats.load_s),
-                "select": 1e3 * stats.select_s,
-                "recompute": 1e3 * stats.recompute_s,
-            },
-        }
+        opened = self._stores[order.recipe.store]
+        opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
+        model = BlendModel(self.decoder, self.runner, self.block_size, self.mask)
+        report = Blending(model, self._loader, opened.kv, order).run()
         self._reports[order.ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
             self._reports.popitem(last=False)

@@ -46,7 +46,7 @@ class LayerVisitor(ABC):
 
 
 class Decoder(ABC):
-    """A model's layers. ``run`` advances rows of the residual stream by one layer."""
+    """A model's layers. ``prefill_layer`` advances rows of the residual stream by one layer."""
 
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self.model = model
@@ -64,6 +64,12 @@ class Decoder(ABC):
         """(kv_heads, head_size) of one layer's K or V."""
         return self.attentions[0].num_kv_heads, self.attentions[0].head_size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of K and V."""
+        dtype: torch.dtype = self.vllm_config.model_config.dtype
+        return dtype
+
     def embed(self, token_ids: torch.Tensor) -> Hidden:
         """[n] int64 token ids to the input of layer 0."""
         return Hidden(self.model.embed_input_ids(token_ids), None)
@@ -74,7 +80,7 @@ class Decoder(ABC):
         return rotated.view(key.shape)
 
     @abstractmethod
-    def run(
+    def prefill_layer(
         self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
     ) -> Hidden | None:
         """One layer over the rows at ``positions``. None after the last layer, whose output is unused."""
@@ -83,7 +89,7 @@ class Decoder(ABC):
 class KnownDecoder(Decoder):
     """Llama, Mistral, Qwen2 and Qwen3: dropped rows skip attention, output projection and MLP."""
 
-    def run(
+    def prefill_layer(
         self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
     ) -> Hidden | None:
         block = self.layers[layer]
@@ -149,7 +155,7 @@ class WholeLayerDecoder(Decoder):
         hidden: torch.Tensor = roles[states[0]]
         return hidden
 
-    def run(
+    def prefill_layer(
         self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
     ) -> Hidden | None:
         kept: list[torch.Tensor | None] = []

@@ -21,18 +21,16 @@ from blendrag.fuse.deviation import deviation
 from blendrag.fuse.masked import masked_attention
 from blendrag.fuse.runs import find_runs
 from blendrag.fuse.selector import CachedTokens, Selector
+from blendrag.load.layers import StoredLayers
+from blendrag.load.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class CachedSpan:
-    """A stored chunk in a prompt: its first ``length`` tokens stand at ``start``.
-
-    kv: [layers, 2 (K before RoPE, V), >= length, kv_heads, head_size].
-    """
+    """The first ``length`` tokens of a stored chunk stand at ``start`` in a prompt."""
 
     start: int
     length: int
-    kv: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,8 @@ class Target:
 
 @dataclass(slots=True)
 class FusedStats:
-    """What one fused prefill did. Times in seconds."""
+    """What one fused prefill did. Times in seconds; ``load_s``: waiting for stored KV, moving and writing
+    it."""
 
     cached: int = 0
     fresh: int = 0
@@ -68,13 +67,16 @@ class FusedPrefill(LayerVisitor):
         runner: Any,
         token_ids: torch.Tensor,
         spans: Sequence[CachedSpan],
+        stored: StoredLayers,
         selector: Selector,
         target: Target,
         mask: Mask = "runs",
+        trace: Trace | None = None,
     ) -> None:
+        """``stored``: the spans' KV, the spans one after the other."""
         self.decoder, self.runner, self.selector, self.target = decoder, runner, selector, target
-        self.token_ids, self.mask = token_ids, mask
-        self.spans = sorted(spans, key=lambda span: span.start)
+        self.token_ids, self.mask, self.trace = token_ids, mask, trace or Trace(on=False)
+        self.spans, self.stored = spans, stored
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
         self.stats = FusedStats()
@@ -94,18 +96,22 @@ class FusedPrefill(LayerVisitor):
             None  # this layer's K and V, for the dense mask
         )
         self._metadata: tuple[torch.Tensor, dict[str, Any]] | None = None
+        self._layer_kv: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def run(self) -> FusedStats:
         """Compute and write the KV of all tokens given."""
         begin = time.perf_counter()
         if self.checks[0] == 0:
             self._drop(self.selector.select(0, self._candidates()))
+        if self.cached.numel():
+            self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
         for layer in range(self.decoder.num_layers):
             if not self.rows.numel():  # nothing to recompute: only stored KV is left to write
                 self._write_stored(layer)
                 continue
-            result = self.decoder.run(layer, hidden, self.rows, self)
+            with self.trace.span("compute", f"layer {layer}"):
+                result = self.decoder.prefill_layer(layer, hidden, self.rows, self)
             if result is None:
                 break
             hidden = result
@@ -127,10 +133,10 @@ class FusedPrefill(LayerVisitor):
             self._dense = self._whole(key, value, stored)
         if layer not in self.checks or layer == 0 or not self.cached.numel():
             return None
+        stored_k, stored_v = self._stored(layer)
         begin = time.perf_counter()
         rows = self.rows
         at_alive = torch.searchsorted(rows, self.cached[self.alive])
-        stored_k, stored_v = self._stored(layer, 0), self._stored(layer, 1)
         fresh_k = key if raw_key is None else raw_key
         scores, norm = deviation(
             self.selector.options.metric,
@@ -170,10 +176,14 @@ class FusedPrefill(LayerVisitor):
             self._metadata = (rows, built)
         return self._metadata[1]
 
-    def _stored(self, layer: int, which: int) -> torch.Tensor:
-        """A fresh copy of this layer's stored K (0) or V (1), [cached, kv_heads, head_size]."""
-        parts = [span.kv[layer, which, : span.length] for span in self.spans]
-        return torch.cat(parts).to(self.rows.device)
+    def _stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """This layer's stored K before RoPE and V, [cached, kv_heads, head_size] each."""
+        if self._layer_kv is None or self._layer_kv[0] != layer:
+            begin = time.perf_counter()
+            with self.trace.span("wait", f"layer {layer}"):
+                self._layer_kv = (layer, *self.stored.synchronize(layer))
+            self.stats.load_s += time.perf_counter() - begin
+        return self._layer_kv[1:]
 
     def _whole(
         self, key: torch.Tensor, value: torch.Tensor, stored: tuple[torch.Tensor, torch.Tensor] | None
@@ -189,9 +199,9 @@ class FusedPrefill(LayerVisitor):
         return whole[0], whole[1]
 
     def _write_stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        raw_key, value = self._stored(layer)
         begin = time.perf_counter()
-        key = self.decoder.rotate_keys(layer, self.cached, self._stored(layer, 0))
-        value = self._stored(layer, 1)
+        key = self.decoder.rotate_keys(layer, self.cached, raw_key.clone())  # a check compares the raw one
         self._write(layer, self.cached, key, value)
         self.stats.load_s += time.perf_counter() - begin
         return key, value

@@ -87,6 +87,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
             kv_connector_extra_config={
                 "exact_tail": _EXACT_TAIL,
                 "mask": settings.mask,
+                "in_flight": settings.layers_in_flight,
             },
         ),
     }

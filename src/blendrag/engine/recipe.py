@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import xxhash
@@ -20,6 +20,7 @@ class Recipe:
 
     store: id of an opened store (``Engine.open_store``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
+    trace: whether the report says what was loaded and computed when.
     """
 
     store: str
@@ -29,6 +30,7 @@ class Recipe:
     metric: Metric = "v"
     check_layers: tuple[int, ...] = (1,)
     threshold: float | None = None
+    trace: bool = False
 
     @property
     def cached_end(self) -> int:
@@ -48,7 +50,7 @@ class Recipe:
 
         The prefix cache hashes the tokens itself; the salt adds what else the blended KV depends on.
         """
-        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(self)]).encode())
+        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(replace(self, trace=False))]).encode())
 
 
 @dataclass(slots=True)

@@ -42,10 +42,13 @@ class BlendWorker:
         facts["reason"] = unfit_reason(decoder, self.model_runner, facts["block_size"])
         if facts["reason"]:
             return facts
-        wanted = self.vllm_config.kv_transfer_config.kv_connector_extra_config.get("mask", "auto")
+        extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
+        wanted = extra.get("mask", "auto")
         mask, mask_ms = choose_mask(decoder, self.model_runner, facts["block_size"])
         facts |= {"mask": mask if wanted == "auto" else wanted, "mask_ms": mask_ms}
-        self._blendrag = Blender(decoder, self.model_runner, facts["block_size"], facts["mask"])
+        self._blendrag = Blender(
+            decoder, self.model_runner, facts["block_size"], facts["mask"], int(extra.get("in_flight", 8))
+        )
         get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
         dtype = str(self.vllm_config.model_config.dtype).removeprefix("torch.")
@@ -65,11 +68,13 @@ class BlendWorker:
             return {"error": [type(error).__name__, str(error)]}
 
     def _blendrag_open_store(
-        self, root: str, identity: dict[str, Any], ram_bytes: int, disk_bytes: int | None
+        self, root: str, identity: dict[str, Any], stack: list[dict[str, Any]]
     ) -> str:
         from blendrag.store.identity import KVIdentity
+        from blendrag.store.tiers import TierSpec
 
-        return self._blendrag.open_store(root, KVIdentity(**identity), ram_bytes, disk_bytes)
+        specs = [TierSpec.model_validate(spec) for spec in stack]
+        return self._blendrag.open_store(root, KVIdentity(**identity), specs)
 
     def _blendrag_close_store(self, store: str) -> None:
         self._blendrag.close_store(store)
@@ -80,14 +85,14 @@ class BlendWorker:
     def _blendrag_flush(self, store: str) -> int:
         return self._blendrag.flush(store)
 
-    def _blendrag_delete(self, store: str, keys: list[str]) -> int:
+    def _blendrag_delete(self, store: str, keys: list[str]) -> tuple[int, list[str]]:
         return self._blendrag.store(store).delete(keys)
 
     def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
         self._blendrag.prefetch(store, keys)
 
     def _blendrag_stats(self, store: str) -> dict[str, Any]:
-        return self._blendrag.store(store).stats()
+        return self._blendrag.stats(store)
 
     def _blendrag_report(self, ticket: str) -> dict[str, Any] | None:
         return self._blendrag.report(ticket)

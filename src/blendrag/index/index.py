@@ -164,7 +164,7 @@ class BlendIndex:
             "chunks": asdict(self._library.catalogue.totals()),
         }
         if self._library.session.store_id:
-            facts["tiers"] = self._library.session.call("stats")
+            facts |= self._library.session.call("stats")
         return facts
 
 

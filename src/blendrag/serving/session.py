@@ -52,8 +52,7 @@ class EngineSession:
                             "open_store",
                             str(self._root),
                             asdict(self._identity),
-                            self._settings.ram_bytes,
-                            self._settings.disk_bytes,
+                            [spec.plain() for spec in self._settings.stack],
                         )
                 except BaseException:
                     engine.release()

@@ -1,185 +1,368 @@
-"""The KV store as the engine's worker sees it: a RAM tier over a disk tier, under one catalogue."""
+"""The KV store as the engine's worker sees it: a stack of tiers under one catalogue."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from blendrag.errors import StoreError
+import torch
+
+from blendrag.errors import ConfigError, StoreError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.chunk import Chunk, Miss
-from blendrag.store.disk import DiskTier
 from blendrag.store.identity import KVIdentity
-from blendrag.store.ram import RamTier
-from blendrag.store.tier import DamagedError
+from blendrag.store.miss import Miss, Reason
+from blendrag.store.record import DamagedError, Layout, Record
+from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
 
-_TOUCH_INTERVAL_S = 5.0
+_FLUSH_INTERVAL_S = 5.0
+
+Wanted = Sequence[tuple[str, Sequence[int]]]
 
 
 class KVStore:
-    """Open with :meth:`open`. Thread-safe. What is written is on disk before it counts as there."""
+    """Open with :meth:`open`. Thread-safe. Tiers are asked in order; what a slower one had, the faster ones
+    get.
 
-    def __init__(self, catalogue: Catalogue, ram: RamTier, disk: DiskTier) -> None:
-        self._catalogue, self._ram, self._disk = catalogue, ram, disk
-        self._uses: dict[str, int] = {}
-        self._touched = time.monotonic()
-        self._lock = threading.Lock()  # uses that are not written yet
+    Its *home* is the first tier below RAM that may be written: a chunk that is there counts as stored.
+    Nothing but chunks that were prefilled alone is ever put here, so a stream of new questions adds nothing
+    (D3).
+    """
+
+    def __init__(
+        self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, evicted: list[str]
+    ) -> None:
+        """``evicted`` grows with the keys that have left home; the catalogue hears of them in batches."""
+        self.layout, self.tiers = layout, tuple(tiers)
+        self._catalogue = catalogue
+        self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
+        self._home = home_of(tiers)
+        self._evicted = evicted
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="blendrag-behind")
+        self._uses: dict[str, tuple[int, int]] = {}
+        self._counted: dict[str, dict[str, int]] = {}
+        self._flushed = time.monotonic()
+        self._lock = threading.Lock()  # uses and counts that are not written yet
         self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
-        self._damaged = 0
 
     @classmethod
-    def open(cls, root: Path, identity: KVIdentity, *, ram_bytes: int, disk_bytes: int | None) -> KVStore:
-        """Open or create the store in ``root``. Raises StoreMismatchError for another model's store.
+    def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
+        """Open or create the store in ``root``. dtype: what the engine computes in.
 
-        Sweeps what a crash may have left: files without a row, and rows whose file is gone.
+        Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
         """
-        catalogue, ram = Catalogue.open(root, identity), RamTier(ram_bytes)
-
-        def evicted(key: str) -> None:
-            catalogue.mark([key], "evicted")
-            ram.delete(key)
-
+        catalogue = Catalogue.open(root, identity)
         try:
-            disk = DiskTier(
-                root / "kv",
-                disk_bytes,
-                codec=identity.codec,
-                recent=catalogue.recent(),
-                on_evict=evicted,
-            )
-            _sweep(catalogue, disk)
+            catalogue.settle_dtype(dtype)
+            layout = Layout(identity, dtype)
+            gone: list[str] = []
+            later = any(spec.kind != "ram" and spec.writes != "never" for spec in _below_home(stack))
+
+            def evicted(key: str) -> None:
+                catalogue.evict([key], keep_ready=later)
+                gone.append(key)
+                if not later:
+                    for tier in tiers[:1]:
+                        if isinstance(tier, RamTier):
+                            tier.delete([key])
+
+            tiers = [make_tier(spec, layout, root / "kv", catalogue.recent, evicted) for spec in stack]
+            if len({tier.name for tier in tiers}) < len(tiers):
+                raise ConfigError("two tiers of a stack are the same")
+            store = cls(catalogue, tiers, layout, gone)
+            store._recover()
         except BaseException:
             catalogue.close()
             raise
-        return cls(catalogue, ram, disk)
+        return store
 
-    def put(self, chunk: Chunk) -> int:
-        """Store a chunk; the bytes of its KV, 0 if the catalogue does not want it (any more).
+    # -- writing ------------------------------------------------------------------------------------------
 
-        Raises StoreFullError, leaving nothing behind.
+    def put(self, key: str, token_ids: Sequence[int], kv: torch.Tensor) -> int:
+        """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]; its bytes, 0
+        if the catalogue does not want it (any more).
+
+        Raises StoreFullError or StoreError, leaving nothing behind.
         """
-        if not self._catalogue.knows(chunk.key):
+        if not self._catalogue.knows(key):
             return 0
-        self._disk.put(chunk)
+        return self.keep(self.layout.encode(key, token_ids, kv))
+
+    def keep(self, record: Record) -> int:
+        """:meth:`put` of a record."""
+        try:
+            self._home.put(record)
+        except TierError as error:
+            raise StoreError(f"the {self._home.name} tier cannot be written: {error}") from error
+        finally:
+            gone, self._evicted[:] = list(self._evicted), []
+            self._catalogue.buried(gone)
+        if not self._note_ready(record):
+            return 0
+        for tier in self.tiers:
+            if tier is not self._home and tier.spec.writes == "through":
+                self._copy(tier, record)
+            elif tier is not self._home and tier.spec.writes == "behind":
+                self._behind.submit(self._copy, tier, record)
+        self._use(record.key)
+        return record.head.nbytes
+
+    def _note_ready(self, record: Record) -> bool:
+        key = record.key
         with self._state:
             try:
-                noted = chunk.key in self._disk and self._catalogue.mark_ready(chunk.key, chunk.nbytes)
-            except StoreError:
-                self._disk.delete(chunk.key)
+                noted = bool(self._home.has([key])) and self._catalogue.mark_ready(key, record.head.nbytes)
+            except (StoreError, TierError):
+                self._delete_from(self._home, [key])
                 raise
             if not noted:  # deleted while it was being written
-                self._disk.delete(chunk.key)
-                return 0
-        self._keep(chunk)
-        self._touch(chunk.key)
-        return chunk.nbytes
+                self._delete_from(self._home, [key])
+            return noted
 
-    def get(self, key: str, token_ids: Sequence[int]) -> Chunk | Miss:
-        """The chunk whose tokens begin with ``token_ids``. Ids are compared, not only the key.
+    @staticmethod
+    def _copy(tier: Tier, record: Record) -> None:
+        with contextlib.suppress(StoreError, TierError):  # counted by the tier; the record is at home
+            tier.put(record)
 
-        A damaged record is dropped and wanted again (pending). The tensor is the RAM tier's own: read only.
+    def delete(self, keys: Iterable[str]) -> tuple[int, list[str]]:
+        """Drop chunks from all tiers: how many home had, and the names of tiers that could not be reached."""
+        keys = list(keys)
+        dropped, unreachable = 0, []
+        for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
+            there = self._delete_from(tier, keys)
+            if there is None:
+                unreachable.append(tier.name)
+            elif tier is self._home:
+                dropped = there
+        self._catalogue.buried(keys)
+        return dropped, unreachable
+
+    @staticmethod
+    def _delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
+        if tier.spec.writes == "never":
+            return 0
+        try:
+            return tier.delete(keys)
+        except TierError:
+            return None
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def open_records(self, wanted: Wanted) -> list[Opened | Miss]:
+        """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
+
+        Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is
+        asked.
         """
-        chunk = self._ram.get(key)
-        if chunk is not None:
-            self._disk.used(key)  # else what is read most would be the first to leave the disk
+        found: dict[str, Opened] = {}
+        reasons: dict[str, Reason] = {}
+        for tier in self.tiers:
+            missing = list(dict.fromkeys(key for key, _ in wanted if key not in found))
+            if not missing:
+                break
+            for key, one in self._opened_in(tier, missing).items():
+                if isinstance(one, Opened):
+                    found[key] = one
+                elif isinstance(one, DamagedError):
+                    self._put_aside(tier, key)
+                    reasons[key] = "damaged"
+                else:
+                    reasons.setdefault(key, "unavailable")
+        answers: list[Opened | Miss] = []
+        for key, token_ids in wanted:
+            if key not in found:
+                answers.append(self._miss(key, reasons.get(key, "missing")))
+            elif not found[key].head.starts_with(token_ids):
+                answers.append(Miss("mismatch"))
+            else:
+                answers.append(found[key])
+                self._use(key)
+        used = {id(one) for one in answers}
+        self.close_records([one for one in found.values() if id(one) not in used])
+        if self._home.local:
+            self._home.used([key for key, one in found.items() if one.tier is not self._home])
+        self._flush_if_due()
+        return answers
+
+    @staticmethod
+    def _opened_in(tier: Tier, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+        try:
+            return tier.open(keys)
+        except TierError as error:
+            return {key: error for key in keys}
+
+    def close_records(self, opened: Iterable[Opened | Miss]) -> None:
+        for one in opened:
+            if isinstance(one, Opened):
+                one.tier.close_record(one)
+
+    def get(self, key: str, token_ids: Sequence[int]) -> Record | Miss:
+        """The whole record, verified, which the faster tiers then have too."""
+        (opened,) = self.open_records([(key, token_ids)])
+        if isinstance(opened, Miss):
+            return opened
+        try:
+            record = read_whole(opened)
+        except DamagedError:
+            return self.damaged(opened)
+        except TierError:
+            return Miss("unavailable")
+        finally:
+            self.close_records([opened])
+        self.promote(record, opened.tier)
+        return record
+
+    def promote(self, record: Record, found_in: Tier) -> None:
+        """Give a verified record to the tiers that are faster than the one it was found in."""
+        for tier in self.tiers[: self.tiers.index(found_in)]:
+            full = isinstance(tier, RamTier) and not tier.admits(record.head.nbytes)
+            if full or tier.spec.writes == "never":
+                continue
+            with contextlib.suppress(StoreError, TierError):
+                tier.put(record)
+                tier.count(promotions=1)
+                if tier is self._home:
+                    self._note_ready(record)
+        if self.ram is not None and not self._catalogue.knows(record.key):  # deleted meanwhile
+            self.ram.delete([record.key])
+
+    def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
+        """:meth:`promote`, in the background."""
+        for record, tier in zip(records, found_in, strict=True):
+            self._behind.submit(self.promote, record, tier)
+
+    def prefetch(self, key: str) -> None:
+        """Bring a chunk into the RAM tier, if it can be had and kept."""
+        if self.ram is not None and self.ram.admits(1) and not self.ram.has([key]):
+            self.get(key, ())
+
+    def adopt(self, wanted: Wanted) -> set[str]:
+        """Keys of those chunks that another engine has put into a tier below home: they are home now."""
+        if self.tiers[-1] is self._home:
+            return set()
+        wanted = [(key, token_ids) for key, token_ids in wanted if self._catalogue.knows(key)]
+        adopted: set[str] = set()
+        for opened, (key, token_ids) in zip(self.open_records(wanted), wanted, strict=True):
+            if isinstance(opened, Miss):
+                continue
+            with contextlib.suppress(DamagedError, TierError):  # then it is prefilled, as any other
+                if opened.head.tokens == len(token_ids):
+                    self.promote(read_whole(opened), opened.tier)
+                    if self._home.has([key]):
+                        adopted.add(key)
+            self.close_records([opened])
+        return adopted
+
+    def damaged(self, opened: Opened) -> Miss:
+        """A row of an opened record failed its checksum: it is put aside, and wanted again."""
+        self.close_records([opened])
+        self._put_aside(opened.tier, opened.head.key)
+        return self._miss(opened.head.key, "damaged")
+
+    def _put_aside(self, tier: Tier, key: str) -> None:
+        if isinstance(tier, DiskTier):
+            tier.quarantine(key)
         else:
-            try:
-                chunk = self._disk.get(key)
-            except DamagedError:
-                return self._drop(key, "damaged")
-            if chunk is None:
-                return self._drop(key, "missing")
-            self._keep(chunk)
-        if chunk.token_ids[: len(token_ids)] != tuple(token_ids):
-            return Miss("mismatch")
-        self._touch(key)
-        return chunk
+            tier.count(damaged=1)
+            self._delete_from(tier, [key])
 
-    def prefetch(self, keys: Iterable[str]) -> None:
-        """Bring chunks into the RAM tier; what cannot be had is left out."""
-        for key in keys:
-            if key not in self._ram:
-                with contextlib.suppress(DamagedError):
-                    chunk = self._disk.get(key)
-                    if chunk is not None:
-                        self._keep(chunk)
-
-    def delete(self, keys: Iterable[str]) -> int:
-        """Drop chunks from all tiers; how many there were."""
-        dropped = 0
-        for key in keys:
-            dropped += self._disk.delete(key)
-            self._ram.delete(key)  # after the disk: see _keep
-        return dropped
-
-    def stats(self) -> dict[str, Any]:
-        """Counters per tier, and records found damaged."""
-        return {"ram": self._ram.stats(), "disk": self._disk.stats(), "damaged": self._damaged}
-
-    def check_integrity(self) -> list[str]:
-        """Read every record and compare with the catalogue; a line per problem."""
-        problems = []
-        recorded = set(self._catalogue.recent())
-        for key in sorted(self._disk.keys() | recorded):
-            try:
-                if self._disk.peek(key) is None:
-                    problems.append(f"{key}: no file")
-            except DamagedError as error:
-                problems.append(str(error))
-            if key not in recorded:
-                problems.append(f"{key}: no row")
-        return problems
-
-    def close(self) -> None:
-        with contextlib.suppress(StoreError):
-            self._flush_uses()
-        self._catalogue.close()
-
-    def _keep(self, chunk: Chunk) -> None:
-        if self._ram.fits(chunk):
-            self._ram.put(chunk)
-            if chunk.key not in self._disk:  # deleted meanwhile
-                self._ram.delete(chunk.key)
-
-    def _drop(self, key: str, reason: Literal["damaged", "missing"]) -> Miss:
-        with self._state:
-            if reason == "damaged":
-                self._damaged += 1
-                self._disk.delete(key)
-            if key not in self._disk and self._catalogue.ready([key]):
-                self._catalogue.mark([key], "pending")
+    def _miss(self, key: str, reason: Reason) -> Miss:
+        if reason in ("missing", "damaged"):
+            with self._state, contextlib.suppress(StoreError, TierError):
+                if not self._home.has([key]) and self._catalogue.ready([key]):
+                    self._catalogue.mark([key], "pending")
         return Miss(reason)
 
-    def _touch(self, key: str) -> None:
-        """Uses are written in batches: a transaction per read would cost more than the read."""
+    # -- books --------------------------------------------------------------------------------------------
+
+    def _use(self, key: str) -> None:
         with self._lock:
-            self._uses[key] = time.time_ns()
-            due = time.monotonic() - self._touched > _TOUCH_INTERVAL_S
-        if due:
-            with contextlib.suppress(StoreError):  # bookkeeping is not worth a request
-                self._flush_uses()
+            last, times = self._uses.get(key, (0, 0))
+            self._uses[key] = (max(last, time.time_ns()), times + 1)
 
-    def _flush_uses(self) -> None:
+    def _flush_if_due(self) -> None:
+        """A transaction per read would cost more than the read."""
+        if time.monotonic() - self._flushed > _FLUSH_INTERVAL_S:
+            self._flushed = time.monotonic()
+            self._behind.submit(self._flush)
+
+    def _flush(self) -> None:
         with self._lock:
-            uses, self._uses, self._touched = self._uses, {}, time.monotonic()
-        self._catalogue.touch(uses)
+            uses, self._uses = self._uses, {}
+        with contextlib.suppress(StoreError):  # bookkeeping is not worth a request
+            self._catalogue.touch(uses)
+            for tier in self.tiers:
+                now, before = tier.stats(), self._counted.get(tier.name, {})
+                growth = {name: now[name] - before.get(name, 0) for name in now if name not in _LEVELS}
+                self._catalogue.count(tier.name, {name: by for name, by in growth.items() if by})
+                self._counted[tier.name] = now
+
+    def stats(self) -> dict[str, Any]:
+        """Counters per tier, fastest first."""
+        counts = {tier.name: tier.stats() for tier in self.tiers}
+        if isinstance(self._home, DiskTier):  # the catalogue knows, whatever the tier has seen
+            totals = self._catalogue.totals()
+            counts[self._home.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
+        return counts
+
+    def wait(self) -> None:
+        """Until what is written behind is written."""
+        self._behind.submit(lambda: None).result()
+
+    def close(self) -> None:
+        self._behind.shutdown()
+        self._flush()
+        for tier in self.tiers:
+            with contextlib.suppress(TierError):
+                tier.close()
+        self._catalogue.close()
+
+    def _recover(self) -> None:
+        """What a crash interrupted: deletions that were decided, and records written but not noted."""
+        home, catalogue = self._home, self._catalogue
+        if home is self.ram:
+            catalogue.mark([key for key, _ in catalogue.recent()], "pending")
+        if not isinstance(home, DiskTier):
+            return
+        home.sweep()
+        doomed = catalogue.doomed()
+        home.delete(doomed)
+        catalogue.buried(doomed)
+        for key in home.has(catalogue.pending_keys()):
+            record = self.get(key, ())
+            if isinstance(record, Record):
+                catalogue.mark_ready(key, record.head.nbytes)
+        home.trim()
 
 
-def _sweep(catalogue: Catalogue, disk: DiskTier) -> None:
-    for key in disk.keys() - catalogue.known():
-        disk.delete(key)
-    there, ready = disk.keys(), set(catalogue.recent())
-    catalogue.mark(ready - there, "pending")
-    for key in there - ready:  # written, and the crash came before the row
-        try:
-            chunk = disk.peek(key)
-        except DamagedError:
-            disk.delete(key)
-        else:
-            if chunk is not None:
-                catalogue.mark_ready(key, chunk.nbytes)
-    disk.trim()
+_LEVELS = ("chunks", "bytes")
+
+
+def read_whole(opened: Opened) -> Record:
+    """All rows of an opened record, verified. Raises DamagedError, TierError."""
+    head = opened.head
+    if isinstance(opened.source, Record):
+        return opened.source
+    into = torch.empty(head.layout.num_layers, head.row_bytes, dtype=torch.uint8)
+    (rows,) = opened.tier.read([Read(opened, 0, head.layout.num_layers, into)])
+    head.verify(0, rows)
+    return Record(head, rows)
+
+
+def home_of(tiers: Sequence[Tier]) -> Tier:
+    """The tier where a chunk counts as stored. Raises ConfigError if none may be written."""
+    writable = [tier for tier in tiers if tier.spec.writes != "never"]
+    if not writable:
+        raise ConfigError("none of the tiers may be written")
+    return next((tier for tier in writable if not isinstance(tier, RamTier)), writable[0])
+
+
+def _below_home(stack: Sequence[TierSpec]) -> Sequence[TierSpec]:
+    for at, spec in enumerate(stack):
+        if spec.kind != "ram" and spec.writes != "never":
+            return stack[at + 1 :]
+    return ()

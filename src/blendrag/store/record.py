@@ -1,8 +1,8 @@
 """A chunk's record: the same bytes in every tier, laid down so that a layer is one sequential read.
 
-A safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]), ``layers``
-(uint8 [layers, row]; a row is what the codec makes of one layer's K and V). The header carries a checksum per row,
-so a layer can be used before the next one has arrived.
+A safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]),
+``layers`` (uint8 [layers, row]; a row is what the codec makes of one layer's K and V). The header carries a
+checksum per row, so a layer can be used before the next one has arrived.
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ _MOST_TOKENS = 1 << 22
 
 
 class DamagedError(Exception):
-    """A record exists and cannot be trusted. Never leaves the store: it becomes ``Miss("damaged")``."""
+    """A record exists and cannot be trusted. Never leaves the store: it becomes ``Miss("damaged")``.
+
+    The message is "key: what is wrong".
+    """
+
+    @property
+    def key(self) -> str:
+        return str(self).partition(":")[0]
 
 
 class Layout:
     """What the records of one identity look like.
 
     ``dtype``: what the engine computes in, "bfloat16" for example: an identity may leave it open.
-    ``digest`` names all records of this layout, whatever their chunk: servers that are shared keep them by it.
+    ``digest`` names all records of this layout, whatever their chunk: servers that are shared keep them by
+    it.
     """
 
     def __init__(self, identity: KVIdentity, dtype: str) -> None:
@@ -43,7 +51,7 @@ class Layout:
         self.heads, self.size = identity.num_kv_heads, identity.head_size
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.codec: Codec = make_codec(identity.codec, self.heads, self.size, self.dtype)
-        self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}")
+        self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}".encode())
 
     def encode(self, key: str, token_ids: Sequence[int], kv: torch.Tensor) -> Record:
         """A record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
@@ -75,8 +83,8 @@ class Layout:
         return len(text).to_bytes(8, "little") + text
 
     def parse(self, key: str, first: bytes | memoryview, size: int) -> Head | int:
-        """The head of the record of ``size`` bytes that begins with ``first``; or, if ``first`` is too short for
-        it, how many bytes it takes.
+        """The head of the record of ``size`` bytes that begins with ``first``; or, if ``first`` is too short
+        for it, how many bytes it takes.
 
         Nothing is allocated by what the record says of itself: lengths are compared first, and then the whole
         header with the one that a record of this identity would have. Raises DamagedError.

@@ -50,8 +50,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Rows [first, last) of an opened record are wanted. into: uint8 [last - first, row], where a tier that has
-    to copy anyway puts them."""
+    """Rows [first, last) of an opened record are wanted. into: uint8 [last - first, row], where a tier that
+    has to copy anyway puts them."""
 
     opened: Opened
     first: int
@@ -60,7 +60,8 @@ class Read:
 
 
 class Tier(ABC):
-    """Keeps records. Thread-safe. ``group``: layers that are best asked for at once (more where a call is slow)."""
+    """Keeps records. Thread-safe. ``group``: layers that are best asked for at once (more where a call is
+    slow)."""
 
     group: int = 1
     local: bool = True  # whether a call can hang on somebody else's machine
@@ -79,12 +80,13 @@ class Tier(ABC):
 
     @abstractmethod
     def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
-        """The rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they lie already.
+        """The rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they lie
+        already.
 
         Raises DamagedError (cut off meanwhile), TierError.
         """
 
-    def close_record(self, opened: Opened) -> None:
+    def close_record(self, opened: Opened) -> None:  # noqa: B027  (most have nothing to do)
         """Give back what ``open`` took. Safe to call twice."""
 
     @abstractmethod
@@ -99,14 +101,14 @@ class Tier(ABC):
     def has(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` that are there. Counts nothing. Raises TierError."""
 
-    def used(self, keys: Iterable[str]) -> None:
+    def used(self, keys: Iterable[str]) -> None:  # noqa: B027
         """Note a use that a faster tier answered: else what is read most would be the first to leave."""
 
     def stats(self) -> dict[str, int]:
         with self._lock:
             return asdict(self._stats)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Give back connections and files."""
 
     def count(self, **counts: int) -> None:

@@ -28,16 +28,16 @@ class TierSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
-    write: Write | None = Field(None, description="Default: through for ram and disk, behind for the others.")
-    bytes: int | None = Field(None, ge=0, description="Limit; None: no limit.")
-    chunks: int | None = Field(None, ge=0, description="Limit; None: no limit.")
-    policy: str = Field("lru", description="Which chunk leaves a full tier.")
-    path: Path | None = Field(None, description="Folder of a disk tier; None: in the index's own folder.")
-    url: str | None = Field(None, description="redis://..., s3://bucket/prefix, gs://, az://, file:///.")
+    write: Write | None = Field(default=None, description="Default: through; behind for servers.")
+    bytes: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
+    chunks: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
+    policy: str = Field(default="lru", description="Which chunk leaves a full tier.")
+    path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
+    url: str | None = Field(default=None, description="redis://..., s3://bucket/prefix, ...")
     options: dict[str, Any] = Field(default_factory=dict, description="Of the object store's client.")
-    timeout_s: float = Field(1.0, gt=0, description="Seconds until a call to a server counts as failed.")
-    cooldown_s: float = Field(5.0, gt=0, description="Seconds a server that failed is left alone.")
-    expire_s: int | None = Field(None, gt=0, description="Seconds after which Redis drops a chunk.")
+    timeout_s: float = Field(default=1.0, gt=0, description="Seconds until a call to a server has failed.")
+    cooldown_s: float = Field(default=5.0, gt=0, description="Seconds a server that failed is left alone.")
+    expire_s: int | None = Field(default=None, gt=0, description="Seconds after which Redis drops a chunk.")
 
     @model_validator(mode="after")
     def _check(self) -> TierSpec:
@@ -49,6 +49,10 @@ class TierSpec(BaseModel):
         if "url" in _ALLOWED[self.kind] and not self.url:
             raise ValueError(f"a tier of kind {self.kind!r} needs a url")
         return self
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for the engine's worker."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
     @property
     def writes(self) -> Write:

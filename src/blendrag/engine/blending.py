@@ -1,0 +1,112 @@
+"""One request's blend: open its chunks, load them layer by layer, fuse; without those that turn out
+unusable."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from blendrag.engine.decoder import Decoder
+from blendrag.engine.fused import CachedSpan, FusedPrefill, FusedStats, Target
+from blendrag.engine.masks import Mask
+from blendrag.engine.recipe import BlendOrder
+from blendrag.fuse import make_selector
+from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
+from blendrag.load.trace import Trace
+from blendrag.store.kv_store import KVStore
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import Opened
+
+
+@dataclass(frozen=True, slots=True)
+class BlendModel:
+    """What a fused prefill runs on. ``runner``: vLLM's model runner."""
+
+    decoder: Decoder
+    runner: Any
+    block_size: int
+    mask: Mask
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.decoder.attentions[0].kv_cache.device
+        return device
+
+
+class Blending:
+    """Use once: ``Blending(...).run()``."""
+
+    def __init__(self, model: BlendModel, loader: LayerLoader, kv: KVStore, order: BlendOrder) -> None:
+        self._model, self._loader, self._kv, self._order = model, loader, kv, order
+        self._missing: dict[str, str] = {}
+        self._trace = Trace(order.recipe.trace)
+
+    @torch.inference_mode()
+    def run(self) -> dict[str, Any]:
+        """Compute and write the prompt's KV; the report. Raises whatever the model does."""
+        begin = time.perf_counter()
+        stats = None
+        while stats is None:
+            with self._trace.span("open", "records"):
+                spans = self._open(without=frozenset(self._missing))
+            opened_s = time.perf_counter() - begin
+            try:
+                stats = self._fuse(spans)
+            except LoadFailedError as failure:  # what is written for this prompt by now is written again
+                assert failure.opened, failure
+                self._note(failure)
+        recipe, ms = self._order.recipe, 1e3
+        report: dict[str, Any] = {
+            "cached": stats.cached,
+            "fresh": stats.fresh,
+            "recomputed": stats.recomputed,
+            "missing": self._missing,
+            "tiers": dict(Counter(opened.tier.name for _, opened in spans)),
+            "ms": {
+                "load": ms * (opened_s + stats.load_s),
+                "select": ms * stats.select_s,
+                "recompute": ms * stats.recompute_s,
+            },
+        }
+        if recipe.trace:
+            report["trace"] = self._trace.events
+        return report
+
+    def _open(self, without: frozenset[str] = frozenset()) -> list[tuple[CachedSpan, Opened]]:
+        ids = self._order.token_ids
+        # The prompt's last token is the engine's, whatever it belongs to.
+        cut = [(key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in self._order.recipe.spans]
+        wanted = sorted((span.start, key, span) for key, span in cut if key not in without)
+        found = self._kv.open_records([(key, ids[at : at + span.length]) for at, key, span in wanted])
+        spans = []
+        for (_, key, span), opened in zip(wanted, found, strict=True):
+            if isinstance(opened, Miss):
+                self._missing[key] = opened.reason
+            else:
+                spans.append((span, opened))
+        return spans
+
+    def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> FusedStats:
+        model, order, kv = self._model, self._order, self._kv
+        load = [LoadSpan(opened, span.length, whole_rows(opened, kv.ram)) for span, opened in spans]
+        with self._loader.load(load, kv.layout, model.device, self._trace, kv.promote_behind) as layers:
+            return FusedPrefill(
+                model.decoder,
+                model.runner,
+                torch.tensor(order.token_ids, device=model.device),
+                [span for span, _ in spans],
+                layers,
+                make_selector(order.recipe.selector, order.recipe.options),
+                Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
+                model.mask,
+                self._trace,
+            ).run()
+
+    def _note(self, failure: LoadFailedError) -> None:
+        for opened in failure.opened:
+            reason = self._kv.damaged(opened).reason if failure.damaged else "unavailable"
+            self._missing[opened.head.key] = reason

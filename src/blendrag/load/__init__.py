@@ -1,0 +1,2 @@
+"""From tiers to the engine: a layer at a time, ahead of the computation that hides it (CacheBlend section
+5)."""

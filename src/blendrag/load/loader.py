@@ -1,0 +1,239 @@
+"""The loader: a thread that reads, verifies and decodes stored KV, layers ahead of the fused prefill.
+
+Loading layer i + 1 hides behind the recompute of layer i (CacheBlend sections 5 and 6): what a request waits
+for is the longer of the two, not their sum.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from blendrag.load.layers import StoredLayers
+from blendrag.load.slots import Slots, make_slots
+from blendrag.load.trace import Trace
+from blendrag.store.record import DamagedError, Layout, Record
+from blendrag.store.tiers import Opened, RamTier, Read, Tier, TierError
+
+
+_BYTE = torch.uint8
+
+
+class LoadFailedError(Exception):
+    """Rows of these records cannot be used: they are damaged, or their tier cannot be reached now."""
+
+    def __init__(self, opened: Sequence[Opened], problem: DamagedError | TierError) -> None:
+        super().__init__(str(problem))
+        self.opened, self.damaged = opened, isinstance(problem, DamagedError)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadSpan:
+    """The first ``length`` tokens of an opened record are wanted. whole: uint8 [layers, row] to be filled
+    with all of its rows on the way, for a faster tier; None if none will have it."""
+
+    opened: Opened
+    length: int
+    whole: torch.Tensor | None = None
+
+
+Filled = Callable[[Sequence[Record], Sequence[Tier]], None]
+
+
+class LayerLoader:
+    """One per worker; its requests follow each other. ``in_flight``: layers loaded and not yet used, at
+    most."""
+
+    def __init__(self, in_flight: int = 8) -> None:
+        self._in_flight = in_flight
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
+        self._slots: Slots | None = None
+        self._shape: tuple[object, ...] = ()
+
+    def load(
+        self,
+        spans: Sequence[LoadSpan],
+        layout: Layout,
+        device: torch.device,
+        trace: Trace,
+        filled: Filled | None = None,
+    ) -> StoredLayers:
+        """The layers of ``spans``, one after the other. ``filled`` gets the records that were read whole, in
+        the loader's thread, and the tiers they came from. Waiting for a layer raises LoadFailedError."""
+        count = min(self._in_flight, layout.num_layers)
+        shape = (2, sum(span.length for span in spans), layout.heads, layout.size)
+        kind = (count, shape, layout.dtype, device)
+        if self._slots is None or kind != self._shape:
+            self._slots, self._shape = make_slots(count, shape, layout.dtype, device), kind
+        return _Loading(self._thread, self._slots, count, spans, layout, trace, filled)
+
+
+class _Loading(StoredLayers):
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        slots: Slots,
+        count: int,
+        spans: Sequence[LoadSpan],
+        layout: Layout,
+        trace: Trace,
+        filled: Filled | None,
+    ) -> None:
+        self._thread, self._slots, self._count = thread, slots, count
+        self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
+        self._free = threading.Semaphore(count)
+        self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
+        self._held: int | None = None
+        self._started = self._stopped = False
+        group = max((span.opened.tier.group for span in spans), default=1)
+        self._group = max(1, min(group, count // 2))
+        self._scratch = [
+            torch.empty(0 if span.whole is not None else self._group, span.opened.head.row_bytes, dtype=_BYTE)
+            for span in spans
+        ]
+
+    # -- the fused prefill's side -------------------------------------------------------------------------
+
+    def fetch_kv(self, first_layer: int) -> None:
+        self._started = True
+        self._thread.submit(self._run, first_layer)
+
+    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        while True:
+            self._release()
+            ready = self._ready.get()
+            if isinstance(ready, BaseException):
+                raise ready
+            self._held = ready
+            if ready == layer:
+                key, value = self._slots.receive(ready % self._count)
+                return key, value
+            assert ready < layer, "layers are asked for in ascending order"
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._slots.done(self._held % self._count)
+            self._held = None
+            self._free.release()
+
+    def close(self) -> None:
+        self._release()
+        self._stopped = True
+        self._free.release()  # the loader may be waiting for room
+        if not self._started:
+            self._close_records()
+
+    def _close_records(self) -> None:
+        for span in self._spans:
+            span.opened.tier.close_record(span.opened)
+
+    # -- the loader's side --------------------------------------------------------------------------------
+
+    def _run(self, first_layer: int) -> None:
+        last = self._layout.num_layers
+        try:
+            for first in range(first_layer, last, self._group):
+                count = min(self._group, last - first)
+                for _ in range(count):
+                    self._free.acquire()
+                if self._stopped:
+                    return
+                self._load(first, first + count)
+            if self._filled is not None:
+                with suppress(Exception):  # what is not kept in a faster tier is read again the next time
+                    self._fill(first_layer, self._filled)
+        except BaseException as error:
+            self._ready.put(error)
+        finally:
+            self._close_records()
+
+    def _load(self, first: int, last: int) -> None:
+        name = f"layer {first}" if last - first == 1 else f"layers {first}-{last - 1}"
+        with self._trace.span("load", name):
+            rows = self._read(first, last)
+            for layer in range(first, last):
+                slot = layer % self._count
+                both, at = self._slots.host(slot), 0
+                for span, read in zip(self._spans, rows, strict=True):
+                    key, value = both[:, at : at + span.length]
+                    tokens = span.opened.head.tokens
+                    self._layout.codec.decode(read[layer - first], tokens, key, value)
+                    at += span.length
+                self._slots.send(slot)
+                self._ready.put(layer)
+
+    def _read(self, first: int, last: int) -> list[torch.Tensor]:
+        """Verified rows of every span."""
+        rows: dict[int, torch.Tensor] = {}
+        for tier, members in self._by_tier():
+            wanted = [
+                Read(self._spans[at].opened, first, last, self._into(at, first, last)) for at in members
+            ]
+            try:
+                answers = tier.read(wanted)
+                for one, read in zip(wanted, answers, strict=True):
+                    if not isinstance(one.opened.source, Record):  # that one was verified when it came in
+                        one.opened.head.verify(first, read)
+            except DamagedError as problem:
+                culprits = [one.opened for one in wanted if one.opened.head.key == problem.key]
+                raise LoadFailedError(culprits, problem) from problem
+            except TierError as problem:
+                raise LoadFailedError([one.opened for one in wanted], problem) from problem
+            for at, read in zip(members, answers, strict=True):
+                whole = self._spans[at].whole
+                if whole is not None and read.data_ptr() != whole[first].data_ptr():
+                    whole[first:last] = read
+                rows[at] = read
+        return [rows[at] for at in range(len(self._spans))]
+
+    def _into(self, at: int, first: int, last: int) -> torch.Tensor:
+        whole = self._spans[at].whole
+        return self._scratch[at][: last - first] if whole is None else whole[first:last]
+
+    def _by_tier(self) -> Iterator[tuple[Tier, list[int]]]:
+        tiers: dict[int, list[int]] = {}
+        for at, span in enumerate(self._spans):
+            tiers.setdefault(id(span.opened.tier), []).append(at)
+        for members in tiers.values():
+            yield self._spans[members[0]].opened.tier, members
+
+    def _fill(self, first_layer: int, filled: Filled) -> None:
+        """Read the layers that nobody asked for, too, and hand the whole records over."""
+        spans = [span for span in self._spans if span.whole is not None]
+        records, tiers = [], []
+        for span in spans:
+            assert span.whole is not None
+            head = span.opened.head
+            if first_layer:
+                into = span.whole[:first_layer]
+                (read,) = span.opened.tier.read([Read(span.opened, 0, first_layer, into)])
+                head.verify(0, read)
+                if read.data_ptr() != into.data_ptr():
+                    into.copy_(read)
+            records.append(Record(head, span.whole))
+            tiers.append(span.opened.tier)
+        if records:
+            filled(records, tiers)
+
+
+def whole_rows(opened: Opened, ram: RamTier | None) -> torch.Tensor | None:
+    """A buffer for all rows of a record that the RAM tier will have; None if it has it or would not keep
+    it."""
+    head = opened.head
+    if ram is None or opened.tier is ram or not ram.admits(head.nbytes):
+        return None
+    return torch.empty(head.layout.num_layers, head.row_bytes, dtype=torch.uint8)
+
+
+def stay_aside() -> None:
+    """Make the calling thread one that works beside the model: on any core, with no threads of its own."""
+    torch.set_num_threads(1)  # of this thread, and of those that begin later
+    with suppress(OSError, AttributeError):  # vLLM has bound the worker's main thread to a core
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))

@@ -1,0 +1,224 @@
+"""The disk tier: one file per record, written atomically, read a layer at a time into where it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from blendrag.errors import StoreError, StoreFullError
+from blendrag.store.record import HEAD_READ, DamagedError, Layout, Record
+from blendrag.store.tiers.interface import Opened, Read, TierError
+from blendrag.store.tiers.local import LocalTier
+from blendrag.store.tiers.spec import TierSpec
+
+SUFFIX = ".safetensors"
+TEMPORARY = "tmp"  # folder of files that are being written
+QUARANTINE = "quarantine"  # folder of damaged records, kept to be looked at
+_MOST_QUARANTINED = 16
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Found = Callable[[], Iterable[tuple[str, int]]]
+
+
+class DiskTier(LocalTier):
+    """Files in ``root``, sharded by the first two digits of the key, mode 0600 in folders of mode 0700.
+
+    Rows are read by position into the caller's buffer, so there is no second copy; a mapped file would save
+    none, and kill the process if somebody cut it off.
+    ``found`` knows what is there, least recently used first; without it, the folder is searched.
+    """
+
+    def __init__(
+        self,
+        spec: TierSpec,
+        layout: Layout,
+        root: Path,
+        found: Found | None = None,
+        on_evict: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(spec, layout, on_evict)
+        self._root, self._known = root, found
+        self._names = itertools.count()
+        try:
+            for folder in (root, root / TEMPORARY):
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            if spec.writes == "never" and root.is_dir():
+                return
+            raise StoreError(f"cannot open the KV store {str(root)!r}: {error.strerror}") from error
+
+    def path(self, key: str) -> Path:
+        """Where a record's file is, or would be."""
+        return self._root / key[:2] / f"{key}{SUFFIX}"
+
+    def sweep(self) -> None:
+        """Remove what a crash left half-written. Only for the one process that writes to this folder."""
+        with contextlib.suppress(OSError):
+            for file in os.scandir(self._root / TEMPORARY):
+                os.unlink(file.path)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+        found: dict[str, Opened | Exception] = {}
+        for key in keys:
+            try:
+                opened = self._open(key)
+            except (DamagedError, TierError) as error:
+                found[key] = error
+            else:
+                if opened is not None:
+                    found[key] = opened
+        hits = [key for key, opened in found.items() if isinstance(opened, Opened)]
+        self.used(hits)
+        self.count(hits=len(hits), misses=len(keys) - len(hits), errors=_count(found, TierError))
+        return found
+
+    def _open(self, key: str) -> Opened | None:
+        try:
+            descriptor = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _trouble(key, error) from error
+        try:
+            size, wanted = os.fstat(descriptor).st_size, HEAD_READ
+            while isinstance(head := self.layout.parse(key, os.pread(descriptor, wanted, 0), size), int):
+                wanted = head
+        except OSError as error:
+            os.close(descriptor)
+            raise _trouble(key, error) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return Opened(self, head, _File(descriptor))
+
+    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
+        return [self._rows(one) for one in wanted]
+
+    @staticmethod
+    def _rows(one: Read) -> torch.Tensor:
+        head, file = one.opened.head, one.opened.source
+        assert isinstance(file, _File)
+        buffer = one.into.view(-1).numpy().data
+        at = head.begin + one.first * head.row_bytes
+        while buffer:
+            try:
+                got = os.preadv(file.descriptor, [buffer], at)
+            except OSError as error:
+                raise _trouble(head.key, error) from error
+            if not got:
+                raise DamagedError(f"{head.key}: cut off")
+            buffer, at = buffer[got:], at + got
+        return one.into
+
+    def close_record(self, opened: Opened) -> None:
+        assert isinstance(opened.source, _File)
+        opened.source.close()
+
+    def has(self, keys: Iterable[str]) -> set[str]:
+        return {key for key in keys if self.path(key).exists()}
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record) -> None:
+        path = self.path(record.key)
+        temporary = self._root / TEMPORARY / f"{record.key}.{os.getpid()}.{next(self._names)}"
+        try:
+            if not path.parent.is_dir():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb", buffering=0) as file:
+                    for part in (record.head.bytes(), record.rows.view(-1).numpy().data):
+                        left = memoryview(part)
+                        while left:
+                            left = left[file.write(left) :]
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
+            _sync_folder(path.parent)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise StoreFullError(
+                    f"no room for a chunk of {record.head.nbytes:,} bytes in {str(self._root)!r}: free disk"
+                    " space and ingest again, what is stored stays"
+                ) from error
+            raise StoreError(f"cannot write to {str(self._root)!r}: {error.strerror}") from error
+
+    def _remove(self, key: str) -> bool:
+        try:
+            self.path(key).unlink()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return False  # read-only meanwhile: the next opening tries again
+        return True
+
+    def quarantine(self, key: str) -> None:
+        """Put a damaged record aside, where it can be looked at; only the latest few are kept."""
+        folder = self._root / QUARANTINE
+        with self._writing:
+            self._forget(key)
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                kept = sorted(os.scandir(folder), key=lambda file: file.stat().st_mtime_ns)
+                for file in kept[: len(kept) + 1 - _MOST_QUARANTINED]:
+                    os.unlink(file.path)
+                os.replace(self.path(key), folder / self.path(key).name)
+            except OSError:
+                self._remove(key)
+        self.count(damaged=1)
+
+    def _found(self) -> Iterable[tuple[str, int]]:
+        return self._known() if self._known else self._search()
+
+    def _search(self) -> Iterator[tuple[str, int]]:
+        files = sorted(
+            (file.stat().st_mtime_ns, file.name.removesuffix(SUFFIX), file.stat().st_size)
+            for shard in os.scandir(self._root)
+            if shard.is_dir() and len(shard.name) == 2
+            for file in os.scandir(shard.path)
+            if file.name.endswith(SUFFIX)
+        )
+        return ((key, size) for _, key, size in files)
+
+
+class _File:
+    """A descriptor that is closed once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _trouble(key: str, error: OSError) -> Exception:
+    if error.errno == errno.EIO:
+        return DamagedError(f"{key}: {error.strerror}")
+    return TierError(f"{key}: {error.strerror}")  # too many open files, say: no reason to drop the record
+
+
+def _count(found: Mapping[str, object], kind: type) -> int:
+    return sum(isinstance(one, kind) for one in found.values())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

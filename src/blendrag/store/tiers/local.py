@@ -1,0 +1,141 @@
+"""Limits and eviction, for the tiers of this machine."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+
+from blendrag.errors import StoreFullError
+from blendrag.eviction import EvictionPolicy, make_policy
+from blendrag.store.record import Layout, Record
+from blendrag.store.tiers.interface import Tier
+from blendrag.store.tiers.spec import TierSpec
+
+
+class LocalTier(Tier):
+    """A tier that knows what it holds. One write at a time; reads go on meanwhile.
+
+    ``on_evict`` hears of a record before it leaves for another one; if it raises, the record stays.
+    What is there already is asked for (:meth:`_found`) when the books are first needed: with a million
+    records that takes a second, which a tier without limits never spends.
+    """
+
+    def __init__(
+        self, spec: TierSpec, layout: Layout, on_evict: Callable[[str], None] | None = None
+    ) -> None:
+        super().__init__(spec, layout)
+        self._on_evict = on_evict
+        self._policy: EvictionPolicy = make_policy(spec.policy)
+        self._sizes: dict[str, int] | None = None
+        self._writing = threading.Lock()
+
+    @property
+    def limited(self) -> bool:
+        return self.spec.bytes is not None or self.spec.chunks is not None
+
+    def put(self, record: Record) -> None:
+        size = self._size(record)
+        if (self.spec.bytes is not None and size > self.spec.bytes) or self.spec.chunks == 0:
+            raise StoreFullError(f"a chunk of {size:,} bytes is more than the {self.name} tier may hold")
+        with self._writing:
+            former = self._forget(record.key)
+            try:
+                self._make_room(size)
+                self._write(record)
+            except BaseException:
+                if former is not None:  # a failed write leaves the former record of the chunk
+                    self._note(record.key, former)
+                raise
+            self._note(record.key, size)
+            self.count(puts=1)
+
+    def trim(self) -> None:
+        """Evict until the limits are obeyed: they may be lower than when the records were stored."""
+        if self.limited:
+            with self._writing:
+                self._make_room(0, new=0)
+
+    def delete(self, keys: Iterable[str]) -> int:
+        dropped = 0
+        for key in keys:
+            with self._writing:
+                dropped += self._remove(key)
+                self._forget(key)
+        return dropped
+
+    def used(self, keys: Iterable[str]) -> None:
+        if self._sizes is not None:
+            with self._lock:
+                for key in keys:
+                    if key in self._sizes:
+                        self._policy.used(key)
+
+    # -- for subclasses -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _found(self) -> Iterable[tuple[str, int]]:
+        """(key, size) of what was there when the tier was opened, least recently used first."""
+
+    @abstractmethod
+    def _write(self, record: Record) -> None:
+        """Keep the record, wholly or not at all. Raises StoreFullError, StoreError."""
+
+    @abstractmethod
+    def _remove(self, key: str) -> bool:
+        """Drop the record; whether it was there."""
+
+    def _size(self, record: Record) -> int:
+        """Bytes the record takes here."""
+        return record.head.nbytes
+
+    # -- books --------------------------------------------------------------------------------------------
+
+    def _books(self) -> dict[str, int] | None:
+        """Sizes by key; None while nobody needs them."""
+        if self._sizes is None and self.limited:
+            with self._lock:
+                if self._sizes is None:
+                    sizes: dict[str, int] = {}
+                    for key, size in self._found():
+                        sizes[key] = size
+                        self._policy.added(key, size)
+                    self._stats.chunks, self._stats.bytes = len(sizes), sum(sizes.values())
+                    self._sizes = sizes
+        return self._sizes
+
+    def _note(self, key: str, size: int) -> None:
+        books = self._books()
+        with self._lock:
+            self.count(chunks=1, bytes=size)
+            if books is not None:
+                books[key] = size
+                self._policy.added(key, size)
+
+    def _forget(self, key: str) -> int | None:
+        books = self._books()
+        if books is None:
+            return None
+        with self._lock:
+            size = books.pop(key, None)
+            if size is not None:
+                self._policy.removed(key)
+                self.count(chunks=-1, bytes=-size)
+            return size
+
+    def _make_room(self, size: int, new: int = 1) -> None:
+        while (victim := self._victim(size, new)) is not None:
+            if self._on_evict:
+                self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
+            self._remove(victim)
+            self._forget(victim)
+            self.count(evictions=1)
+
+    def _victim(self, size: int, new: int) -> str | None:
+        books = self._books()
+        if books is None:
+            return None
+        with self._lock:
+            over_bytes = self.spec.bytes is not None and self._stats.bytes + size > self.spec.bytes
+            over_count = self.spec.chunks is not None and len(books) + new > self.spec.chunks
+            return self._policy.victim() if over_bytes or over_count else None
