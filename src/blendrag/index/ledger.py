@@ -15,6 +15,7 @@ from typing import Any
 
 from blendrag.errors import StoreError
 from blendrag.index.loaders import Document
+from blendrag.store.private import make_file, make_folder
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (
@@ -52,7 +53,8 @@ class Ledger:
         path = root / "ledger.sqlite"
         self._lock = threading.Lock()
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
+            make_file(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(_SCHEMA)

@@ -36,7 +36,7 @@ class Lease:
         """
         from blendrag.engine.configuration import busy
         from blendrag.serving.library import Library
-        from blendrag.serving.owners import ended
+        from blendrag.serving.owners import VOLATILE, ended
 
         root = _root(settings, kv_dir)
         key = _key(settings, root)
@@ -49,7 +49,7 @@ class Lease:
                     raise busy(library.settings, settings)
             if key not in self._open:
                 library = Library(root, settings)
-                library.release(ended(library.catalogue.owners()))
+                library.release(ended(library.catalogue.owners(VOLATILE)))
                 self._open[key], self._claims[key] = library, weakref.WeakSet()
             self._claims[key].add(self)
             return self._open[key]

@@ -99,9 +99,8 @@ class Library:
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
         with self._changing:
-            keys = sorted(
-                set(keys) - self.catalogue.known()
-            )  # what one owner dropped, another may have taken
+            keys = set(keys)
+            keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
             if not keys:
                 return
             with self._recognising:

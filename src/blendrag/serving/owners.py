@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-_VOLATILE = "volatile:"
+VOLATILE = "volatile:"
 _PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
 _SEPARATOR = "\x1f"
 
@@ -17,13 +17,13 @@ def owner_of(collection: str, document: str) -> str:
 
 def volatile(collection: str) -> str:
     """The name of a collection that ends with this process, as in-memory stores do."""
-    return f"{_VOLATILE}{_PROCESS}/{collection}"
+    return f"{VOLATILE}{_PROCESS}/{collection}"
 
 
 def ended(owners: Iterable[str]) -> list[str]:
     """The owners among ``owners`` whose collections have ended with other processes."""
     ours = volatile("")
-    return [owner for owner in owners if owner.startswith(_VOLATILE) and not owner.startswith(ours)]
+    return [owner for owner in owners if owner.startswith(VOLATILE) and not owner.startswith(ours)]
 
 
 def document_of(owner: str) -> str:

@@ -21,7 +21,7 @@ from blendrag.store.identity import KVIdentity
 State = Literal["pending", "ready", "evicted"]
 
 _MANY = 500  # variables in one statement
-_LAST = "\U0010ffff"  # sorts after every name with the same beginning
+_LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ class Catalogue(CatalogueUsage):
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
         """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}
-        begins = "SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? AND substr(owner, 1, ?) = ?"
-        for owner, key in self._file.rows(begins, (prefix, prefix + _LAST, len(prefix), prefix)):
+        begins = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
+        for owner, key in self._file.rows(begins, (prefix, prefix)):
             found.setdefault(owner, []).append(key)
         return found
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
 from blendrag.store.identity import KVIdentity
+from blendrag.store.private import make_file, make_folder
 
 _VERSION = 2
 _SCHEMA = """
@@ -101,9 +101,8 @@ class CatalogueFile:
 def _connect(root: Path) -> sqlite3.Connection:
     path = root / "catalogue.sqlite"
     try:
-        if not root.is_dir():
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
+        make_folder(root)
+        make_file(path)
         connection = sqlite3.connect(path, timeout=_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
             _use_wal(connection)

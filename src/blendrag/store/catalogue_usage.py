@@ -66,18 +66,12 @@ class CatalogueUsage:
         return found
 
     def totals(self) -> Totals:
-        rows = self._file.rows("SELECT state, COUNT(*), SUM(bytes), SUM(tokens) FROM records GROUP BY state")
-        ((owners,),) = self._file.rows("SELECT COUNT(DISTINCT owner) FROM owners")
-        counts = {state: count for state, count, _, _ in rows}
-        return Totals(
-            chunks=sum(counts.values()),
-            ready=counts.get("ready", 0),
-            pending=counts.get("pending", 0),
-            evicted=counts.get("evicted", 0),
-            tokens=sum(tokens for *_, tokens in rows),
-            bytes=sum(size for _, _, size, _ in rows),
-            owners=owners,
+        ((chunks, ready, pending, evicted, tokens, size),) = self._file.rows(
+            "SELECT COUNT(*), IFNULL(SUM(state = 'ready'), 0), IFNULL(SUM(state = 'pending'), 0),"
+            " IFNULL(SUM(state = 'evicted'), 0), IFNULL(SUM(tokens), 0), IFNULL(SUM(bytes), 0) FROM records"
         )
+        ((owners,),) = self._file.rows("SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners)")
+        return Totals(chunks, ready, pending, evicted, tokens, size, owners)
 
     def reuse(self, limit: int) -> list[Reuse]:
         """The owners whose chunks were used most often, at most ``limit``."""

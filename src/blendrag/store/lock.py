@@ -9,17 +9,19 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from blendrag.errors import StoreError, StoreInUseError
+from blendrag.store.private import make_file, make_folder
 
 
 class IndexLock:
     """Held while an index is open. The system drops it when the process ends, however it ends."""
 
     def __init__(self, root: Path) -> None:
-        self._lock = FileLock(root / "lock", thread_local=False)  # any thread may close an index
+        self._lock = FileLock(root / "lock", mode=0o600, thread_local=False)  # any thread may close an index
         self._holder = root / "lock.pid"
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
             self._lock.acquire(timeout=0)
+            make_file(self._holder)
             self._holder.write_text(str(os.getpid()))
         except Timeout:
             raise StoreInUseError(f"the index {str(root)!r} is open in {self._describe()}") from None

@@ -1,0 +1,17 @@
+"""Folders and files that hold people's texts: made for this user only. What exists already is left as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of mode 0700, and those above it as usual. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file of mode 0600; SQLite gives its other files the same. Raises OSError if an existing one
+    cannot be written to."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
