@@ -86,7 +86,7 @@ def cheapest_tier(
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Decides per request. Immutable; a decision over twelve chunks takes some ten microseconds."""
+    """Decides per request. Immutable; a decision over twelve chunks takes tens of microseconds."""
 
     estimate: Estimator
     least_ratio: float = LEAST_RATIO

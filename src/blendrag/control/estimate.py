@@ -69,7 +69,7 @@ def _prefill_terms(cached: int, new: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Seconds of selecting and recomputing a share ``ratio`` of ``cached`` tokens, with ``fresh`` ones.
+    """Seconds of the fused prefill of ``cached`` tokens, ``ratio`` of them recomputed, and ``fresh`` ones.
 
     The paper has T_recompute = r * Prefill(L). But the first layers and the writing of KV cost time for every
     token whatever the ratio, and fresh tokens are always computed. So it is fitted to measurements: a call,
@@ -94,7 +94,9 @@ class Recompute:
         )
 
     def seconds(self, cached: int, fresh: int, ratio: float) -> float:
-        return evaluate(self.coefficients, _recompute_terms(cached, fresh, ratio))
+        a, b, c, d = self.coefficients  # written out: this is most of what a decision computes
+        tokens, computed = cached + fresh, ratio * cached + fresh
+        return a + b * tokens + (c + d * tokens) * computed
 
 
 def _recompute_terms(cached: int, fresh: int, ratio: float) -> tuple[float, ...]:
@@ -128,7 +130,7 @@ class Estimator:
         return self.prefill.seconds(cached, new)
 
     def recompute_s(self, cached: int, fresh: int, ratio: float) -> float:
-        """T_recompute: selecting and recomputing, whole prompt, all layers."""
+        """T_recompute: the fused prefill, its KV at hand; whole prompt, all layers."""
         return self.recompute.seconds(cached, fresh, ratio)
 
     def load_s(self, nbytes: int, tier: str) -> float:

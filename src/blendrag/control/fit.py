@@ -34,7 +34,7 @@ def fit_times(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> Coe
 
 
 def evaluate(coefficients: Coefficients, terms: Sequence[float]) -> float:
-    """Seconds that the fit gives. Plain Python: this runs for every request."""
+    """Seconds that the fit gives."""
     return sum(c * term for c, term in zip(coefficients, terms, strict=True))
 
 

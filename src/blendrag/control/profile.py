@@ -16,6 +16,7 @@ from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
 
 VERSION = 1
+_NONE = "there is no profile of this model on this machine: run blendrag profile"
 _SAME_MACHINE = ("cpu", "threads", "device", "dtype", "vllm")
 
 
@@ -32,9 +33,9 @@ class PrefillPoint(_Measured):
 
 
 class BlendPoint(_Measured):
-    """A blended prompt of ``cached`` tokens with stored KV and ``fresh`` ones, loading left out.
+    """A blended prompt of ``cached`` tokens, whose KV is in memory, and ``fresh`` ones.
 
-    seconds: selecting and recomputing. overhead_s: the rest of the time to the first token (the engine's).
+    seconds: of the fused prefill. overhead_s: the rest of the time to the first token, which is the engine's.
     """
 
     cached: int = Field(gt=0)
@@ -113,12 +114,24 @@ def load_profile(cache_dir: Path, digest: str, machine: Mapping[str, Any]) -> Pr
     ``machine``: what is known of this one, ``device`` at least; facts that it leaves out are not compared.
     A profile is a help: nothing about it is an error.
     """
-    path = profile_path(cache_dir, digest, str(machine.get("device", "")))
+    return read_profile(profile_path(cache_dir, digest, str(machine.get("device", ""))), digest, machine)
+
+
+def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
+    """The latest of this model's profiles, whatever machine it was measured on, or why there is none."""
+    paths = profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json")
+    found = [read_profile(path, digest, {}) for path in sorted(paths)]
+    profiles = [one for one in found if isinstance(one, Profile)]
+    return max(profiles, key=lambda one: one.date) if profiles else (found or [_NONE])[0]
+
+
+def read_profile(path: Path, digest: str, machine: Mapping[str, Any]) -> Profile | str:
+    """See ``load_profile``."""
     remedy = "run blendrag profile"
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return f"this machine has no profile of this model: {remedy}"
+        return _NONE
     except (OSError, UnicodeDecodeError) as error:
         return f"the profile {str(path)!r} cannot be read ({error}): {remedy}"
     try:
