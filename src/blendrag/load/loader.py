@@ -22,7 +22,6 @@ from blendrag.load.trace import Trace
 from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.tiers import Opened, RamTier, Read, Tier, TierError
 
-
 _BYTE = torch.uint8
 
 
@@ -136,6 +135,7 @@ class _Loading(StoredLayers):
 
     # -- the loader's side --------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def _run(self, first_layer: int) -> None:
         last = self._layout.num_layers
         try:
