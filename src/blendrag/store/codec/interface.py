@@ -52,7 +52,7 @@ def register_codec(name: str) -> Callable[[type[Codec]], type[Codec]]:
 
 def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
     """The codec called ``name``. Raises ConfigError for an unknown one."""
-    from blendrag.store.codec import raw  # noqa: F401  (registers itself)
+    from blendrag.store.codec import fp8, int4, int8, raw  # noqa: F401  (they register themselves)
 
     if name not in CODECS:
         raise ConfigError(f"unknown codec {name!r}; there are {', '.join(sorted(CODECS))}")

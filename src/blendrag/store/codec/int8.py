@@ -1,0 +1,44 @@
+"""A byte per number: K per channel, V per token and head (KIVI, Liu et al. 2024, section 3).
+
+Some channels of K are far larger than others for every token, so each has a range of its own, from its least to
+its greatest number in the chunk. V has no such channels; its ranges are a token's, and symmetric about zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from blendrag.store.codec.interface import register_codec
+from blendrag.store.codec.parts import Part, PartedCodec, multiples
+
+
+@register_codec("int8")
+class Int8(PartedCodec):
+    """K: least + step * (0 to 255). V: step * (-127 to 127)."""
+
+    def parts(self, tokens: int) -> Sequence[Part]:
+        channels, numbers = (self.heads, self.size), (tokens, self.heads, self.size)
+        return (
+            (channels, self.dtype),
+            (channels, self.dtype),
+            ((tokens, self.heads, 1), self.dtype),
+            (numbers, torch.uint8),
+            (numbers, torch.int8),
+        )
+
+    def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
+        least, key_step, value_step, keys, values = parts
+        low, high = torch.aminmax(key, dim=0)
+        least.copy_(low)
+        key_step.copy_(self.step((high - low) / 255))
+        keys.copy_(multiples(key - low, key_step, 0, 255))
+        value_step.copy_(self.step(value.abs().amax(-1, keepdim=True) / 127))
+        values.copy_(multiples(value, value_step, -127, 127))
+
+    def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
+        least, key_step, value_step, keys, values = parts
+        n = len(key)
+        torch.addcmul(least, keys[:n], key_step, out=key)
+        torch.mul(values[:n], value_step[:n], out=value)

@@ -1,0 +1,77 @@
+"""What the lossy codecs share: rows made of aligned parts, and numbers as multiples of a step."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from blendrag.store.codec.interface import Codec
+
+_ALIGN = 16
+Part = tuple[Sequence[int], torch.dtype]
+
+
+class PartedCodec(Codec):
+    """A row is a sequence of arrays, each of which begins at a multiple of 16 bytes.
+
+    Every array that has a dimension of tokens has it first, so that a prefix of the tokens is a slice of it.
+    """
+
+    @abstractmethod
+    def parts(self, tokens: int) -> Sequence[Part]:
+        """Shape and dtype of each array of a row."""
+
+    @abstractmethod
+    def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
+        """Fill a row's arrays from one layer's K and V, float32 [tokens, heads, size], within ``limit``."""
+
+    @abstractmethod
+    def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
+        """``decode``, given the row's arrays. It runs beside the model's own computation: few passes, and
+        little allocated."""
+
+    @property
+    def limit(self) -> float:
+        """Larger magnitudes are stored as this one. A range of twice this much and a step can be represented
+        in ``dtype``, so what was finite stays finite."""
+        return 0.45 * torch.finfo(self.dtype).max
+
+    def row_bytes(self, tokens: int) -> int:
+        return sum(_padded(shape, dtype) for shape, dtype in self.parts(tokens))
+
+    def encode(self, kv: torch.Tensor) -> torch.Tensor:
+        layers, _, tokens = kv.shape[:3]
+        rows = torch.zeros(layers, self.row_bytes(tokens), dtype=torch.uint8, device=kv.device)
+        for row, layer in zip(rows, kv, strict=True):  # one layer at a time stays within the CPU's cache
+            key, value = layer.to(self.dtype).float().clamp_(-self.limit, self.limit)
+            self.write(self._split(row, tokens), key, value)
+        return rows
+
+    def decode(self, row: torch.Tensor, tokens: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.read(self._split(row, tokens), key, value)
+
+    def step(self, size: torch.Tensor) -> torch.Tensor:
+        """Step sizes (float32) in ``dtype``, rounded up, so that the whole range is within reach."""
+        kind = torch.finfo(self.dtype)
+        return (size * (1 + kind.eps / 2) + kind.smallest_normal * kind.eps / 2 * (size > 0)).to(self.dtype)
+
+    def _split(self, row: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+        found, at = [], 0
+        for shape, dtype in self.parts(tokens):
+            nbytes = math.prod(shape) * dtype.itemsize
+            found.append(row[at : at + nbytes].view(dtype).view(*shape))
+            at += _padded(shape, dtype)
+        return found
+
+
+def multiples(numbers: torch.Tensor, step: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    """``numbers`` / ``step``, rounded to whole numbers from ``least`` to ``most``; 0 where the step is 0."""
+    divisor = torch.where(step == 0, 1, step.float())
+    return (numbers / divisor).round_().clamp_(least, most)
+
+
+def _padded(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
