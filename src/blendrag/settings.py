@@ -20,6 +20,7 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.store.tiers.spec import TierSpec
 
@@ -84,6 +85,10 @@ class Settings(BaseSettings):
     )
     layers_in_flight: int = Field(
         8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
+    )
+
+    prices: Prices | None = Field(
+        None, description="What storing KV costs, for `blendrag plan`; None: an example."
     )
 
     # Asking

@@ -14,6 +14,8 @@ from blendrag.cli.console import Commands
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.ingest import ingest
+from blendrag.cli.plan import plan
+from blendrag.cli.profile import profile
 from blendrag.cli.stats import stats
 
 app = typer.Typer(
@@ -24,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (ingest, ask, chat, stats, doctor, demo):
+for command in (ingest, ask, chat, stats, profile, plan, doctor, demo):
     app.command()(command)
 if find_spec("blendrag.bench.cli"):
     app.add_typer(import_module("blendrag.bench.cli").app, name="bench")

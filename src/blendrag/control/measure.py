@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
-from blendrag.bench.arms import reset
-from blendrag.bench.ingest import TemporaryStore, temporary_store
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
-from blendrag.bench.prompts import QUESTIONS, Prompt, PromptMaker
-from blendrag.bench.texts import cut_chunks, installed_texts
-from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, profile_digest
+from blendrag.bench.prompts import QUESTIONS, PromptMaker
+from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
+from blendrag.control.runs import Run, Times, blend_run, interleaved, prefill_run, text_pieces
 from blendrag.control.tier_speed import measure_tiers
-from blendrag.engine.generation import Sampling
+from blendrag.control.trial_store import TrialStore, trial_store
 from blendrag.engine.handle import Engine
-from blendrag.engine.recipe import Recipe
-from blendrag.errors import EngineError, ModelNotSupportedError, PromptTooLongError
-from blendrag.prompt import encode_document
+from blendrag.errors import ModelNotSupportedError, PromptTooLongError
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.tiers.spec import TierSpec
 
-CHUNK_TOKENS = 512
-FIRST_TOKEN = Sampling(max_tokens=1)
+_CHUNK_TOKENS = 512
 _ROOM = 192  # tokens of a prompt around its chunks, at most
-
-K = TypeVar("K", bound=Hashable)
+_LEAST_POINTS = 4  # of each kind, as many as there are terms in a fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +41,13 @@ class Grid:
     def pieces(self) -> int:
         """Chunks of text it takes."""
         longest = max(self.cached) + max(self.new)
-        return max(-(-longest // CHUNK_TOKENS), *(with_kv + without for with_kv, without in self.blend))
+        return max(-(-longest // _CHUNK_TOKENS), *(sum(chunks) for chunks in self.blend))
 
 
 QUICK = Grid((0, 512), (64, 512, 1536), ((1, 0), (3, 0), (2, 1)), (0.0, 0.15, 1.0), 1)
+
+_Prefills = Mapping[tuple[int, int], list[Times]]
+_Blends = Mapping[tuple[int, int, float], list[Times]]
 
 
 def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> Profile:
@@ -63,41 +60,84 @@ def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> 
     try:
         if not engine.blends:
             raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
-        return _measure(engine, settings, grid, progress)
+        prefills, blends = _engine_times(engine, settings, grid, progress)
+        identity = kv_identity(settings, engine.model_path)
+        tiers = measure_tiers(settings, identity, engine.facts["dtype"], progress)
+        machine = describe_machine(settings.model, engine.facts)
+        return _profile(settings, engine, profile_digest(identity), machine, prefills, blends, tiers)
     finally:
         engine.release()
 
 
-def _measure(engine: Engine, settings: Settings, grid: Grid, progress: BenchProgress) -> Profile:
+def _engine_times(
+    engine: Engine, settings: Settings, grid: Grid, progress: BenchProgress
+) -> tuple[_Prefills, _Blends]:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
     progress.note("cutting text into chunks")
-    pieces = text_pieces(tokenizer, grid.pieces)
+    pieces = text_pieces(tokenizer, grid.pieces, _CHUNK_TOKENS)
     maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
-    in_memory = settings.model_copy(update={"tiers": (TierSpec(kind="ram"), TierSpec(kind="disk"))})
-    with temporary_store(engine, in_memory, pieces) as store:
-        fill(engine, store)
+    with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
         prefills = _prefill_runs(engine, grid, [token for piece in pieces for token in piece])
         blends = _blend_runs(engine, settings, grid, store, maker)
-        if len(prefills) < 3 or len(blends) < 3:
-            raise PromptTooLongError(f"a window of {engine.max_model_len} tokens is too short to measure")
-        rounds = grid.repeats + 1
-        progress.total(rounds * (len(prefills) + len(blends)) + len(settings.stack))
-        prefill_s = _interleaved(prefills, rounds, progress, "prefill")
-        blend_s = _interleaved(blends, rounds, progress, "blend")
-    identity = kv_identity(settings, engine.model_path)
-    tiers = measure_tiers(settings, identity, engine.facts["dtype"], progress)
+        if min(len(prefills), len(blends)) < _LEAST_POINTS:
+            raise PromptTooLongError(
+                f"the model's window of {engine.max_model_len} tokens is too short to measure in"
+            )
+        progress.total((grid.repeats + 1) * (len(prefills) + len(blends)) + len(settings.stack))
+        return (
+            interleaved(prefills, grid.repeats, progress, "prefill"),
+            interleaved(blends, grid.repeats, progress, "blend"),
+        )
+
+
+def _prefill_runs(engine: Engine, grid: Grid, text: list[int]) -> dict[tuple[int, int], Run]:
+    block = int(engine.facts["block_size"])
+    runs: dict[tuple[int, int], Run] = {}
+    for cached in sorted({tokens // block * block for tokens in grid.cached}):
+        for new in grid.new:
+            if cached + new < engine.max_model_len:
+                runs[cached, new] = prefill_run(engine, text[: cached + new], cached)
+    return runs
+
+
+def _blend_runs(
+    engine: Engine, settings: Settings, grid: Grid, store: TrialStore, maker: PromptMaker
+) -> dict[tuple[int, int, float], Run]:
+    runs: dict[tuple[int, int, float], Run] = {}
+    for stored, without in grid.blend:
+        if (stored + without) * _CHUNK_TOKENS + _ROOM >= engine.max_model_len:
+            continue
+        prompt = maker.make(store.chunks[: stored + without], QUESTIONS[0])
+        # Those without KV stand first: behind the others they would be the engine's, not the fused prefill's.
+        prompt = replace(prompt, spans=prompt.spans[without:])
+        cached = prompt.chunk_tokens()
+        for ratio in grid.ratios:
+            point = (cached, len(prompt.token_ids) - cached, ratio)
+            runs[point] = blend_run(engine, settings, store, prompt, ratio)
+    return runs
+
+
+def _profile(
+    settings: Settings,
+    engine: Engine,
+    digest: str,
+    machine: dict[str, Any],
+    prefills: _Prefills,
+    blends: _Blends,
+    tiers: dict[str, TierSpeed],
+) -> Profile:
     return Profile(
-        identity=profile_digest(identity),
+        identity=digest,
         model=settings.model,
         selector=settings.selector,
         layers=engine.facts["num_layers"],
-        machine=describe_machine(settings.model, engine.facts),
+        machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=tuple(
             PrefillPoint(cached=cached, new=new, seconds=median(ttft for ttft, _ in found))
-            for (cached, new), found in prefill_s.items()
+            for (cached, new), found in prefills.items()
         ),
         blend=tuple(
             BlendPoint(
@@ -107,113 +147,7 @@ def _measure(engine: Engine, settings: Settings, grid: Grid, progress: BenchProg
                 seconds=median(fused for _, fused in found),
                 overhead_s=median(max(0.0, ttft - fused) for ttft, fused in found),
             )
-            for (cached, fresh, ratio), found in blend_s.items()
+            for (cached, fresh, ratio), found in blends.items()
         ),
         tiers=tiers,
     )
-
-
-def text_pieces(tokenizer: Any, count: int) -> list[tuple[int, ...]]:
-    """Different chunks of CHUNK_TOKENS tokens of real text: which tokens deviate, and so how scattered they
-    are, depends on it. Raises ConfigError."""
-
-    def encode(text: str) -> Sequence[int]:
-        return encode_document(tokenizer, text)
-
-    return cut_chunks(installed_texts(), encode, CHUNK_TOKENS, least=count, most=count)
-
-
-def fill(engine: Engine, store: TemporaryStore) -> None:
-    """Have all chunks of a store prefilled and written."""
-    for chunk in store.chunks:
-        engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)]])
-    engine.call("flush", store.id)
-
-
-# A measurement: seconds to the first token, and of these, of the fused prefill.
-Run = Callable[[], tuple[float, float]]
-
-
-def _interleaved(
-    runs: Mapping[K, Run], rounds: int, progress: BenchProgress, what: str
-) -> dict[K, list[tuple[float, float]]]:
-    """All runs in turn, in rounds, each beginning with another one. The first round is a warm-up."""
-    found: dict[K, list[tuple[float, float]]] = {key: [] for key in runs}
-    keys = list(runs)
-    for number in range(rounds):
-        progress.note(f"{what}: round {number} of {rounds - 1}" if number else f"{what}: warm-up")
-        shift = number * len(keys) // rounds
-        for key in (*keys[shift:], *keys[:shift]):
-            seconds = runs[key]()
-            if number:
-                found[key].append(seconds)
-            progress.step()
-    return found
-
-
-def _prefill_runs(engine: Engine, grid: Grid, text: Sequence[int]) -> dict[tuple[int, int], Run]:
-    block = int(engine.facts["block_size"])
-    runs: dict[tuple[int, int], Run] = {}
-    for cached in sorted({tokens // block * block for tokens in grid.cached}):
-        for new in grid.new:
-            if cached + new < engine.max_model_len:
-                runs[cached, new] = _prefill_run(engine, text[: cached + new], cached)
-    return runs
-
-
-def _prefill_run(engine: Engine, ids: Sequence[int], cached: int) -> Run:
-    def run() -> tuple[float, float]:
-        reset(engine)
-        if cached:
-            engine.generate(ids[:cached], FIRST_TOKEN)
-        delta = engine.generate(ids, FIRST_TOKEN)
-        if delta.prefix_tokens != cached:
-            raise EngineError(f"of {cached} cached tokens the prefix cache had {delta.prefix_tokens}")
-        return delta.ttft_s, 0.0
-
-    return run
-
-
-def _blend_runs(
-    engine: Engine, settings: Settings, grid: Grid, store: TemporaryStore, maker: PromptMaker
-) -> dict[tuple[int, int, float], Run]:
-    runs: dict[tuple[int, int, float], Run] = {}
-    for with_kv, without in grid.blend:
-        if (with_kv + without) * CHUNK_TOKENS + _ROOM >= engine.max_model_len:
-            continue
-        prompt = maker.make(store.chunks[: with_kv + without], QUESTIONS[0])
-        prompt = replace(prompt, spans=prompt.spans[:with_kv])
-        cached = prompt.chunk_tokens()
-        for ratio in grid.ratios:
-            recipe = recipe_for(settings, store, prompt, ratio)
-            runs[cached, len(prompt.token_ids) - cached, ratio] = _blend_run(engine, prompt, recipe)
-    return runs
-
-
-def recipe_for(settings: Settings, store: TemporaryStore, prompt: Prompt, ratio: float) -> Recipe:
-    """How a prompt of a measurement is blended."""
-    return Recipe(
-        store.id,
-        prompt.spans,
-        selector=settings.selector,
-        ratio=ratio,
-        metric=settings.metric,
-        check_layers=settings.check_layers,
-        threshold=settings.threshold,
-    )
-
-
-def _blend_run(engine: Engine, prompt: Prompt, recipe: Recipe) -> Run:
-    return lambda: blend_once(engine, prompt, recipe)
-
-
-def blend_once(engine: Engine, prompt: Prompt, recipe: Recipe) -> tuple[float, float]:
-    """Seconds to the first token, and of these, of the fused prefill. Raises EngineError if it was not
-    blended."""
-    reset(engine)
-    delta = engine.generate(prompt.token_ids, FIRST_TOKEN, recipe)
-    report = delta.report or {"fallback": "the engine gave no report"}
-    if "fallback" in report or report["missing"]:
-        reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
-        raise EngineError(f"a prompt was not blended, so its time would mean nothing: {reason}")
-    return delta.ttft_s, sum(report["ms"][part] for part in ("load", "select", "recompute")) / 1e3

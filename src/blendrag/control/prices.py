@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blendrag.errors import ConfigError
-from blendrag.store.identity import KVIdentity
-from blendrag.store.record import Head, Layout
 
 GB = 10**9
+Price = Annotated[float, Field(ge=0)]
 _MEDIUM = {"ram": "ram", "disk": "nvme", "redis": "ram", "object": "object"}
 
 
@@ -27,11 +25,11 @@ class Prices(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     currency: str = "USD"
-    ram: float = Field(3.0, ge=0)
-    nvme: float = Field(0.12, ge=0)
-    network_disk: float = Field(0.08, ge=0)
-    object: float = Field(0.023, ge=0)
-    tiers: dict[str, Annotated[float, Field(ge=0)] | str] = Field(default_factory=dict)
+    ram: Price = 3.0
+    nvme: Price = 0.12
+    network_disk: Price = 0.08
+    object: Price = 0.023
+    tiers: dict[str, Price | str] = Field(default_factory=dict)
 
     def of(self, label: str) -> float | None:
         """The price of a tier, by its label as statistics show it; None for a kind nobody knows.
@@ -60,13 +58,6 @@ def read_prices(path: Path) -> Prices:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"prices in {str(path)!r}: {name}: {first['msg']}".replace(": :", ":")) from error
-
-
-def record_bytes(identity: KVIdentity, dtype: str, tokens: int) -> int:
-    """Bytes of the record of a chunk of ``tokens`` tokens, in the identity's codec."""
-    layout = Layout(identity, dtype)
-    ids, checksums = np.zeros(tokens, dtype="<i4"), ("0" * 16,) * layout.num_layers
-    return Head(layout, "0" * 32, ids, checksums).nbytes
 
 
 def per_month(nbytes: int, price: float) -> float:

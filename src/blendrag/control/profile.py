@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
@@ -72,9 +72,16 @@ class Profile(_Measured):
     blend: tuple[BlendPoint, ...] = Field(min_length=3)
     tiers: dict[str, TierSpeed] = Field(min_length=1)
 
+    @field_validator("machine")
+    @classmethod
+    def _describes_a_machine(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if missing := [name for name in _SAME_MACHINE if name not in value]:
+            raise ValueError(f"without {', '.join(missing)}")
+        return value
+
     def save(self, cache_dir: Path) -> Path:
         """Write it where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
-        path = profile_path(cache_dir, self.identity, str(self.machine.get("device", "")))
+        path = profile_path(cache_dir, self.identity, str(self.machine["device"]))
         temporary = ""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from blendrag.control.prices import Prices, per_month, read_prices, record_bytes
+from blendrag.control.plan import record_bytes
+from blendrag.control.prices import Prices, per_month, read_prices
 from blendrag.errors import ConfigError
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout

@@ -74,6 +74,7 @@ def test_profile_of_another_version_is_not_called_damaged(tmp_path: Path) -> Non
         {"prefill": [{"cached": 0, "new": 64, "seconds": -1.0}] * 3},
         {"tiers": {"ram": {"bytes_per_s": 0, "latency_s": 0, "calls": 1, "measured_at": ""}}},
         {"surprise": 1},
+        {"machine": {"cpu": "paper"}},
     ],
     ids=str,
 )
