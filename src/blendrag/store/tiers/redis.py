@@ -161,7 +161,6 @@ def _pool(spec: TierSpec, limits: _Limits) -> ConnectionPool:
             protocol=2,  # what Valkey, and Redis of any age, speak; it is all that strings need
             socket_timeout=spec.timeout_s,
             socket_connect_timeout=spec.timeout_s,
-            socket_keepalive=True,
             socket_read_size=_READ_SIZE,
             retry=Retry(NoBackoff(), 0),
             lib_name=None,
