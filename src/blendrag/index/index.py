@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from blendrag.engine.handle import Engine
-from blendrag.errors import EmptyIndexError, StoreError
+from blendrag.errors import EmptyIndexError
 from blendrag.fuse import SelectorOptions, make_selector
 from blendrag.index import asking
 from blendrag.index.answer import Answer
@@ -26,6 +25,7 @@ from blendrag.models import resolve_embedder
 from blendrag.serving.library import Library, Messages
 from blendrag.serving.progress import IngestProgress, ingest_progress
 from blendrag.settings import Settings
+from blendrag.store.care.folder import no_index
 
 
 class BlendIndex:
@@ -61,7 +61,7 @@ class BlendIndex:
         make_selector(settings.selector, SelectorOptions())  # a typo is an error, not a slow answer
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
-            raise StoreError(f"no index at {str(path)!r}{_did_you_mean(root)}: ingest something first")
+            raise no_index(path)
         return cls(root, settings)
 
     def __enter__(self) -> BlendIndex:
@@ -166,9 +166,3 @@ class BlendIndex:
         if self._library.session.store_id:
             facts |= self._library.session.call("stats")
         return facts
-
-
-def _did_you_mean(root: Path) -> str:
-    siblings = [p.name for p in root.parent.iterdir() if p.is_dir()] if root.parent.is_dir() else []
-    close = difflib.get_close_matches(root.name, siblings, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

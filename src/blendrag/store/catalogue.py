@@ -46,12 +46,20 @@ class Catalogue(CatalogueUsage):
         self._root = root
 
     @classmethod
-    def open(cls, root: Path, identity: KVIdentity) -> Catalogue:
-        """Open or create. Raises StoreMismatchError if the store was made with another identity."""
+    def open(cls, root: Path, identity: KVIdentity | None) -> Catalogue:
+        """Open or create; without an identity, open what there is, whatever it was made with.
+
+        Raises StoreMismatchError if the store was made with another identity.
+        """
         return cls(CatalogueFile.open(root, identity), root)
 
     def close(self) -> None:
         self._file.close()
+
+    @property
+    def identity(self) -> KVIdentity:
+        """What it was made with."""
+        return self._file.identity
 
     @property
     def dtype(self) -> str | None:
@@ -139,6 +147,15 @@ class Catalogue(CatalogueUsage):
     def ready(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` whose KV is there."""
         return self._among(keys, "state = 'ready' AND")
+
+    def ready_from(self, prefix: str) -> set[str]:
+        """The keys of ready chunks that begin with ``prefix``: what is to be found in one folder of files."""
+        query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
+        return set(self._keys(query, (prefix, prefix)))
+
+    def pending_among(self, keys: Iterable[str]) -> set[str]:
+        """Those of ``keys`` whose KV is wanted and not noted to be there."""
+        return self._among(keys, "state = 'pending' AND")
 
     def pending_keys(self) -> list[str]:
         """The keys of :meth:`pending`, without reading texts."""

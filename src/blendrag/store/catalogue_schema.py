@@ -51,55 +51,69 @@ _UNUSABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PE
 class CatalogueFile:
     """A connection to ``root/catalogue.sqlite``, for several threads; other processes have their own."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: sqlite3.Connection, identity: KVIdentity) -> None:
+        self._connection, self.identity = connection, identity
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, root: Path, identity: KVIdentity) -> CatalogueFile:
-        """Open or create, for this user only. Raises StoreError, and StoreMismatchError if made with another
-        identity."""
-        file = cls(_connect(root))
+    def open(cls, root: Path, identity: KVIdentity | None) -> CatalogueFile:
+        """Open or create, for this user only; without an identity, open what there is with its own.
+
+        Raises StoreError, and StoreMismatchError if it was made with another identity.
+        """
+        connection = _connect(root, create=identity is not None)
         try:
-            with file.transaction() as db:
-                _create(db, root, identity)
-                _compare(db, root, identity)
+            with _translated(), _transaction(connection) as db:
+                if identity is not None:
+                    _create(db, identity)
+                stored = _stored_identity(db, root)
+            if identity is not None and stored.digest() != identity.digest():
+                raise _mismatch(root, stored, identity)
         except BaseException:
-            file.close()
+            connection.close()
             raise
-        return file
+        return cls(connection, stored)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing of what is written. Raises StoreError, StoreFullError."""
-        with self._lock:
-            db = self._connection
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield db
-                    db.execute("COMMIT")
-                finally:
-                    if db.in_transaction:  # a full disk has rolled back already
-                        db.execute("ROLLBACK")
-            except sqlite3.Error as error:
-                raise _error(error) from error
+        with self._lock, _translated(), _transaction(self._connection) as db:
+            yield db
 
     def rows(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
         """What a query finds. Raises StoreError."""
-        with self._lock:
-            try:
-                return self._connection.execute(query, values).fetchall()
-            except sqlite3.Error as error:
-                raise _error(error) from error
+        with self._lock, _translated():
+            return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
 
-def _connect(root: Path) -> sqlite3.Connection:
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:  # a full disk has rolled back already
+            db.execute("ROLLBACK")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        full = _code(error) == sqlite3.SQLITE_FULL
+        raise (StoreFullError if full else StoreError)(f"the catalogue failed: {error}") from error
+
+
+def _connect(root: Path, *, create: bool) -> sqlite3.Connection:
     path = root / "catalogue.sqlite"
+    if not create and not path.is_file():
+        raise StoreError(f"no index at {str(root)!r}")
     try:
         make_folder(root)
         make_file(path)
@@ -134,42 +148,40 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
-def _create(db: sqlite3.Connection, root: Path, identity: KVIdentity) -> None:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == 0 and not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+def _create(db: sqlite3.Connection, identity: KVIdentity) -> None:
+    if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
         for statement in _SCHEMA.split(";\n"):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("INSERT INTO meta VALUES ('identity', ?)", (json.dumps(asdict(identity)),))
-    elif version != _VERSION:
+
+
+def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
         raise _made_by_another_version(root)
-
-
-def _compare(db: sqlite3.Connection, root: Path, identity: KVIdentity) -> None:
     (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
     try:
-        made_with = KVIdentity(**json.loads(stored))
+        values = json.loads(stored)
+        identity = KVIdentity(**values)
     except (TypeError, ValueError):
         raise _made_by_another_version(root) from None
-    if set(json.loads(stored)) != {field.name for field in fields(KVIdentity)}:
+    if set(values) != {field.name for field in fields(KVIdentity)}:
         raise _made_by_another_version(root)  # no default stands for a field that it does not name
-    if made_with.digest() != identity.digest():
-        raise StoreMismatchError(
-            f"the index {str(root)!r} was made with model {made_with.model!r}, not {identity.model!r}"
-            f" (different: {', '.join(made_with.differences(identity))}):"
-            " open it with that model, or ingest into a new folder"
-        )
+    return identity
+
+
+def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
+    return StoreMismatchError(
+        f"the index {str(root)!r} was made with model {stored.model!r}, not {identity.model!r}"
+        f" (different: {', '.join(stored.differences(identity))}):"
+        " open it with that model, or ingest into a new folder"
+    )
 
 
 def _made_by_another_version(root: Path) -> StoreMismatchError:
     return StoreMismatchError(
         f"the index {str(root)!r} was made by another version of blendrag: ingest into a new folder"
-    )
-
-
-def _error(error: sqlite3.Error) -> StoreError:
-    return (StoreFullError if _code(error) == sqlite3.SQLITE_FULL else StoreError)(
-        f"the catalogue failed: {error}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Folders and files that hold people's texts: made for this user only. What exists already is left as it is."""
+"""Folders and files that hold people's texts: made for this user only. What exists already is left alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def make_folder(path: Path) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file of mode 0600; SQLite gives its other files the same. Raises OSError if an existing one
-    cannot be written to."""
+    """Make an empty file of mode 0600, as SQLite's other files then have too. Raises OSError if an existing
+    one cannot be written to."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

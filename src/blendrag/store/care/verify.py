@@ -1,0 +1,171 @@
+"""Verify: is every record what it was when it was written, and does the catalogue say what is there?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from blendrag.errors import StoreError
+from blendrag.store.care.folder import ClosedIndex
+from blendrag.store.care.progress import SILENT, CareProgress
+from blendrag.store.care.sqlite import check
+from blendrag.store.record import DamagedError, Layout
+from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError, TierSpec
+
+Kind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
+
+_LISTED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """damaged: the record's bytes are not those that were written. missing: the catalogue says it is there.
+    orphan: it is there, and the catalogue does not want it. half-written: a process died writing it.
+    stranger: not a file of the store. catalogue: the SQLite file itself is damaged.
+    """
+
+    kind: Kind
+    name: str
+    detail: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """records, bytes: read and found sound. doomed: files whose deletion is decided and still to be done.
+    quarantined: damaged records put aside before. unasked: chunks that another tier may have, which could not
+    be asked. repaired: problems that were dealt with. counts: problems by kind; problems: the first thousand.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    doomed: int = 0
+    quarantined: int = 0
+    unasked: int = 0
+    repaired: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.counts
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Verifier:
+    """Reads every record of an index once, a layer at a time. Memory does not grow with the index.
+
+    others: tiers that may have what is not in this folder.
+    repair: damaged records are put aside, orphans and half-written files deleted, and chunks whose KV is gone
+    made pending, so that the next ingest prefills them. Strangers and the catalogue's file are left alone.
+    """
+
+    def __init__(
+        self,
+        index: ClosedIndex,
+        others: Collection[Tier] = (),
+        *,
+        progress: CareProgress = SILENT,
+        repair: bool = False,
+    ) -> None:
+        self._index, self._others, self._progress, self._repair = index, others, progress, repair
+        self._catalogue = index.catalogue
+        self._report = VerifyReport()
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        dtype = self._catalogue.dtype or "float32"  # none: no engine has written, every record is an orphan
+        layout = Layout(self._catalogue.identity, dtype)
+        self._tier = DiskTier(TierSpec(kind="disk"), layout, index.kv)
+
+    def run(self) -> VerifyReport:
+        """Raises StoreError if a file cannot be read for another reason than its contents."""
+        report, index = self._report, self._index
+        self._progress.expect(self._catalogue.totals().bytes)
+        for line in check(index.root / "catalogue.sqlite"):
+            self._add("catalogue", "catalogue.sqlite", line)
+        doomed = set(self._catalogue.doomed())
+        report.doomed, report.quarantined = len(doomed), len(index.quarantined())
+        for shard, records in index.shards():
+            self._shard(set(records), self._catalogue.ready_from(shard), doomed)
+        for path, _ in index.temporary():
+            self._add("half-written", path.name)
+            if self._repair:
+                path.unlink(missing_ok=True)
+                report.repaired += 1
+        for path in index.strangers():
+            self._add("stranger", str(path.relative_to(index.root)))
+        return report
+
+    def _add(self, kind: Kind, name: str, detail: str = "") -> None:
+        self._report.counts[kind] += 1
+        if len(self._report.problems) < _LISTED:
+            self._report.problems.append(Problem(kind, name, detail))
+
+    def _shard(self, there: set[str], ready: set[str], doomed: set[str]) -> None:
+        self._find(ready - there)
+        # Written, and the process died before the catalogue heard of it: the next opening takes it in.
+        pending = self._catalogue.pending_among(there - ready)
+        for key in sorted(there - ready - pending - doomed):
+            self._add("orphan", key)
+            if self._repair:
+                self._index.path(key).unlink(missing_ok=True)
+                self._report.repaired += 1
+        for key in sorted((there & ready) | pending):
+            try:
+                nbytes = self._read(key)
+            except DamagedError as error:
+                self._add("damaged", key, str(error).partition(": ")[2])
+                if self._repair:
+                    self._tier.quarantine(key)
+                    self._requeue([key])
+                continue
+            self._report.records += 1
+            self._report.bytes += nbytes
+
+    def _find(self, keys: set[str]) -> None:
+        """Ready chunks that are not in this folder."""
+        left = sorted(keys)
+        for tier in self._others:
+            try:
+                there = tier.has(left) if left else set()
+            except TierError:
+                self._report.unasked += len(left)
+                return
+            left = [key for key in left if key not in there]
+        for key in left:
+            self._add("missing", key)
+        self._requeue(left)
+
+    def _requeue(self, keys: Collection[str]) -> None:
+        if self._repair:
+            self._catalogue.mark(keys, "pending")
+            self._report.repaired += len(keys)
+
+    def _read(self, key: str) -> int:
+        """Bytes of the record. Raises DamagedError."""
+        tier = self._tier
+        opened = tier.open([key]).get(key)
+        if isinstance(opened, DamagedError):
+            raise opened
+        if not isinstance(opened, Opened):
+            raise StoreError(f"cannot read {str(self._index.path(key))!r}: {opened or 'it has vanished'}")
+        head = opened.head
+        try:
+            if head.layout.identity.chunk_key(head.ids.tolist()) != key:
+                raise DamagedError(f"{key}: its tokens are another chunk's")
+            if self._buffer.numel() < head.row_bytes:
+                self._buffer = torch.empty(head.row_bytes, dtype=torch.uint8)
+            into = self._buffer[: head.row_bytes].view(1, -1)
+            for layer in range(head.layout.num_layers):
+                (rows,) = tier.read([Read(opened, layer, layer + 1, into)])
+                head.verify(layer, rows)
+                self._progress.advance(head.row_bytes)
+        except TierError as error:
+            raise StoreError(f"cannot read {str(self._index.path(key))!r}: {error}") from error
+        finally:
+            tier.close_record(opened)
+        return head.nbytes
