@@ -1,12 +1,7 @@
-"""Real servers for the tests of remote tiers, and records to keep there.
-
-As a script, an S3 server: ``python servers.py FOLDER`` prints its port and serves buckets that are folders.
-"""
+"""Real servers for the tests of remote tiers, and records to keep there."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import signal
 import socket
@@ -14,17 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any, Literal
 
+import pytest
+import redis
 import torch
 
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
 from blendrag.store.tiers.interface import Opened, Read, Tier
+from blendrag.store.tiers.object import ObjectTier
+from blendrag.store.tiers.redis import RedisTier
+from blendrag.store.tiers.remote import RemoteTier
+from blendrag.store.tiers.spec import TierSpec
 
 LAYERS = 6
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=LAYERS, num_kv_heads=1, head_size=4)
@@ -99,21 +100,18 @@ class Process:
 
 
 def redis_server(folder: Path, *options: str) -> Process:
-    """A real Redis (or Valkey), that keeps nothing when it is killed. Needs ``redis_binary``."""
-    binary = redis_binary()
-    assert binary is not None
+    """A real Redis (or Valkey), that keeps nothing when it is killed. Skips the test where there is none."""
+    if (binary := shutil.which("valkey-server") or shutil.which("redis-server")) is None:
+        pytest.skip("no redis-server here: apt-get install redis-server")
     keep = ["--save", "", "--appendonly", "no", "--dir", str(folder), "--loglevel", "warning"]
     return Process(lambda port: [binary, "--bind", "127.0.0.1", "--port", str(port), *keep, *options])
-
-
-def redis_binary() -> str | None:
-    return shutil.which("valkey-server") or shutil.which("redis-server")
 
 
 def s3_server(folder: Path) -> Process:
     """An S3 server over HTTP, whose objects are the files in ``folder / BUCKET``."""
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
-    return Process(lambda port: [sys.executable, __file__, str(folder), str(port)])
+    script = Path(__file__).with_name("s3_server.py")
+    return Process(lambda port: [sys.executable, str(script), str(folder), str(port)])
 
 
 @contextmanager
@@ -125,15 +123,66 @@ def running(server: Process) -> Iterator[Process]:
         server.kill()
 
 
+@dataclass
+class Served:
+    """A server of either kind, as a tier sees it and behind the tier's back."""
+
+    kind: Literal["redis", "object"]
+    server: Process
+    folder: Path  # of the S3 server's buckets
+
+    def tier(self, port: int | None = None, layout: Layout = LAYOUT, **settings: Any) -> RemoteTier:
+        return tier_at(self.kind, port or self.server.port, layout, **settings)
+
+    def keep(self, key: str, data: bytes, layout: Layout = LAYOUT) -> None:
+        if self.kind == "redis":
+            with redis.Redis(port=self.server.port) as client:
+                client.set(f"blendrag:{layout.digest}:{key}", data)
+        else:
+            self._file(key, layout).parent.mkdir(parents=True, exist_ok=True)
+            self._file(key, layout).write_bytes(data)
+
+    def kept(self, key: str, layout: Layout = LAYOUT) -> bytes | None:
+        if self.kind == "redis":
+            with redis.Redis(port=self.server.port) as client:
+                return client.get(f"blendrag:{layout.digest}:{key}")  # type: ignore[return-value]
+        file = self._file(key, layout)
+        return file.read_bytes() if file.exists() else None
+
+    def _file(self, key: str, layout: Layout) -> Path:
+        return self.folder / BUCKET / "kv" / layout.digest / key[:2] / f"{key}.safetensors"
+
+
+def tier_at(kind: str, port: int, layout: Layout = LAYOUT, **settings: Any) -> RemoteTier:
+    """A tier for what listens on ``port``. Impatient, as tests are."""
+    settings = {"timeout_s": 0.5, "cooldown_s": 0.2, **settings}
+    if kind == "redis":
+        return RedisTier(TierSpec(kind="redis", url=f"redis://127.0.0.1:{port}", **settings), layout)
+    options = {**S3_OPTIONS, "endpoint": f"http://127.0.0.1:{port}"}
+    spec = TierSpec(kind="object", url=f"s3://{BUCKET}/kv", options=options, **settings)
+    return ObjectTier(spec, layout)
+
+
 @contextmanager
-def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
-    """The port of a server that says ``answer(what it received)``, or hangs up if that is nothing."""
+def serving(kind: Literal["redis", "object"], folder: Path) -> Iterator[Served]:
+    with running(redis_server(folder) if kind == "redis" else s3_server(folder)) as server:
+        yield Served(kind, server, folder)
+
+
+@contextmanager
+def answering(answer: Callable[[bytes], Iterable[bytes]]) -> Iterator[int]:
+    """The port of a server that sends ``answer(what it received)``, and hangs up if that is nothing."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def talk(client: socket.socket) -> None:
         with client, suppress(OSError):
-            while (request := client.recv(1 << 16)) and (reply := answer(request)):
-                client.sendall(reply)
+            while request := client.recv(1 << 16):
+                sent = 0
+                for part in answer(request):
+                    client.sendall(part)
+                    sent += len(part)
+                if not sent:
+                    return
 
     def accept() -> None:
         with suppress(OSError):
@@ -147,90 +196,3 @@ def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-
-
-class S3Handler(BaseHTTPRequestHandler):
-    """The part of S3 that object tiers use: PUT, ranged and conditional GET, HEAD, DELETE, DeleteObjects."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    folder = Path()
-
-    def do_GET(self) -> None:
-        try:
-            file = self._file().open("rb")
-        except OSError:
-            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
-            return
-        with file:
-            status = os.fstat(file.fileno())
-            etag = f'"{status.st_mtime_ns:x}-{status.st_ino:x}"'
-            if self.headers.get("If-Match", etag) != etag:
-                self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-                return
-            begin, end, size = 0, status.st_size, status.st_size
-            if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-                begin, end = int(wanted[1]), min(int(wanted[2]) + 1, size)
-                if begin >= size:
-                    self._answer(416, b"<Error><Code>InvalidRange</Code></Error>")
-                    return
-            self.send_response(206 if wanted else 200)
-            if wanted:
-                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")
-            self.send_header("Content-Length", str(end - begin))
-            self.send_header("ETag", etag)
-            self.send_header("Last-Modified", self.date_time_string(status.st_mtime))
-            self.end_headers()
-            if self.command == "GET" and end > begin:
-                self.connection.sendfile(file, begin, end - begin)
-
-    do_HEAD = do_GET
-
-    def do_PUT(self) -> None:
-        path = self._file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
-        left = int(self.headers["Content-Length"])
-        with temporary.open("wb") as file:
-            while left:
-                data = self.rfile.read(min(left, 1 << 20))
-                if not data:
-                    temporary.unlink()
-                    return
-                file.write(data)
-                left -= len(data)
-        temporary.replace(path)
-        self._answer(200, headers={"ETag": '"new"'})
-
-    def do_DELETE(self) -> None:
-        self._file().unlink(missing_ok=True)
-        self._answer(204)
-
-    def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        keys = re.findall(r"<Key>(.*?)</Key>", asked)
-        for key in keys:
-            (self._file() / key).unlink(missing_ok=True)
-        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
-        self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
-
-    def _file(self) -> Path:
-        return self.folder / unquote(urlsplit(self.path).path).lstrip("/")
-
-    def _answer(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        if status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-if __name__ == "__main__":
-    S3Handler.folder = Path(sys.argv[1])
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), S3Handler).serve_forever()

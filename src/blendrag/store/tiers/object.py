@@ -52,10 +52,12 @@ class ObjectTier(RemoteTier):
         self._thread.start()
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()  # nobody waits for ever
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _path(self, key: str) -> str:
         return f"{self.layout.digest}/{key[:2]}/{key}.safetensors"
@@ -163,10 +165,28 @@ class ObjectTier(RemoteTier):
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)  # nobody writes to ``into`` any more
 
+        if self._loop.is_closed():
+            raise TierError(f"{self.name}: closed")
         try:
             return asyncio.run_coroutine_threadsafe(together(), self._loop).result()
         except TimeoutError:
             raise TimeoutError(f"no answer in {self._seconds(nbytes):.1f} s") from None
+        except BaseException as error:
+            if _is_panic(error):
+                raise GarbageError("the client library gave up") from None
+            raise
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether obstore's native part failed where it was not meant to: then its error is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _open_store(spec: TierSpec) -> ObjectStore:
@@ -185,7 +205,7 @@ def _open_store(spec: TierSpec) -> ObjectStore:
             return from_url(url, mkdir=True, **config)
         return from_url(url, client_options=client, retry_config=_retry(spec), **config)
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if not isinstance(error, Exception) and not _is_panic(error):
             raise
         # The library's own message may repeat the url or an option's value.
         raise ConfigError(

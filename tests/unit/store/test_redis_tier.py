@@ -1,0 +1,156 @@
+"""The Redis tier against a real server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from servers import LAYOUT, Served, make_record, raw, redis_server, rows_of, running, serving, tier_at
+
+from blendrag.errors import ConfigError, StoreFullError
+from blendrag.store.record import DamagedError
+from blendrag.store.tiers.interface import Opened, TierError
+from blendrag.store.tiers.redis import RedisTier
+from blendrag.store.tiers.spec import TierSpec
+
+A = make_record(1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving("redis", tmp_path_factory.mktemp("redis")) as served:
+        yield served
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.server.port) as client:
+        client.flushall()
+        client.config_set("maxmemory", 0)
+        yield client
+
+
+def test_record_that_somebody_is_reading_is_not_replaced(server: Served, client: redis.Redis) -> None:
+    """KV computed twice may differ in its last bits: rows of one and checksums of the other do not fit."""
+    tier = server.tier()
+    tier.put(A)
+    opened = tier.open([A.key])[A.key]
+    other = LAYOUT.encode(A.key, A.head.ids, A.decode() + 1)
+    tier.put(other)
+    assert isinstance(opened, Opened)
+    assert rows_of(tier, opened).equal(A.rows)
+    assert tier.delete([A.key]) == 1
+    tier.put(other)
+    assert server.kept(A.key) == raw(other)
+
+
+def test_chunk_that_is_put_again_does_not_expire_as_an_old_one(server: Served, client: redis.Redis) -> None:
+    name = f"blendrag:{LAYOUT.digest}:{A.key}"
+    server.tier().put(A)
+    assert client.ttl(name) == -1
+    tier = server.tier(expire_s=1000)
+    tier.put(A)
+    assert 0 < client.ttl(name) <= 1000
+    client.expire(name, 5)
+    tier.put(A)
+    assert client.ttl(name) > 900
+
+
+def test_record_that_left_while_it_was_read_is_not_damaged(server: Served, client: redis.Redis) -> None:
+    tier = server.tier()
+    tier.put(A)
+    opened = tier.open([A.key])[A.key]
+    assert isinstance(opened, Opened)
+    client.flushall()
+    with pytest.raises(TierError, match="gone"):
+        rows_of(tier, opened)
+    assert tier.open([A.key]) == {}, "the server answered, so it is asked again"
+
+
+def test_record_that_was_cut_off_while_it_was_read_is_damaged(server: Served, client: redis.Redis) -> None:
+    tier = server.tier()
+    tier.put(A)
+    opened = tier.open([A.key])[A.key]
+    assert isinstance(opened, Opened)
+    server.keep(A.key, raw(A)[:-1])
+    with pytest.raises(DamagedError, match="cut off"):
+        rows_of(tier, opened)
+    assert tier.has([A.key]) == {A.key}
+
+
+def test_value_of_another_type_is_one_record_s_trouble(server: Served, client: redis.Redis) -> None:
+    tier, other = server.tier(), make_record(2)
+    client.lpush(f"blendrag:{LAYOUT.digest}:{A.key}", "1")
+    tier.put(other)
+    found = tier.open([A.key, other.key])
+    assert isinstance(found[A.key], DamagedError)
+    assert isinstance(found[other.key], Opened)
+
+
+def test_full_server_is_a_full_store_and_still_read(server: Served, client: redis.Redis) -> None:
+    tier = server.tier()
+    tier.put(A)
+    client.config_set("maxmemory", 1)
+    with pytest.raises(StoreFullError, match="maxmemory"):
+        tier.put(make_record(2))
+    assert isinstance(tier.open([A.key])[A.key], Opened)
+
+
+def test_password_is_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with running(redis_server(tmp_path, "--requirepass", "0pen-sesame")) as server:
+
+        def tier(password: str) -> RedisTier:
+            url = f"redis://:{password}@127.0.0.1:{server.port}/0"
+            return RedisTier(TierSpec(kind="redis", url=url, cooldown_s=0.001), LAYOUT)
+
+        tier("0pen-sesame").put(A)
+        with pytest.raises(TierError) as error:
+            tier("0pen-sesam").put(A)
+        with pytest.raises(TierError) as missing:
+            tier_at("redis", server.port).put(A)
+        server.kill()
+        with pytest.raises(TierError) as gone:
+            tier("0pen-sesame").put(A)
+    assert "uthentication" in str(error.value)
+    shown = [str(error.value), str(missing.value), str(gone.value), caplog.text, tier("0pen-sesame").name]
+    assert not any("0pen" in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://:s3cr3t@host/",
+        "redis://:s3cr/3t@host:6379",  # "/" has to be written %2F
+        "redis://:s3cr?3t@host:6379",
+        "redis://host:port/?password=s3cr3t",
+        "redis://host/0?no_such_option=s3cr3t",
+    ],
+)
+def test_url_that_cannot_be_used_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="host") as error:
+        RedisTier(TierSpec(kind="redis", url=url), LAYOUT)
+    assert "s3cr" not in str(error.value)
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_tier_that_was_closed_leaves_no_connection(server: Served, client: redis.Redis) -> None:
+    before = len(client.client_list())
+    tier = server.tier()
+    tier.put(A)
+    assert len(client.client_list()) == before + 1
+    tier.close()
+    tier.close()
+    assert len(client.client_list()) == before
+
+
+def test_unix_socket_is_as_good(tmp_path: Path) -> None:
+    with running(redis_server(tmp_path, "--unixsocket", str(tmp_path / "s"))):
+        tier = RedisTier(TierSpec(kind="redis", url=f"unix://{tmp_path / 's'}"), LAYOUT)
+        tier.put(A)
+        opened = tier.open([A.key])[A.key]
+        assert isinstance(opened, Opened)
+        assert rows_of(tier, opened).equal(A.rows)
