@@ -40,7 +40,7 @@ class KVStore:
         self.layout, self.tiers = layout, tuple(tiers)
         self._catalogue = catalogue
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._home = home_of(tiers)
+        self._home = tiers[home_at([tier.spec for tier in tiers])]
         self._evicted = evicted
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="blendrag-behind")
         self._uses: dict[str, tuple[int, int]] = {}
@@ -60,19 +60,23 @@ class KVStore:
             catalogue.settle_dtype(dtype)
             layout = Layout(identity, dtype)
             gone: list[str] = []
-            later = any(spec.kind != "ram" and spec.writes != "never" for spec in _below_home(stack))
+            home = home_at(stack)
+            later = any(spec.writes != "never" for spec in stack[home + 1 :])
 
             def evicted(key: str) -> None:
                 catalogue.evict([key], keep_ready=later)
                 gone.append(key)
                 if not later:
-                    for tier in tiers[:1]:
+                    for tier in tiers[:home]:
                         if isinstance(tier, RamTier):
                             tier.delete([key])
 
-            tiers = [make_tier(spec, layout, root / "kv", catalogue.recent, evicted) for spec in stack]
-            if len({tier.name for tier in tiers}) < len(tiers):
+            if len({spec.label for spec in stack}) < len(stack):
                 raise ConfigError("two tiers of a stack are the same")
+            tiers = [
+                make_tier(spec, layout, root / "kv", catalogue.recent, evicted if at == home else None)
+                for at, spec in enumerate(stack)
+            ]
             store = cls(catalogue, tiers, layout, gone)
             store._recover()
         except BaseException:
@@ -94,13 +98,14 @@ class KVStore:
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""
+        self._announce(record.key)
         try:
             self._home.put(record)
         except TierError as error:
             raise StoreError(f"the {self._home.name} tier cannot be written: {error}") from error
         finally:
             gone, self._evicted[:] = list(self._evicted), []
-            self._catalogue.buried(gone)
+            self._bury(gone)
         if not self._note_ready(record):
             return 0
         for tier in self.tiers:
@@ -108,8 +113,17 @@ class KVStore:
                 self._copy(tier, record)
             elif tier is not self._home and tier.spec.writes == "behind":
                 self._behind.submit(self._copy, tier, record)
+        self._drop_if_deleted(record.key)
         self._use(record.key)
         return record.head.nbytes
+
+    def _announce(self, key: str) -> None:
+        """A chunk that nobody waits for has no claim to a file: until :meth:`_note_ready`, a crash makes it
+        one to be deleted."""
+        if isinstance(self._home, DiskTier):
+            entries = self._catalogue.entries_of([key])
+            if not entries or entries[0].state == "evicted":
+                self._catalogue.evict([key])
 
     def _note_ready(self, record: Record) -> bool:
         key = record.key
@@ -117,7 +131,8 @@ class KVStore:
             try:
                 noted = bool(self._home.has([key])) and self._catalogue.mark_ready(key, record.head.nbytes)
             except (StoreError, TierError):
-                self._delete_from(self._home, [key])
+                if not self._catalogue.ready([key]):  # what was acknowledged before stays
+                    self._delete_from(self._home, [key])
                 raise
             if not noted:  # deleted while it was being written
                 self._delete_from(self._home, [key])
@@ -138,8 +153,19 @@ class KVStore:
                 unreachable.append(tier.name)
             elif tier is self._home:
                 dropped = there
-        self._catalogue.buried(keys)
+        self._bury(keys)
         return dropped, unreachable
+
+    def _bury(self, keys: Sequence[str]) -> None:
+        """Files that could not be removed stay doomed: the next opening tries again."""
+        if keys:
+            left = self._home.has(keys) if isinstance(self._home, DiskTier) else set()
+            self._catalogue.buried([key for key in keys if key not in left])
+
+    def _drop_if_deleted(self, key: str) -> None:
+        """Of two threads, one may give a chunk to RAM that the other has just deleted."""
+        if self.ram is not None and not self._catalogue.knows(key):
+            self.ram.delete([key])
 
     @staticmethod
     def _delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
@@ -223,12 +249,13 @@ class KVStore:
             if full or tier.spec.writes == "never":
                 continue
             with contextlib.suppress(StoreError, TierError):
+                if tier is self._home:
+                    self._announce(record.key)
                 tier.put(record)
                 tier.count(promotions=1)
                 if tier is self._home:
                     self._note_ready(record)
-        if self.ram is not None and not self._catalogue.knows(record.key):  # deleted meanwhile
-            self.ram.delete([record.key])
+        self._drop_if_deleted(record.key)
 
     def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
         """:meth:`promote`, in the background."""
@@ -264,7 +291,7 @@ class KVStore:
         return self._miss(opened.head.key, "damaged")
 
     def _put_aside(self, tier: Tier, key: str) -> None:
-        if isinstance(tier, DiskTier):
+        if isinstance(tier, DiskTier) and tier.spec.writes != "never":
             tier.quarantine(key)
         else:
             tier.count(damaged=1)
@@ -328,10 +355,12 @@ class KVStore:
             catalogue.mark([key for key, _ in catalogue.recent()], "pending")
         if not isinstance(home, DiskTier):
             return
-        home.sweep()
+        for tier in self.tiers:
+            if isinstance(tier, DiskTier) and tier.spec.writes != "never":
+                tier.sweep()
         doomed = catalogue.doomed()
         home.delete(doomed)
-        catalogue.buried(doomed)
+        self._bury(doomed)
         for key in home.has(catalogue.pending_keys()):
             record = self.get(key, ())
             if isinstance(record, Record):
@@ -353,16 +382,9 @@ def read_whole(opened: Opened) -> Record:
     return Record(head, rows)
 
 
-def home_of(tiers: Sequence[Tier]) -> Tier:
-    """The tier where a chunk counts as stored. Raises ConfigError if none may be written."""
-    writable = [tier for tier in tiers if tier.spec.writes != "never"]
+def home_at(stack: Sequence[TierSpec]) -> int:
+    """Which tier it is where a chunk counts as stored. Raises ConfigError if none may be written."""
+    writable = [at for at, spec in enumerate(stack) if spec.writes != "never"]
     if not writable:
         raise ConfigError("none of the tiers may be written")
-    return next((tier for tier in writable if not isinstance(tier, RamTier)), writable[0])
-
-
-def _below_home(stack: Sequence[TierSpec]) -> Sequence[TierSpec]:
-    for at, spec in enumerate(stack):
-        if spec.kind != "ram" and spec.writes != "never":
-            return stack[at + 1 :]
-    return ()
+    return next((at for at in writable if stack[at].kind != "ram"), writable[0])

@@ -6,34 +6,77 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.chunk import Chunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
+from blendrag.store.miss import Miss
+from blendrag.store.record import DamagedError, Head, Layout, Record
+from blendrag.store.tiers import TierSpec
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
+LAYOUT = Layout(IDENTITY, "bfloat16")
 FOLDERS = [str(Path(__file__).parents[3] / "src"), str(Path(__file__).parent)]
 
 
-def make_chunk(seed: int, tokens: int = 8, dtype: torch.dtype = torch.bfloat16) -> Chunk:
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """What is put into a store. kv: [layers, 2, tokens, kv_heads, head_size]."""
+
+    key: str
+    token_ids: tuple[int, ...]
+    kv: torch.Tensor
+
+
+def make_chunk(
+    seed: int, tokens: int = 8, dtype: torch.dtype = torch.bfloat16, identity: KVIdentity = IDENTITY
+) -> Chunk:
     """A chunk of its own tokens and random KV; the same one for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     ids = (seed, *torch.randint(0, 50_000, (tokens - 1,), generator=generator).tolist())
-    return Chunk(IDENTITY.chunk_key(ids), ids, torch.randn(2, 2, tokens, 1, 4, generator=generator).to(dtype))
+    shape = (identity.num_layers, 2, tokens, identity.num_kv_heads, identity.head_size)
+    return Chunk(identity.chunk_key(ids), ids, torch.randn(shape, generator=generator).to(dtype))
 
 
-def open_store(root: Path, *, ram: int = 0, disk: int | None = None) -> KVStore:
-    """A store that reads from disk unless it is given RAM."""
-    return KVStore.open(root, IDENTITY, ram_bytes=ram, disk_bytes=disk)
+def make_record(chunk: Chunk, layout: Layout = LAYOUT) -> Record:
+    return layout.encode(chunk.key, chunk.token_ids, chunk.kv)
 
 
-def register(root: Path, chunks: Sequence[Chunk], owner: str = "doc") -> None:
+def size(chunk: Chunk) -> int:
+    """Bytes of a chunk's record, in every tier."""
+    return make_record(chunk).head.nbytes
+
+
+def open_stack(
+    root: Path, *stack: TierSpec, identity: KVIdentity = IDENTITY, dtype: str = "bfloat16"
+) -> KVStore:
+    return KVStore.open(root, identity, dtype, stack)
+
+
+def open_store(
+    root: Path, *, ram: int = 0, disk: int | None = None, dtype: str = "bfloat16"
+) -> KVStore:
+    """RAM over disk; reads come from disk unless it is given RAM."""
+    return open_stack(root, TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk", bytes=disk), dtype=dtype)
+
+
+def put(store: KVStore, chunk: Chunk) -> int:
+    return store.put(chunk.key, chunk.token_ids, chunk.kv)
+
+
+def get(store: KVStore, chunk: Chunk) -> Record | Miss:
+    return store.get(chunk.key, chunk.token_ids)
+
+
+def register(
+    root: Path, chunks: Sequence[Chunk], owner: str = "doc", identity: KVIdentity = IDENTITY
+) -> None:
     """Make ``chunks`` known, as the client process does before the worker writes their KV."""
-    catalogue = Catalogue.open(root, IDENTITY)
+    catalogue = Catalogue.open(root, identity)
     catalogue.register(owner, [(chunk.key, f"text {chunk.key}", chunk.token_ids) for chunk in chunks])
     catalogue.close()
 
@@ -47,33 +90,84 @@ def states(root: Path) -> dict[str, str]:
         catalogue.close()
 
 
-def filled(root: Path, chunks: Sequence[Chunk], *, ram: int = 0, disk: int | None = None) -> KVStore:
+def filled(
+    root: Path, chunks: Sequence[Chunk], *, ram: int = 0, disk: int | None = None, dtype: str = "bfloat16"
+) -> KVStore:
     """An open store that was asked to keep ``chunks``, in this order."""
     register(root, chunks)
-    store = open_store(root, ram=ram, disk=disk)
+    store = open_store(root, ram=ram, disk=disk, dtype=dtype)
     for chunk in chunks:
-        store.put(chunk)
+        put(store, chunk)
     return store
 
 
 def record_of(root: Path, key: str) -> Path:
-    (file,) = (root / "kv").glob(f"*/{key}.safetensors")
+    (file,) = (root / "kv").glob(f"??/{key}.safetensors")
     return file
 
 
 def files(root: Path) -> set[str]:
-    """Names of all files of the disk tier, unfinished ones too."""
-    return {path.name for path in (root / "kv").rglob("*") if path.is_file()}
+    """Names of all files of the disk tier, unfinished ones too; not those put aside as damaged."""
+    found = {path for path in (root / "kv").rglob("*") if path.is_file()}
+    return {path.name for path in found if path.parent.name != "quarantine"}
+
+
+def quarantined(root: Path) -> set[str]:
+    return {path.name for path in (root / "kv" / "quarantine").glob("*")}
 
 
 def same(found: object, chunk: Chunk) -> bool:
     """Whether what the store gave is that chunk, bit by bit."""
+    if not isinstance(found, Record):
+        return False
+    kv = found.decode()
     return (
-        isinstance(found, Chunk)
-        and (found.key, found.token_ids, found.kv.dtype) == (chunk.key, chunk.token_ids, chunk.kv.dtype)
-        and found.kv.shape == chunk.kv.shape
-        and found.kv.contiguous().view(torch.uint8).equal(chunk.kv.contiguous().view(torch.uint8))
+        (found.key, tuple(found.head.ids.tolist()), kv.dtype) == (chunk.key, chunk.token_ids, chunk.kv.dtype)
+        and kv.shape == chunk.kv.shape
+        and kv.view(torch.uint8).equal(chunk.kv.contiguous().view(torch.uint8))
     )
+
+
+def gone(root: Path, chunk: Chunk) -> bool:
+    """Whether a damaged record was put aside, its chunk wanted again, and a later put welcome."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    pending = [entry.key for entry in catalogue.pending()]
+    nbytes = catalogue.totals().bytes
+    catalogue.close()
+    aside = quarantined(root) == {f"{chunk.key}.safetensors"}
+    return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
+
+
+def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
+    """A record from all of its bytes, verified. Raises DamagedError."""
+    head = layout.parse(key, data, len(data))
+    assert isinstance(head, Head)
+    rows = torch.frombuffer(bytearray(data[head.begin :]), dtype=torch.uint8).view(layout.num_layers, -1)
+    head.verify(0, rows)
+    return Record(head, rows)
+
+
+def problems(root: Path) -> list[str]:
+    """Read every file of the disk tier and compare with the catalogue; a line per problem, by key."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    recorded = dict(catalogue.recent())
+    catalogue.close()
+    found = {path.stem: path for path in (root / "kv").glob("??/*")}
+    lines = [f"{path.name}: half-written" for path in (root / "kv" / "tmp").glob("*")]
+    for key in sorted(found.keys() | recorded):
+        if key not in found:
+            lines.append(f"{key}: no file")
+        elif key not in recorded:
+            lines.append(f"{key}: no row")
+        else:
+            try:
+                record = from_bytes(found[key].read_bytes(), key)
+            except DamagedError as error:
+                lines.append(str(error))
+            else:
+                if record.head.nbytes != recorded[key]:
+                    lines.append(f"{key}: the row says {recorded[key]} bytes")
+    return lines
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -89,13 +183,4 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 A, B, C, D = (make_chunk(seed) for seed in range(4))
-RECORD = A.nbytes + 4 * len(A.token_ids) + 512  # what the disk tier counts for one of them
-
-
-def gone(root: Path, chunk: Chunk) -> bool:
-    """Whether a damaged record was dropped, its chunk wanted again, and a later put welcome."""
-    catalogue = Catalogue.open(root, IDENTITY)
-    pending = [entry.key for entry in catalogue.pending()]
-    nbytes = catalogue.totals().bytes
-    catalogue.close()
-    return pending == [chunk.key] and nbytes == 0 and not files(root)
+RECORD = size(A)  # bytes of any of them

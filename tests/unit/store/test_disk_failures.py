@@ -8,11 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import files, make_chunk, open_store, register, same, start, states
+from stores import (
+    LAYOUT,
+    files,
+    get,
+    make_chunk,
+    make_record,
+    open_store,
+    problems,
+    put,
+    register,
+    same,
+    size,
+    start,
+    states,
+)
 
 from blendrag.errors import StoreError, StoreFullError
-from blendrag.store.chunk import Miss
-from blendrag.store.disk import DiskTier
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import DiskTier, TierSpec
 
 A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
 
@@ -24,16 +38,16 @@ from blendrag.errors import StoreFullError
 root = Path(sys.argv[1])
 store = open_store(root)
 small, large, after = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
-store.put(small)
+put(store, small)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
 try:
-    store.put(large)
+    put(store, large)
 except StoreFullError as error:
     print(error)
 print(sorted(files(root)) == [f"{small.key}.safetensors"], store.stats()["disk"]["chunks"])
-print(store.put(after) == after.nbytes, same(store.get(small.key, small.token_ids), small))
+print(put(store, after) == size(after), same(get(store, small), small))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(store.put(large) == large.nbytes, same(store.get(large.key, large.token_ids), large))
+print(put(store, large) == size(large), same(get(store, large), large))
 store.close()
 """
 
@@ -72,15 +86,15 @@ def test_disk_full_to_the_last_byte_never_costs_what_is_stored(small_disk: Path)
     refused = 0
     for chunk in chunks:
         try:
-            store.put(chunk)
+            put(store, chunk)
             kept.append(chunk)
         except StoreFullError:
             refused += 1
     assert len(kept) > 5 and refused > 5
     assert files(small_disk) == {f"{chunk.key}.safetensors" for chunk in kept}
-    assert all(same(store.get(chunk.key, chunk.token_ids), chunk) for chunk in kept)
+    assert all(same(get(store, chunk), chunk) for chunk in kept)
     store.delete([chunk.key for chunk in kept[:5]])
-    assert store.put(chunks[-1]) == chunks[-1].nbytes
+    assert put(store, chunks[-1]) == size(chunks[-1])
     store.close()
 
 
@@ -89,12 +103,12 @@ def test_failed_rewrite_keeps_the_record_that_was_there(
 ) -> None:
     register(tmp_path, [A])
     store = open_store(tmp_path)
-    store.put(A)
+    put(store, A)
     with monkeypatch.context() as patch:
-        patch.setattr("blendrag.store.disk.os.replace", no_room)
+        patch.setattr("blendrag.store.tiers.disk.os.replace", no_room)
         with pytest.raises(StoreFullError):
-            store.put(A)
-    assert same(store.get(A.key, A.token_ids), A)
+            put(store, A)
+    assert same(get(store, A), A)
     assert store.stats()["disk"]["chunks"] == 1
     assert states(tmp_path) == {A.key: "ready"}
     store.close()
@@ -104,14 +118,14 @@ def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(tmp_path, [A, B])
-    store = open_store(tmp_path, ram=1 << 20, disk=1000)
-    store.put(A)
-    monkeypatch.setattr("blendrag.store.disk.os.replace", no_room)
+    store = open_store(tmp_path, ram=1 << 20, disk=size(A) + 100)
+    put(store, A)
+    monkeypatch.setattr("blendrag.store.tiers.disk.os.replace", no_room)
     with pytest.raises(StoreFullError):
-        store.put(B)
+        put(store, B)
     assert states(tmp_path) == {A.key: "evicted", B.key: "pending"}
     assert not files(tmp_path)
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert get(store, A) == Miss("missing")
     store.close()
 
 
@@ -125,10 +139,10 @@ def test_other_write_errors_are_not_called_a_full_disk(
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("blendrag.store.disk.os.fsync", fail)
-    disk = DiskTier(tmp_path, None)
+    monkeypatch.setattr("blendrag.store.tiers.disk.os.fsync", fail)
+    disk = DiskTier(TierSpec(kind="disk"), LAYOUT, tmp_path)
     with pytest.raises(StoreError, match="Input/output error") as caught:
-        disk.put(A)
+        disk.put(make_record(A))
     assert not isinstance(caught.value, StoreFullError)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -137,24 +151,25 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from stores import *
-from blendrag.store import disk
 from blendrag.store.catalogue import Catalogue
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
+def cut_and_die(descriptor):
+    os.ftruncate(descriptor, 300)
+    die()
+
 root, when = Path(sys.argv[1]), sys.argv[2]
 store = open_store(root, ram=1 << 20)
-store.put(make_chunk(1))
+put(store, make_chunk(1))
 if when == "half written":
-    save = disk.save
-    disk.save = lambda *given: save(*given)[:300]
-    os.fsync = die
+    os.fsync = cut_and_die
 elif when == "written, not renamed":
     os.replace = die
 elif when == "renamed, not in the catalogue":
     Catalogue.mark_ready = die
-store.put(make_chunk(2, tokens=50))
+put(store, make_chunk(2, tokens=50))
 """
 
 
@@ -170,8 +185,8 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
     survived = when == "renamed, not in the catalogue"
     assert states(tmp_path) == {A.key: "ready", cut.key: "ready" if survived else "pending"}
     assert len(files(tmp_path)) == 1 + survived
-    assert store.check_integrity() == []
-    assert same(store.get(A.key, A.token_ids), A)
-    assert store.put(cut) == cut.nbytes
-    assert same(store.get(cut.key, cut.token_ids), cut)
+    assert problems(tmp_path) == []
+    assert same(get(store, A), A)
+    assert put(store, cut) == size(cut)
+    assert same(get(store, cut), cut)
     store.close()

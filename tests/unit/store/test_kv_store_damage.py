@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,24 +10,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
     IDENTITY,
+    LAYOUT,
     RECORD,
     A,
     B,
     C,
     D,
+    files,
     filled,
+    get,
     gone,
+    make_chunk,
+    make_record,
     open_store,
+    problems,
+    put,
+    quarantined,
     record_of,
     register,
     same,
+    size,
     states,
 )
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.chunk import Miss
-from blendrag.store.disk import DiskTier
-from blendrag.store.tier import DamagedError
+from blendrag.store.kv_store import read_whole
+from blendrag.store.miss import Miss
+from blendrag.store.record import DamagedError
+from blendrag.store.tiers import Opened
 
 # -- damage ---------------------------------------------------------------------------------------------
 
@@ -45,43 +56,48 @@ def test_flipped_byte_is_dropped_and_wanted_again(data: st.DataObject) -> None:
         at = data.draw(st.integers(low, high))
         record[at] ^= data.draw(st.integers(1, 255))
         file.write_bytes(record)
-        found = store.get(A.key, A.token_ids)
-        if at >= header or isinstance(found, Miss):  # a space for a tab in the header changes nothing
-            assert found == Miss("damaged")
-            assert gone(root, A)
-            assert store.stats()["damaged"] == 1
-            assert store.get(A.key, A.token_ids) == Miss("missing")
-            assert store.put(A) == A.nbytes
-        assert same(store.get(A.key, A.token_ids), A)
+        assert get(store, A) == Miss("damaged")
+        assert gone(root, A)
+        assert store.stats()["disk"]["damaged"] == 1
+        assert get(store, A) == Miss("missing")
+        assert put(store, A) == size(A)
+        assert same(get(store, A), A)
         store.close()
 
 
-def test_no_flipped_bit_of_a_header_raises_or_changes_what_is_read(tmp_path: Path) -> None:
-    disk = DiskTier(tmp_path, None)
-    disk.put(A)
-    file = disk.path(A.key)
-    record = file.read_bytes()
-    header = 8 + int.from_bytes(record[:8], "little")
-    damaged = 0
-    for bit in range(8 * header):
-        flipped = bytearray(record)
+def test_no_flipped_bit_of_a_head_is_believed() -> None:
+    record = make_record(A)
+    head = record.head.bytes()
+    for bit in range(8 * len(head)):
+        flipped = bytearray(head)
         flipped[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(flipped)
-        try:
-            assert same(disk.peek(A.key), A)
-        except DamagedError:
-            damaged += 1
-    assert damaged > 7 * header  # nearly all were noticed
+        with pytest.raises(DamagedError):
+            parsed = LAYOUT.parse(A.key, bytes(flipped), record.head.nbytes)
+            assert not isinstance(parsed, int)
+            parsed.verify(0, record.rows)
 
 
-@pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
+@pytest.mark.parametrize("left", [0, 4, 8, 100, 1024, 1030, -1])
 def test_truncated_record_is_dropped_and_wanted_again(tmp_path: Path, left: int) -> None:
     store = filled(tmp_path, [A])
     file = record_of(tmp_path, A.key)
     file.write_bytes(file.read_bytes()[:left])
-    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    assert get(store, A) == Miss("damaged")
     assert gone(tmp_path, A)
-    assert store.stats()["damaged"] == 1
+    assert store.stats()["disk"]["damaged"] == 1
+    store.close()
+
+
+def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
+    """A mapped file would kill the process here."""
+    store = filled(tmp_path, [A])
+    (opened,) = store.open_records([(A.key, A.token_ids)])
+    assert isinstance(opened, Opened)
+    os.truncate(record_of(tmp_path, A.key), RECORD - 1)
+    with pytest.raises(DamagedError, match="cut off"):
+        read_whole(opened)
+    assert store.damaged(opened) == Miss("damaged")
+    assert gone(tmp_path, A)
     store.close()
 
 
@@ -89,7 +105,7 @@ def test_record_with_something_appended_is_dropped(tmp_path: Path) -> None:
     store = filled(tmp_path, [A])
     file = record_of(tmp_path, A.key)
     file.write_bytes(file.read_bytes() + b"\0")
-    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    assert get(store, A) == Miss("damaged")
     assert gone(tmp_path, A)
     store.close()
 
@@ -98,34 +114,35 @@ def test_another_chunks_record_under_this_name_is_dropped(tmp_path: Path) -> Non
     store = filled(tmp_path, [A, B])
     record_of(tmp_path, A.key).write_bytes(record_of(tmp_path, B.key).read_bytes())
     assert store.get(A.key, B.token_ids) == Miss("damaged")  # even when asked for what is in the file
+    assert quarantined(tmp_path) == {f"{A.key}.safetensors"}
     assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
-    assert same(store.get(B.key, B.token_ids), B)
+    assert same(get(store, B), B)
     store.close()
 
 
 def test_deleted_record_is_wanted_again(tmp_path: Path) -> None:
     store = filled(tmp_path, [A])
     record_of(tmp_path, A.key).unlink()
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert get(store, A) == Miss("missing")
     assert states(tmp_path) == {A.key: "pending"}
     assert store.stats()["disk"]["bytes"] == 0
-    assert store.put(A) == A.nbytes
+    assert put(store, A) == size(A)
     store.close()
 
 
 def test_record_that_cannot_be_opened_just_now_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Path) -> bytes:
+    def fail(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     store = filled(tmp_path, [A])
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
-        assert store.get(A.key, A.token_ids) == Miss("missing")
-    assert store.stats()["damaged"] == 0
+        patch.setattr("blendrag.store.tiers.disk.os.open", fail)
+        assert get(store, A) == Miss("unavailable")
+    assert (store.stats()["disk"]["damaged"], store.stats()["disk"]["errors"]) == (0, 1)
     assert states(tmp_path) == {A.key: "ready"}
-    assert same(store.get(A.key, A.token_ids), A)
+    assert same(get(store, A), A)
     store.close()
 
 
@@ -133,31 +150,60 @@ def test_prefetch_over_a_damaged_record_raises_nothing_and_brings_the_others(tmp
     filled(tmp_path, [A, B]).close()
     record_of(tmp_path, A.key).write_bytes(b"")
     store = open_store(tmp_path, ram=1 << 20)
-    store.prefetch([A.key, C.key, B.key])
+    for chunk in (A, C, B):
+        store.prefetch(chunk.key)
     record_of(tmp_path, B.key).unlink()
-    assert same(store.get(B.key, B.token_ids), B)
-    assert store.get(A.key, A.token_ids) == Miss("damaged")
+    assert same(get(store, B), B)
+    assert get(store, A) == Miss("missing")
+    assert (store.stats()["disk"]["damaged"], store.stats()["ram"]["promotions"]) == (1, 1)
+    assert states(tmp_path) == {A.key: "pending", B.key: "ready"}
     store.close()
 
 
-def test_integrity_check_overlooks_nothing(tmp_path: Path) -> None:
+def test_check_that_these_tests_rely_on_overlooks_nothing(tmp_path: Path) -> None:
     store = filled(tmp_path, [A, B, C, D])
-    assert store.check_integrity() == []
+    assert problems(tmp_path) == []
     record_of(tmp_path, A.key).unlink()
     record_of(tmp_path, B.key).write_bytes(b"")
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     catalogue.mark([C.key], "pending")
     catalogue.close()
-    problems = store.check_integrity()
-    assert sorted(problem.split(":")[0] for problem in problems) == sorted([A.key, B.key, C.key])
+    (tmp_path / "kv" / "tmp" / "half").write_bytes(b"")
+    found = [line.split(":")[0] for line in problems(tmp_path)]
+    assert sorted(found) == sorted([A.key, B.key, C.key, "half"])
     store.close()
 
 
-def test_integrity_check_does_not_change_which_chunk_leaves_next(tmp_path: Path) -> None:
-    chunks = sorted([A, B], key=lambda chunk: chunk.key, reverse=True)
-    store = filled(tmp_path, chunks, disk=2 * RECORD)
-    store.check_integrity()  # reads in the order of keys
-    register(tmp_path, [*chunks, C])
-    store.put(C)
-    assert states(tmp_path)[chunks[0].key] == "evicted"
+def test_looking_around_does_not_change_which_chunk_leaves_next(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A, B], disk=2 * RECORD)
+    store.stats()
+    store.tiers[-1].has([A.key])
+    assert problems(tmp_path) == []
+    register(tmp_path, [A, B, C])
+    put(store, C)
+    assert states(tmp_path)[A.key] == "evicted"
+    store.close()
+
+
+# -- what is put aside ----------------------------------------------------------------------------------
+
+
+def test_quarantine_keeps_the_latest_and_does_not_grow(tmp_path: Path) -> None:
+    chunks = [make_chunk(seed) for seed in range(20)]
+    store = filled(tmp_path, chunks)
+    for number, chunk in enumerate(chunks, 1):
+        record_of(tmp_path, chunk.key).write_bytes(b"damaged")
+        assert get(store, chunk) == Miss("damaged")
+        kept = chunks[max(0, number - 16) : number]
+        assert quarantined(tmp_path) == {f"{one.key}.safetensors" for one in kept}
+    assert store.stats()["disk"]["damaged"] == 20
+    store.close()
+
+
+def test_deleted_document_does_not_survive_in_quarantine(tmp_path: Path) -> None:
+    store = filled(tmp_path, [A])
+    record_of(tmp_path, A.key).write_bytes(b"damaged")
+    assert get(store, A) == Miss("damaged")
+    store.delete([A.key])
+    assert not files(tmp_path) and not quarantined(tmp_path)
     store.close()

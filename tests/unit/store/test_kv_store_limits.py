@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,19 +17,29 @@ from stores import (
     A,
     B,
     C,
+    Chunk,
     files,
     filled,
+    get,
     make_chunk,
+    make_record,
+    open_stack,
     open_store,
+    problems,
+    put,
+    quarantined,
+    record_of,
     register,
     same,
+    size,
     states,
 )
 
 from blendrag.errors import StoreFullError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.chunk import Chunk, Miss
-from blendrag.store.disk import DiskTier
+from blendrag.store.miss import Miss
+from blendrag.store.record import Record
+from blendrag.store.tiers import DiskTier, Opened, TierSpec
 
 # -- limits ---------------------------------------------------------------------------------------------
 
@@ -36,21 +47,21 @@ from blendrag.store.disk import DiskTier
 def test_evicted_chunk_is_not_pending_and_not_in_ram(tmp_path: Path) -> None:
     store = filled(tmp_path, [A, B, C], ram=1 << 20, disk=2 * RECORD)
     assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert get(store, A) == Miss("missing")
     assert states(tmp_path)[A.key] == "evicted"  # asking does not make it wanted
     assert store.stats()["disk"]["evictions"] == 1
     register(tmp_path, [A, B, C])  # ingesting again does
     assert states(tmp_path)[A.key] == "pending"
-    assert store.put(A) == A.nbytes
+    assert put(store, A) == size(A)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready"}
     store.close()
 
 
 def test_chunk_answered_from_ram_is_not_the_first_to_leave_the_disk(tmp_path: Path) -> None:
     store = filled(tmp_path, [A, B], ram=1 << 20, disk=2 * RECORD)
-    assert same(store.get(A.key, A.token_ids), A)
+    assert same(get(store, A), A)
     register(tmp_path, [A, B, C])
-    store.put(C)
+    put(store, C)
     assert states(tmp_path) == {A.key: "ready", B.key: "evicted", C.key: "ready"}
     store.close()
 
@@ -59,40 +70,55 @@ def test_chunk_larger_than_the_limit_drives_nobody_out(tmp_path: Path) -> None:
     large = make_chunk(9, tokens=500)
     store = filled(tmp_path, [A, B], disk=2 * RECORD)
     register(tmp_path, [A, B, large])
-    with pytest.raises(StoreFullError, match="limit"):
-        store.put(large)
+    with pytest.raises(StoreFullError, match="more than the disk tier may hold"):
+        put(store, large)
     assert states(tmp_path) == {A.key: "ready", B.key: "ready", large.key: "pending"}
-    assert same(store.get(A.key, A.token_ids), A)
+    assert same(get(store, A), A)
     store.close()
 
 
 def test_chunk_larger_than_ram_is_served_from_disk(tmp_path: Path) -> None:
-    store = filled(tmp_path, [A], ram=A.nbytes - 1)
-    assert same(store.get(A.key, A.token_ids), A)
+    store = filled(tmp_path, [A], ram=RECORD - 1)
+    assert same(get(store, A), A)
     assert store.stats()["ram"]["chunks"] == 0
     store.close()
 
 
-def test_record_takes_no_more_than_is_counted_for_it(tmp_path: Path) -> None:
-    for tokens in (1, 8, 700):
-        chunk = make_chunk(1, tokens)
-        disk = DiskTier(tmp_path / str(tokens), None)
-        disk.put(chunk)
-        assert disk.path(chunk.key).stat().st_size <= disk.stats()["bytes"]
+@pytest.mark.parametrize("tokens", [1, 8, 700])
+def test_record_takes_what_is_counted_for_it(tmp_path: Path, tokens: int) -> None:
+    chunk = make_chunk(1, tokens)
+    store = filled(tmp_path, [chunk], ram=1 << 20)
+    stats = store.stats()
+    assert record_of(tmp_path, chunk.key).stat().st_size == stats["disk"]["bytes"] == stats["ram"]["bytes"]
+    store.close()
+
+
+def test_count_limits_are_obeyed(tmp_path: Path) -> None:
+    register(tmp_path, [A, B, C])
+    store = open_stack(tmp_path, TierSpec(kind="ram", chunks=1), TierSpec(kind="disk", chunks=2))
+    for chunk in (A, B, C):
+        put(store, chunk)
+    stats = store.stats()
+    assert [stats[name]["chunks"] for name in ("ram", "disk")] == [1, 2]
+    assert [stats[name]["evictions"] for name in ("ram", "disk")] == [2, 1]
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
+    store.close()
+    store = open_stack(tmp_path, TierSpec(kind="ram", chunks=0), TierSpec(kind="disk", chunks=1))
+    assert files(tmp_path) == {f"{C.key}.safetensors"}  # lowered since
+    assert same(get(store, C), C)
+    assert store.stats()["ram"]["chunks"] == 0
+    with pytest.raises(StoreFullError):
+        store.tiers[0].put(make_record(C))
+    store.close()
 
 
 POOL = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 8, 8, 16, 30, 60])]
 
-
-def disk_size(chunk: Chunk) -> int:
-    return chunk.nbytes + 4 * len(chunk.token_ids) + 512
-
-
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.sampled_from(["put", "get"]), st.sampled_from(POOL)), max_size=25),
-    st.integers(0, 4000),
     st.integers(0, 6000),
+    st.integers(0, 10_000),
 )
 def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
     steps: list[tuple[str, Chunk]], ram: int, limit: int
@@ -105,26 +131,26 @@ def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
         in_ram: OrderedDict[str, int] = OrderedDict()
 
         def keep(chunk: Chunk) -> None:
-            if chunk.nbytes <= ram:
+            if size(chunk) <= ram:
                 in_ram.pop(chunk.key, None)
-                while sum(in_ram.values()) + chunk.nbytes > ram:
+                while sum(in_ram.values()) + size(chunk) > ram:
                     in_ram.popitem(last=False)
-                in_ram[chunk.key] = chunk.nbytes
+                in_ram[chunk.key] = size(chunk)
 
         for action, chunk in steps:
-            size = disk_size(chunk)
-            if action == "put" and size > limit:
+            needed = size(chunk)
+            if action == "put" and needed > limit:
                 with pytest.raises(StoreFullError):
-                    store.put(chunk)
+                    put(store, chunk)
             elif action == "put":
                 model.pop(chunk.key, None)
-                while sum(model.values()) + size > limit:
+                while sum(model.values()) + needed > limit:
                     in_ram.pop(model.popitem(last=False)[0], None)
-                model[chunk.key] = size
+                model[chunk.key] = needed
                 keep(chunk)
-                assert store.put(chunk) == chunk.nbytes
+                assert put(store, chunk) == size(chunk)
             else:
-                found = store.get(chunk.key, chunk.token_ids)
+                found = get(store, chunk)
                 assert same(found, chunk) if chunk.key in model else found == Miss("missing")
                 if chunk.key in model:
                     model.move_to_end(chunk.key)  # whichever tier answered
@@ -134,7 +160,7 @@ def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
                     keep(chunk)
             on_disk = sum(path.stat().st_size for path in (root / "kv").rglob("*.safetensors"))
             stats = store.stats()
-            assert on_disk <= stats["disk"]["bytes"] == sum(model.values()) <= limit
+            assert on_disk == stats["disk"]["bytes"] == sum(model.values()) <= limit
             assert stats["ram"]["bytes"] == sum(in_ram.values()) <= ram
             assert files(root) == {f"{key}.safetensors" for key in model}
         assert {key for key, state in states(root).items() if state == "ready"} == set(model)
@@ -151,17 +177,17 @@ def test_chunk_deleted_while_it_is_written_leaves_nothing(
     register(tmp_path, [A])
     write = DiskTier._write
 
-    def write_slowly(tier: DiskTier, chunk: Chunk) -> None:
+    def write_slowly(tier: DiskTier, record: Record) -> None:
         catalogue = Catalogue.open(tmp_path, IDENTITY)  # the client's
         assert catalogue.release("doc") == [A.key]
         catalogue.close()
-        write(tier, chunk)
+        write(tier, record)
 
     monkeypatch.setattr(DiskTier, "_write", write_slowly)
-    assert store.put(A) == 0
+    assert put(store, A) == 0
     assert not files(tmp_path)
     assert store.stats()["ram"]["chunks"] == store.stats()["disk"]["chunks"] == 0
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert get(store, A) == Miss("missing")
     store.close()
 
 
@@ -179,8 +205,8 @@ def test_chunk_deleted_the_moment_it_is_ready_does_not_stay_in_ram(
         return marked
 
     monkeypatch.setattr(Catalogue, "mark_ready", then_delete)
-    store.put(A)
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    put(store, A)
+    assert get(store, A) == Miss("missing")
     store.close()
 
 
@@ -189,39 +215,39 @@ def test_get_that_misses_a_chunk_just_being_written_does_not_unmark_it(
 ) -> None:
     store = filled(tmp_path, [])
     register(tmp_path, [A])
-    get = DiskTier.get
+    look = DiskTier.open
 
-    def then_written(tier: DiskTier, key: str) -> Chunk | None:
-        found = get(tier, key)
-        store.put(A)  # by the writer's thread, between the look-up and what follows from it
+    def then_written(tier: DiskTier, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
+        found = look(tier, keys)
+        put(store, A)  # by the writer's thread, between the look-up and what follows from it
         return found
 
-    monkeypatch.setattr(DiskTier, "get", then_written)
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    monkeypatch.setattr(DiskTier, "open", then_written)
+    assert get(store, A) == Miss("missing")
     assert states(tmp_path) == {A.key: "ready"}
     store.close()
 
 
 def test_delete_counts_and_leaves_nothing(tmp_path: Path) -> None:
     store = filled(tmp_path, [A, B], ram=1 << 20)
-    assert store.delete([A.key, C.key]) == 1
+    assert store.delete([A.key, C.key]) == (1, [])
     assert files(tmp_path) == {f"{B.key}.safetensors"}
     assert store.stats()["ram"]["chunks"] == 1
-    assert store.get(A.key, A.token_ids) == Miss("missing")
+    assert get(store, A) == Miss("missing")
     store.close()
 
 
 def test_threads_never_get_a_torn_or_foreign_chunk(tmp_path: Path) -> None:
     chunks = [make_chunk(seed, tokens=20) for seed in range(12)]
     register(tmp_path, chunks)
-    size = disk_size(chunks[0])
-    store = open_store(tmp_path, ram=4 * chunks[0].nbytes, disk=6 * size)
+    each = size(chunks[0])
+    store = open_store(tmp_path, ram=4 * each, disk=6 * each)
     begin = threading.Barrier(6)
 
-    def put(first: int) -> None:
+    def write(first: int) -> None:
         begin.wait()
         for n in range(24):  # a number, not a time: how long a write takes is up to the disk
-            store.put(chunks[(first + n) % 12])
+            put(store, chunks[(first + n) % 12])
 
     def read(first: int) -> int:
         begin.wait()
@@ -229,23 +255,21 @@ def test_threads_never_get_a_torn_or_foreign_chunk(tmp_path: Path) -> None:
         at = first
         while not all(writer.done() for writer in writers):
             chunk = chunks[at % 12]
-            found = store.get(chunk.key, chunk.token_ids)
+            found = get(store, chunk)
             assert found == Miss("missing") or same(found, chunk)
-            hits += isinstance(found, Chunk)
+            hits += isinstance(found, Record)
             at += 1
         return hits
 
     with ThreadPoolExecutor(6) as pool:
-        writers = [pool.submit(put, first) for first in (0, 5)]
+        writers = [pool.submit(write, first) for first in (0, 5)]
         readers = [pool.submit(read, n) for n in range(4)]
         for writer in writers:
             writer.result()
         assert all(reader.result() > 10 for reader in readers)
     stats = store.stats()
-    assert stats["damaged"] == 0
-    assert stats["disk"]["bytes"] == size * stats["disk"]["chunks"] == size * len(files(tmp_path)) <= 6 * size
-    assert stats["ram"]["bytes"] <= 4 * chunks[0].nbytes
+    assert stats["disk"]["damaged"] == 0 and not quarantined(tmp_path)
+    assert stats["disk"]["bytes"] == each * stats["disk"]["chunks"] == each * len(files(tmp_path)) <= 6 * each
+    assert stats["ram"]["bytes"] <= 4 * each
     store.close()
-    store = open_store(tmp_path)
-    assert store.check_integrity() == []
-    store.close()
+    assert problems(tmp_path) == []

@@ -4,15 +4,16 @@ import ast
 from pathlib import Path
 
 import pytest
-from stores import make_chunk
+import torch
+from stores import LAYOUT, RECORD, make_chunk, make_record
 
 import blendrag
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, make_policy, register_policy
 from blendrag.store.codec import make_codec
-from blendrag.store.ram import RamTier
+from blendrag.store.tiers import Opened, RamTier, TierSpec
 
-A, B, C = (make_chunk(seed) for seed in range(3))
+A, B, C = (make_record(make_chunk(seed)) for seed in range(3))
 SOURCES = sorted(Path(blendrag.__file__).parent.rglob("*.py"))
 
 
@@ -20,7 +21,7 @@ def test_unknown_policy_and_codec_are_config_errors_that_name_the_known_ones() -
     with pytest.raises(ConfigError, match=r"'fifo'.*lru"):
         make_policy("fifo")
     with pytest.raises(ConfigError, match=r"'zip'.*raw"):
-        make_codec("zip")
+        make_codec("zip", 1, 4, torch.bfloat16)
 
 
 def test_empty_policy_names_no_victim() -> None:
@@ -51,20 +52,40 @@ def test_ones_own_eviction_policy_is_obeyed() -> None:
         def victim(self) -> str | None:
             return self.keys[-1] if self.keys else None
 
+    evicted: list[str] = []
     try:
-        tier = RamTier(2 * A.nbytes, policy="newest")
-        assert [tier.put(chunk) for chunk in (A, B, C)] == [[], [], [B.key]]
+        spec = TierSpec(kind="ram", bytes=2 * RECORD, policy="newest")
+        tier = RamTier(spec, LAYOUT, evicted.append)
+        for record in (A, B, C):
+            tier.put(record)
+        assert evicted == [B.key]
     finally:
         del POLICIES["newest"]
 
 
-def test_replaced_chunk_is_not_counted_twice() -> None:
-    tier = RamTier(2 * A.nbytes)
-    assert tier.put(A) == tier.put(A) == tier.put(B) == []
-    assert tier.stats() == {"chunks": 2, "bytes": 2 * A.nbytes, "hits": 0, "misses": 0, "evictions": 0}
-    assert tier.put(C) == [A.key]
-    assert tier.get(A.key) is None and tier.get(B.key) is B
-    assert (tier.stats()["hits"], tier.stats()["misses"]) == (1, 1)
+@pytest.mark.parametrize("limit", [2 * RECORD, None])
+def test_replaced_chunk_is_not_counted_twice(limit: int | None) -> None:
+    tier = RamTier(TierSpec(kind="ram", bytes=limit), LAYOUT)
+    for record in (A, A, B):
+        tier.put(record)
+    assert (tier.stats()["chunks"], tier.stats()["bytes"]) == (2, 2 * RECORD)
+    assert tier.delete([A.key, A.key, "never put"]) == 1
+    assert (tier.stats()["chunks"], tier.stats()["bytes"]) == (1, RECORD)
+
+
+def test_full_tier_gives_up_the_least_recently_used() -> None:
+    evicted: list[str] = []
+    tier = RamTier(TierSpec(kind="ram", bytes=2 * RECORD), LAYOUT, evicted.append)
+    for record in (A, B, C):
+        tier.put(record)
+    assert evicted == [A.key]
+    assert tier.has([A.key, B.key, C.key]) == {B.key, C.key}
+    found = tier.open([A.key, B.key])
+    assert set(found) == {B.key}
+    opened = found[B.key]
+    assert isinstance(opened, Opened) and opened.source is B
+    stats = tier.stats()
+    assert (stats["hits"], stats["misses"], stats["evictions"], stats["puts"]) == (1, 1, 1, 3)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ SUFFIX = ".safetensors"
 TEMPORARY = "tmp"  # folder of files that are being written
 QUARANTINE = "quarantine"  # folder of damaged records, kept to be looked at
 _MOST_QUARANTINED = 16
+_LONGEST_WRITE_S = 3600.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Found = Callable[[], Iterable[tuple[str, int]]]
@@ -59,10 +61,13 @@ class DiskTier(LocalTier):
         return self._root / key[:2] / f"{key}{SUFFIX}"
 
     def sweep(self) -> None:
-        """Remove what a crash left half-written. Only for the one process that writes to this folder."""
+        """Remove what a crash left half-written. In a folder that others may write to, only what is older
+        than any write takes."""
+        shared = self.spec.path is not None
         with contextlib.suppress(OSError):
             for file in os.scandir(self._root / TEMPORARY):
-                os.unlink(file.path)
+                if not shared or file.stat().st_mtime < time.time() - _LONGEST_WRITE_S:
+                    os.unlink(file.path)
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -156,6 +161,17 @@ class DiskTier(LocalTier):
                 ) from error
             raise StoreError(f"cannot write to {str(self._root)!r}: {error.strerror}") from error
 
+    def delete(self, keys: Iterable[str]) -> int:
+        keys = list(keys)
+        with contextlib.suppress(OSError):
+            for key in keys:  # damaged, but still made of the same text
+                (self._root / QUARANTINE / self.path(key).name).unlink(missing_ok=True)
+        return super().delete(keys)
+
+    def _check_removable(self, key: str) -> None:
+        if not os.access(self.path(key).parent, os.W_OK):
+            raise StoreError(f"cannot write to {str(self._root)!r}: it is read-only now")
+
     def _remove(self, key: str) -> bool:
         try:
             self.path(key).unlink()
@@ -172,8 +188,8 @@ class DiskTier(LocalTier):
             self._forget(key)
             try:
                 folder.mkdir(mode=0o700, exist_ok=True)
-                kept = sorted(os.scandir(folder), key=lambda file: file.stat().st_mtime_ns)
-                for file in kept[: len(kept) + 1 - _MOST_QUARANTINED]:
+                kept = sorted(os.scandir(folder), key=lambda file: file.stat().st_ctime_ns)
+                for file in kept[: max(0, len(kept) + 1 - _MOST_QUARANTINED)]:
                     os.unlink(file.path)
                 os.replace(self.path(key), folder / self.path(key).name)
             except OSError:

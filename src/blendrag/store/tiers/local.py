@@ -81,6 +81,9 @@ class LocalTier(Tier):
     def _write(self, record: Record) -> None:
         """Keep the record, wholly or not at all. Raises StoreFullError, StoreError."""
 
+    def _check_removable(self, key: str) -> None:
+        """Raise StoreError if the record cannot be removed now: then nothing is evicted for nothing."""
+
     @abstractmethod
     def _remove(self, key: str) -> bool:
         """Drop the record; whether it was there."""
@@ -125,6 +128,7 @@ class LocalTier(Tier):
 
     def _make_room(self, size: int, new: int = 1) -> None:
         while (victim := self._victim(size, new)) is not None:
+            self._check_removable(victim)
             if self._on_evict:
                 self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
             self._remove(victim)

@@ -20,6 +20,7 @@ class RamTier(LocalTier):
     ) -> None:
         super().__init__(spec, layout, on_evict)
         self._records: dict[str, Record] = {}
+        self._sizes = {}  # books cost nothing here, limits or not
 
     def admits(self, nbytes: int) -> bool:
         """Whether a record of so many bytes could be kept at all."""
