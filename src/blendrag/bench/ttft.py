@@ -23,7 +23,7 @@ from blendrag.fuse.selector import SelectorOptions
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 
-_POOL = 4  # chunks in the store, per chunk of a prompt
+POOL = 4  # chunks in the store, per chunk of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _measure(
         lambda text: encode_document(tokenizer, text),
         options.chunk_tokens,
         least=options.chunks,
-        most=_POOL * options.chunks,
+        most=POOL * options.chunks,
     )
     maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
     with temporary_store(engine, settings, pieces) as store:
@@ -101,7 +101,7 @@ def _measure(
         trials = [
             maker.trial(store.chunks, options.chunks, rng, number) for number in range(options.repeats + 1)
         ]
-        _check_length(trials, engine.max_model_len)
+        check_length(trials, engine.max_model_len)
         base = Recipe(
             store.id,
             (),
@@ -134,7 +134,8 @@ def _measure(
     }
 
 
-def _check_length(trials: Sequence[Trial], window: int) -> None:
+def check_length(trials: Sequence[Trial], window: int) -> None:
+    """Raise PromptTooLongError unless every prompt fits into the model's window."""
     longest = max(len(trial.prompt.token_ids) for trial in trials)
     if longest >= window:
         raise PromptTooLongError(

@@ -44,35 +44,37 @@ def kvs(draw: st.DrawFn) -> torch.Tensor:
     seed = draw(st.integers(0, 1 << 30))
     common = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     exponent = draw(st.integers(-12, 3))
-    kept = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < draw(st.sampled_from((0, 0.1, 1)))
+    share = draw(st.sampled_from((0, 0.1, 1)))
+    kept = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
     return torch.where(kept, torch.from_numpy(few), common * 10.0**exponent).clamp(-most, most).to(dtype)
 
 
-def spans(codec: Codec, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K's greatest minus least number, V's greatest magnitude, each of the group that a number is in."""
+def spans(codec: Codec, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Greatest minus least K, the same of V, and V's greatest magnitude, of the group that a number is in."""
     key, value = kv.double().unbind(1)
-    layers, tokens, heads, size = key.shape
-    by_tokens, by_channels = (32, 16) if codec.name == "int4" else (tokens, size)
-    wide, largest = torch.empty_like(key), torch.empty_like(value)
+    tokens, size = key.shape[1], key.shape[3]
+    by_tokens, by_channels = (32, 32) if codec.name == "int4" else (tokens, size)
+    wide, wide_value, largest = torch.empty_like(key), torch.empty_like(value), torch.empty_like(value)
     for at in range(0, tokens, by_tokens):
         group = key[:, at : at + by_tokens]
         wide[:, at : at + by_tokens] = group.amax(1, keepdim=True) - group.amin(1, keepdim=True)
     for at in range(0, size, by_channels):
         group = value[..., at : at + by_channels]
+        wide_value[..., at : at + by_channels] = group.amax(-1, keepdim=True) - group.amin(-1, keepdim=True)
         largest[..., at : at + by_channels] = group.abs().amax(-1, keepdim=True)
-    return wide, largest
+    return wide, wide_value, largest
 
 
 def half_steps(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     """The most a number may differ by: half a step of its group, and what rounding steps, the middle and the
     result to the codec's dtype adds."""
     kind = torch.finfo(codec.dtype)
-    wide, largest = spans(codec, kv)
+    wide, wide_value, largest = spans(codec, kv)
     match codec.name:
         case "int8":
             key, value = wide / 255 / 2, largest / 127 / 2
         case "int4":
-            key, value = wide / 15 / 2, largest / 7.5 / 2
+            key, value = wide / 15 / 2, wide_value / 15 / 2
         case _:  # three bits of mantissa: of a number's own size, or of the smallest ones
             number = kv.double()
             reach = wide / 2 * (1 + kind.eps) + number[:, 0].abs() * kind.eps
@@ -83,7 +85,7 @@ def half_steps(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     return torch.stack([key, value], 1) * (1 + 2 * kind.eps) + rounding
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(LOSSY))
 def test_number_is_off_by_more_than_half_a_step(name: str, kv: torch.Tensor) -> None:
     codec = make_codec(name, *kv.shape[3:], kv.dtype)
@@ -92,26 +94,26 @@ def test_number_is_off_by_more_than_half_a_step(name: str, kv: torch.Tensor) -> 
     assert (error <= half_steps(codec, kv)).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL))
 def test_finite_becomes_infinite_or_nan(name: str, kv: torch.Tensor) -> None:
     assert both_ways(make_codec(name, *kv.shape[3:], kv.dtype), kv).isfinite().all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL), data=st.data())
 def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data: st.DataObject) -> None:
     codec, tokens = make_codec(name, *kv.shape[3:], kv.dtype), kv.shape[2]
     n = data.draw(st.integers(0, tokens))
     whole, row = both_ways(codec, kv)[0], codec.encode(kv)[0]
-    cached = torch.full((n + 2, *kv.shape[3:]), 7.0, dtype=kv.dtype)  # a part of a larger tensor, as in the engine
+    cached = torch.full((n + 2, *kv.shape[3:]), 7.0, dtype=kv.dtype)  # of which a part is the chunk's
     value = torch.empty(n, *kv.shape[3:], dtype=kv.dtype)
     codec.decode(row, tokens, cached[1 : n + 1], value)
     assert torch.equal(cached[1 : n + 1], whole[0, :n]) and torch.equal(value, whole[1, :n])
     assert (cached[[0, -1]] == 7).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL))
 def test_row_is_not_as_long_as_announced(name: str, kv: torch.Tensor) -> None:
     codec = make_codec(name, *kv.shape[3:], kv.dtype)
@@ -120,7 +122,7 @@ def test_row_is_not_as_long_as_announced(name: str, kv: torch.Tensor) -> None:
     assert rows.shape == (len(kv), codec.row_bytes(kv.shape[2]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kv=kvs())
 def test_raw_changes_a_bit(kv: torch.Tensor) -> None:
     found = both_ways(make_codec("raw", *kv.shape[3:], kv.dtype), kv)
@@ -176,7 +178,7 @@ def test_fp8_is_read_otherwise_than_pytorch_reads_it() -> None:
     finite = numbers.float().isfinite()
     codec = make_codec("fp8", 1, 256, torch.float32)
     row = codec.encode(torch.zeros(1, 2, 1, 1, 256))[0]
-    middle, key_scale, value_scale, keys, values = codec._split(row, 1)  # type: ignore[attr-defined]
+    _, key_scale, value_scale, keys, values = codec._split(row, 1)  # type: ignore[attr-defined]
     key_scale.fill_(2.0**8)
     value_scale.fill_(2.0**8)
     keys.copy_(numbers.view(1, 1, 256))

@@ -1,5 +1,5 @@
 """How KV is laid down in a record: one interface, one registry, one file per codec."""
 
-from blendrag.store.codec.interface import CODECS, Codec, make_codec, register_codec
+from blendrag.store.codec.interface import CODECS, Codec, codec_names, make_codec, register_codec
 
-__all__ = ["CODECS", "Codec", "make_codec", "register_codec"]
+__all__ = ["CODECS", "Codec", "codec_names", "make_codec", "register_codec"]

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from blendrag.store.codec.interface import register_codec
-from blendrag.store.codec.parts import Part, PartedCodec
+from blendrag.store.codec.parts import Part, PartedCodec, extremes
 
 _MOST = torch.finfo(torch.float8_e4m3fn).max
-# The bits of an e4m3, sign and the other seven apart, are those of a float16 2^8 times smaller: float16 has one
-# more bit of exponent (bias 15, not 7) and seven more of mantissa. So decoding needs no table and no branch, where
-# PyTorch's own conversion takes five times as long.
+# An e4m3 shifted left by seven, its sign apart, has the bits of a float16 2^8 times smaller, as exponents are
+# biased by 7 and by 15. So decoding needs no table and no branch; PyTorch's own way takes ten times longer.
 _SHIFT, _SIGN_TWICE, _SMALLER = 7, 1 << 14, 2.0**-8
 
 
@@ -32,7 +31,7 @@ class Fp8(PartedCodec):
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         middle, key_scale, value_scale, keys, values = parts
-        low, high = torch.aminmax(key, dim=0)
+        low, high = extremes(key, 0)
         middle.copy_((low + high) / 2)
         key = key - middle.float()
         key_scale.copy_(self.step(key.abs().amax(0) / (_MOST * _SMALLER)))

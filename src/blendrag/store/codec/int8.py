@@ -1,7 +1,7 @@
 """A byte per number: K per channel, V per token and head (KIVI, Liu et al. 2024, section 3).
 
-Some channels of K are far larger than others for every token, so each has a range of its own, from its least to
-its greatest number in the chunk. V has no such channels; its ranges are a token's, and symmetric about zero.
+Some channels of K are far larger than others for every token, so each has a range of its own, from its least
+to its greatest number in the chunk. V has no such channels; its ranges are a token's, symmetric about zero.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from blendrag.store.codec.interface import register_codec
-from blendrag.store.codec.parts import Part, PartedCodec, multiples
+from blendrag.store.codec.parts import Part, PartedCodec, extremes, multiples
 
 
 @register_codec("int8")
@@ -30,7 +30,7 @@ class Int8(PartedCodec):
 
     def write(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
         least, key_step, value_step, keys, values = parts
-        low, high = torch.aminmax(key, dim=0)
+        low, high = extremes(key, 0)
         least.copy_(low)
         key_step.copy_(self.step((high - low) / 255))
         keys.copy_(multiples(key - low, key_step, 0, 255))

@@ -32,8 +32,9 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, row: torch.Tensor, tokens: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """A row of a chunk of ``tokens`` tokens into ``key`` and ``value``, [n, heads, size] each, n <= tokens:
-        the chunk's first n tokens."""
+        """A row of a chunk of ``tokens`` tokens into ``key`` and ``value``, [n, heads, size] each, on the
+        row's device, n <= tokens: the chunk's first n tokens. In any thread, beside the model's computation:
+        few passes, little allocated."""
 
 
 CODECS: dict[str, type[Codec]] = {}
@@ -50,10 +51,15 @@ def register_codec(name: str) -> Callable[[type[Codec]], type[Codec]]:
     return register
 
 
-def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
-    """The codec called ``name``. Raises ConfigError for an unknown one."""
+def codec_names() -> list[str]:
+    """All registered codecs, ours among them."""
     from blendrag.store.codec import fp8, int4, int8, raw  # noqa: F401  (they register themselves)
 
-    if name not in CODECS:
-        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(sorted(CODECS))}")
+    return sorted(CODECS)
+
+
+def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
+    """The codec called ``name``. Raises ConfigError for an unknown one."""
+    if name not in codec_names():
+        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(codec_names())}")
     return CODECS[name](heads, size, dtype)

@@ -30,8 +30,7 @@ class PartedCodec(Codec):
 
     @abstractmethod
     def read(self, parts: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor) -> None:
-        """``decode``, given the row's arrays. It runs beside the model's own computation: few passes, and
-        little allocated."""
+        """``decode``, given the row's arrays."""
 
     @property
     def limit(self) -> float:
@@ -65,6 +64,11 @@ class PartedCodec(Codec):
             found.append(row[at : at + nbytes].view(dtype).view(*shape))
             at += _padded(shape, dtype)
         return found
+
+
+def extremes(numbers: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Least and greatest along ``dim``. PyTorch's kernel for both at once takes ten times as long on CPUs."""
+    return numbers.amin(dim), numbers.amax(dim)
 
 
 def multiples(numbers: torch.Tensor, step: torch.Tensor, least: int, most: int) -> torch.Tensor:
