@@ -9,14 +9,18 @@ from typing import Annotated
 import typer
 
 from blendrag import __version__
+from blendrag.cli.archive import export, import_
 from blendrag.cli.ask import ask, chat
 from blendrag.cli.console import Commands
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
+from blendrag.cli.gc import gc
 from blendrag.cli.ingest import ingest
 from blendrag.cli.plan import plan
 from blendrag.cli.profile import profile
+from blendrag.cli.purge import purge
 from blendrag.cli.stats import stats
+from blendrag.cli.verify import verify
 
 app = typer.Typer(
     name="blendrag",
@@ -26,8 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (ingest, ask, chat, stats, profile, plan, doctor, demo):
+for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
     app.command()(command)
+app.command("import")(import_)
 if find_spec("blendrag.bench.cli"):
     app.add_typer(import_module("blendrag.bench.cli").app, name="bench")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rich.table import Table
 from rich.text import Text
 
@@ -33,3 +36,32 @@ def stats(
     ):
         table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     out().print(table)
+    if facts["counters"]:
+        out().print(_tiers(facts["counters"]))
+    if any(row["uses"] for row in facts["reuse"]):
+        out().print(_reuse(facts["reuse"]))
+
+
+def _tiers(counters: Mapping[str, Mapping[str, int]]) -> Table:
+    columns = ("hits", "misses", "promotions", "evictions", "errors", "refused", "damaged")
+    table = Table(title="tiers, since the index was made", title_justify="left", box=None)
+    table.add_column("tier", style="bold")
+    for column in ("hit ratio", *columns):
+        table.add_column(column, justify="right")
+    for tier, counts in counters.items():
+        asked = counts.get("hits", 0) + counts.get("misses", 0)
+        ratio = f"{counts.get('hits', 0) / asked:.1%}" if asked else ""
+        table.add_row(Text(tier), ratio, *(f"{counts.get(column, 0):,}" for column in columns))
+    return table
+
+
+def _reuse(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="documents that were reused most", title_justify="left", box=None)
+    table.add_column("document", style="bold", overflow="fold")
+    for column in ("uses", "chunks", "tokens"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if row["uses"]:
+            numbers = (f"{row[column]:,}" for column in ("uses", "chunks", "tokens"))
+            table.add_row(Text(shown(row["owner"])), *numbers)
+    return table

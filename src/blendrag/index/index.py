@@ -19,6 +19,7 @@ from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
 from blendrag.index.prompting import Prompter
+from blendrag.index.purge import Purged, purge
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
@@ -26,6 +27,8 @@ from blendrag.serving.library import Library, Messages
 from blendrag.serving.progress import IngestProgress, ingest_progress
 from blendrag.settings import Settings
 from blendrag.store.care.folder import no_index
+
+_MOST_REUSED = 10  # documents, in stats
 
 
 class BlendIndex:
@@ -106,6 +109,14 @@ class BlendIndex:
             raise EmptyIndexError(f"no document {source!r} in this index")
         self._library.drop(self._pipeline().remove(source))
 
+    def purge(self, source: str) -> Purged:
+        """Take a document out of the index and of every tier, servers as well, and overwrite its texts.
+
+        Raises SourceError for an unknown document, naming the closest; StoreError if a tier cannot be
+        reached, and then nothing has changed here.
+        """
+        return purge(source, self._library, self._pipeline())
+
     def _pipeline(self) -> DocumentPipeline:
         s = self.settings
         return DocumentPipeline(
@@ -156,12 +167,16 @@ class BlendIndex:
     # -- about it -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Documents, chunks and bytes; per tier as well when the engine runs."""
+        """Documents, chunks and bytes; what was counted per tier since the index was made; the documents that
+        were reused most; and what the tiers say now, when the engine runs."""
+        catalogue = self._library.catalogue
         facts: dict[str, Any] = {
             "path": str(self.root),
             "model": self._library.identity.model,
             "documents": len(self._ledger.sources()),
-            "chunks": asdict(self._library.catalogue.totals()),
+            "chunks": asdict(catalogue.totals()),
+            "counters": catalogue.counters(),
+            "reuse": [asdict(row) for row in catalogue.reuse(_MOST_REUSED)],
         }
         if self._library.session.store_id:
             facts |= self._library.session.call("stats")

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import xxhash
 
 from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.store.care import sqlite
+from blendrag.store.private import make_file, make_folder
 
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
@@ -48,9 +50,10 @@ class VectorStore:
         import chromadb
 
         self._embedder = embedder
-        folder = root / "chroma"
+        self._folder = folder = root / "chroma"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
+            make_file(folder / "chroma.sqlite3")
             self._client = chromadb.PersistentClient(
                 str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
             )
@@ -94,6 +97,20 @@ class VectorStore:
     def delete(self, source: str) -> None:
         """Remove the rows of a source; without any, nothing happens."""
         self._delete_ids(sorted(self._ids_of(source)))
+
+    def purge(self, source: str) -> int:
+        """:meth:`delete`, and overwrite what Chroma would keep of the texts; how many rows there were.
+
+        Chroma's log has a row's text until a thousand later changes, its word index until the next merge,
+        and SQLite in its free pages. Raises StoreError if the file cannot be rewritten; the rows are gone.
+        """
+        ids = sorted(self._ids_of(source))
+        self._delete_ids(ids)
+        with sqlite.opened(self._folder / "chroma.sqlite3") as db:
+            db.executemany("UPDATE embeddings_queue SET metadata = NULL WHERE id = ?", [(id,) for id in ids])
+            db.execute("INSERT INTO embedding_fulltext_search(embedding_fulltext_search) VALUES('optimize')")
+        sqlite.compact(self._folder / "chroma.sqlite3")
+        return len(ids)
 
     def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Hit]:
         """The ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma filter."""

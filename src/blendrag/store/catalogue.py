@@ -111,6 +111,14 @@ class Catalogue(CatalogueUsage):
             keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             return _disown(db, owner, keys)
 
+    def only_of(self, owner: str) -> list[str]:
+        """The keys that nobody else owns: what :meth:`release` would return."""
+        return self._keys(
+            "SELECT key FROM owners AS own WHERE owner = ? AND NOT EXISTS"
+            " (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner != own.owner)",
+            (owner,),
+        )
+
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
         """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
         found: dict[str, list[str]] = {}

@@ -7,6 +7,7 @@ import pickletools
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from blendrag.errors import ArchiveError
 from blendrag.store.identity import KVIdentity
@@ -41,8 +42,11 @@ class Header:
     files: int
     nbytes: int
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
     def encode(self) -> bytes:
-        return json.dumps({"format": _FORMAT} | asdict(self), indent=1).encode()
+        return json.dumps({"format": _FORMAT} | self.to_dict(), indent=1).encode()
 
     @classmethod
     def decode(cls, text: bytes) -> Header:

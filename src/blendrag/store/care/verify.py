@@ -50,8 +50,9 @@ class VerifyReport:
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def sound(self) -> bool:
-        return not self.counts
+    def left(self) -> int:
+        """Problems that are still there."""
+        return self.counts.total() - self.repaired
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
