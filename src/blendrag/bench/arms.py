@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from blendrag.bench.prompts import Prompt, Trial
 from blendrag.engine.generation import Delta, Sampling
@@ -68,17 +69,23 @@ class PrefixCaching(Arm):
 
 
 class Blending(Arm):
-    """Stored KV, with the share ``recipe.ratio`` of it recomputed. Ratio 0 is full reuse."""
+    """Stored KV, with the share ``recipe.ratio`` of it recomputed. Ratio 0 is full reuse.
+
+    ``report``: what the engine says of the last run.
+    """
+
+    misses_allowed = False
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
+        self.report: dict[str, Any] = {}
         self.name = f"blend@{recipe.ratio:g}" if recipe.ratio else "reuse"
 
     def run(self, engine: Engine, trial: Trial) -> Sample:
         reset(engine)
         delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN, self._for(trial.prompt))
-        report = delta.report or {"fallback": "the engine gave no report"}
-        if "fallback" in report or report["missing"]:
+        self.report = report = delta.report or {"fallback": "the engine gave no report"}
+        if "fallback" in report or (report["missing"] and not self.misses_allowed):
             reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
             raise EngineError(f"{self.name} was not blended, so its time would mean nothing: {reason}")
         return _sample(delta, report["recomputed"], report["ms"])

@@ -15,14 +15,16 @@ from blendrag.errors import BlendragError
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
 from blendrag.store.tiers.spec import TierSpec
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStore:
-    """``id``: for recipes and the engine's operations."""
+    """``id``: for recipes and the engine's operations; the folder of its catalogue and files."""
 
     id: str
+    identity: KVIdentity
     tier: str
     chunks: tuple[StoredChunk, ...]
 
@@ -53,7 +55,7 @@ def trial_store(
             for chunk in chunks:
                 engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)]])
             engine.call("flush", store)
-            yield TrialStore(store, spec.label, chunks)
+            yield TrialStore(store, identity, spec.label, chunks)
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed
                 engine.call("delete", store, [chunk.key for chunk in chunks])

@@ -35,13 +35,14 @@ class TierSpec(BaseModel):
     path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
     url: str | None = Field(default=None, description="redis://..., s3://bucket/prefix, ...")
     options: dict[str, Any] = Field(default_factory=dict, description="Of the object store's client.")
+    throttle: int | None = Field(default=None, gt=0, description="Bytes per second, to try a slower device.")
     timeout_s: float = Field(default=1.0, gt=0, description="Seconds until a call to a server has failed.")
     cooldown_s: float = Field(default=5.0, gt=0, description="Seconds a server that failed is left alone.")
     expire_s: int | None = Field(default=None, gt=0, description="Seconds after which Redis drops a chunk.")
 
     @model_validator(mode="after")
     def _check(self) -> TierSpec:
-        common = {"kind", "write"}
+        common = {"kind", "write", "throttle"}
         given = {name for name in self.model_fields_set if getattr(self, name) is not None}
         wrong = sorted(given - common - _ALLOWED[self.kind])
         if wrong:
