@@ -20,7 +20,7 @@ from typing import Literal
 Mode = Literal["pass", "hang", "refuse", "cut", "garbage"]
 
 _SLICE = 256 << 10  # bytes taken at once
-_THROTTLED = 16 << 10  # the same with a limit, so that the limit holds for short times too
+_SHORT = 0.0005  # seconds' worth of bytes are taken at once when there is a limit: it holds at any moment
 _CATCH_UP = 0.002  # seconds that a sleep that lasted too long may be made up for
 
 
@@ -139,13 +139,16 @@ class Proxy:
         client.close()
         server.close()
 
+    def _slice(self) -> int:
+        return min(_SLICE, max(64, int(rate * _SHORT))) if (rate := self.rate) else _SLICE
+
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         buffer = memoryview(bytearray(_SLICE))
         passed = 0
         try:
             while True:
                 idle = time.perf_counter()
-                nbytes = source.recv_into(buffer[: _THROTTLED if self.rate else _SLICE])
+                nbytes = source.recv_into(buffer[: self._slice()])
                 if not nbytes:
                     break
                 data = buffer[:nbytes]

@@ -124,10 +124,12 @@ def test_many_keys_are_not_too_many(served: Served) -> None:
 def test_threads_do_not_take_each_other_s_answers(served: Served) -> None:
     records = [make_record(seed, tokens=64 + seed) for seed in range(8)]
     tier = served.tier(timeout_s=10)
+    for record in records:
+        tier.put(record)
 
     def use(n: int) -> bool:
         record = records[n % len(records)]
-        tier.put(record)
+        tier.put(make_record(1000 + n))
         opened = tier.open([record.key])[record.key]
         assert isinstance(opened, Opened)
         return rows_of(tier, opened).equal(record.rows)
