@@ -10,7 +10,7 @@ from blendrag.cli import options
 from blendrag.cli.console import print_json, shown
 
 Document = Annotated[
-    str, typer.Option("--document", "-d", help="The document's name; a file's is its path.", show_default=False)
+    str, typer.Option("--document", "-d", help="The document; a file by its path.", show_default=False)
 ]
 
 
@@ -28,9 +28,8 @@ def purge(
     if json:
         print_json(purged.to_dict())
         return
-    typer.echo(
-        f"{shown(purged.source)}: {purged.chunks:,} chunks with their KV and {purged.vectors:,} vectors removed"
-    )
+    counts = f"{purged.chunks:,} chunks with their KV and {purged.vectors:,} vectors"
+    typer.echo(f"{shown(purged.source)}: {counts} removed")
     if purged.tiers:
         typer.echo(f"also from {', '.join(purged.tiers)}")
     if purged.shared:

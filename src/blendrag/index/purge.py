@@ -21,8 +21,8 @@ from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What has left. chunks: with their KV. vectors: rows of the vector store. tiers: names of those that were
-    cleared besides the index's own folder. shared: chunks that stay, since other documents have the same text.
+    """What has left. chunks: with their KV. vectors: rows of the vector store. tiers: names of those that
+    were cleared besides the index's own folder. shared: chunks that stay, as other documents have them too.
     """
 
     source: str
