@@ -58,6 +58,12 @@ class Settings(BaseSettings):
     threshold: float | None = Field(
         None, ge=0.0, description="Recompute only tokens deviating by more than this; ratio is the cap."
     )
+    controller: bool = Field(
+        True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
+    )
+    auto_ratio: bool = Field(
+        False, description="Recompute more than the ratio where loading leaves time for it; needs a profile."
+    )
     mask: Literal["auto", "runs", "dense"] = Field(
         "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
     )
@@ -90,6 +96,8 @@ class Settings(BaseSettings):
     prices: Prices | None = Field(
         None, description="What storing KV costs, for `blendrag plan`; None: an example."
     )
+
+    trace: bool = Field(False, description="Have the evidence say what was loaded and computed when.")
 
     # Asking
     top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")

@@ -19,10 +19,10 @@ def to_json(results: Mapping[str, Any]) -> str:
     return json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def check_json_path(path: Path) -> None:
+def check_json_path(path: Path, option: str = "--json") -> None:
     """Raise ConfigError unless a file can be written there: better before measuring than after."""
     if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ConfigError(f"--json {path}: not a file in a folder that exists")
+        raise ConfigError(f"{option} {path}: not a file in a folder that exists")
 
 
 def write_json(results: Mapping[str, Any], path: Path) -> None:

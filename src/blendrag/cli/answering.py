@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from blendrag.cli.console import out, shown
+from blendrag.cli.console import err, out, shown
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer
@@ -39,6 +40,18 @@ def print_sources(answer: Answer) -> None:
     out().print(Text(f"  {evidence_line(answer)}", style="dim"), soft_wrap=True)
 
 
+def write_trace_of(answer: Answer, path: Path | None) -> None:
+    """Write what was loaded and computed when, if a path was given; say so if there is nothing to tell."""
+    from blendrag.load.trace import write_trace
+
+    if path is None:
+        return
+    if not answer.evidence.trace:
+        err().print(Text(f"no trace: nothing was loaded ({answer.evidence.plain or 'prefix cache'})"))
+        return
+    write_trace({"request": answer.evidence.trace}, path)
+
+
 def evidence_line(answer: Answer) -> str:
     """Which prompt tokens were reused, recomputed and computed fresh, and the time to the first token."""
     evidence = answer.evidence
@@ -50,7 +63,11 @@ def evidence_line(answer: Answer) -> str:
     if evidence.prefix:
         parts.append(f"{evidence.prefix:,} from the prefix cache")
     if evidence.missing:
-        parts.append(f"{len(evidence.missing)} chunks were missing and are stored again")
+        away = sum(reason == "unavailable" for reason in evidence.missing.values())
+        if away:
+            parts.append(f"{away} chunks could not be reached")
+        if gone := len(evidence.missing) - away:
+            parts.append(f"{gone} chunks were missing and are stored again")
     line = f"{', '.join(parts)}; first token after {answer.ttft_s:.2f} s"
     return f"{line} (not blended: {evidence.plain})" if evidence.plain else line
 

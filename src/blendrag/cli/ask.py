@@ -29,13 +29,19 @@ def ask(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Answer a question from an index."""
-    from blendrag.cli.answering import print_plan, print_sources, print_stream
+    from blendrag.cli.answering import print_plan, print_sources, print_stream, write_trace_of
 
     if not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    if trace and not trace.resolve().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {trace.parent}", param_hint="--trace")
     with _ready(
         index,
         no_blend,
@@ -44,14 +50,19 @@ def ask(
         max_tokens=max_tokens,
         recompute_ratio=ratio,
         selector=selector,
+        trace=True if trace else None,
     ) as opened:
         if explain:
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
         elif json:
-            print_json(opened.ask(question).to_dict())
+            answer = opened.ask(question)
+            print_json(answer.to_dict())
+            write_trace_of(answer, trace)
         else:
-            print_sources(print_stream(opened.stream(question)))
+            answer = print_stream(opened.stream(question))
+            print_sources(answer)
+            write_trace_of(answer, trace)
 
 
 def chat(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blendrag.control.estimate import Estimator
 from blendrag.engine.alone import AlonePrefill
 from blendrag.engine.blending import Blending, BlendModel
 from blendrag.engine.decoder import Decoder
@@ -28,6 +29,7 @@ _KEPT_REPORTS = 256
 class _OpenStore:
     kv: KVStore
     prefetcher: Prefetcher
+    estimate: Estimator | None
     writes: list[Future[int]] = field(default_factory=list)
 
 
@@ -46,12 +48,21 @@ class Blender:
 
     # -- stores -------------------------------------------------------------------------------------------
 
-    def open_store(self, root: str, identity: KVIdentity, stack: Sequence[TierSpec]) -> str:
-        """Open the store in folder ``root``; its id. Opening it again gives the same one."""
+    def open_store(
+        self,
+        root: str,
+        identity: KVIdentity,
+        stack: Sequence[TierSpec],
+        estimate: Estimator | None = None,
+    ) -> str:
+        """Open the store in folder ``root``; its id. Opening it again gives the same one.
+
+        With an ``estimate``, chunks are loaded only where that is faster than computing them (decision D13).
+        """
         if root not in self._stores:
             dtype = str(self.decoder.dtype).removeprefix("torch.")
             kv = KVStore.open(Path(root), identity, dtype, stack)
-            self._stores[root] = _OpenStore(kv, Prefetcher(kv))
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate)
         return root
 
     def close_store(self, store: str) -> None:
@@ -117,7 +128,7 @@ class Blender:
         opened = self._stores[order.recipe.store]
         opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
         model = BlendModel(self.decoder, self.runner, self.block_size, self.mask)
-        report = Blending(model, self._loader, opened.kv, order).run()
+        report = Blending(model, self._loader, opened.kv, order, opened.estimate).run()
         self._reports[order.ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
             self._reports.popitem(last=False)

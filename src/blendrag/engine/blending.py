@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from blendrag.control.choose import ChunkCost, Controller
+from blendrag.control.estimate import Estimator
 from blendrag.engine.decoder import Decoder
 from blendrag.engine.fused import CachedSpan, FusedPrefill, FusedStats, Target
 from blendrag.engine.masks import Mask
@@ -40,8 +42,17 @@ class BlendModel:
 class Blending:
     """Use once: ``Blending(...).run()``."""
 
-    def __init__(self, model: BlendModel, loader: LayerLoader, kv: KVStore, order: BlendOrder) -> None:
+    def __init__(
+        self,
+        model: BlendModel,
+        loader: LayerLoader,
+        kv: KVStore,
+        order: BlendOrder,
+        estimate: Estimator | None = None,
+    ) -> None:
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
+        self._estimate, self._decision = estimate, ""
+        self._options = order.recipe.options
         self._missing: dict[str, str] = {}
         self._trace = Trace(order.recipe.trace)
 
@@ -52,7 +63,7 @@ class Blending:
         stats = None
         while stats is None:
             with self._trace.span("open", "records"):
-                spans = self._open(without=frozenset(self._missing))
+                spans = self._worth_loading(self._open(without=frozenset(self._missing)))
             opened_s = time.perf_counter() - begin
             try:
                 stats = self._fuse(spans)
@@ -65,6 +76,8 @@ class Blending:
             "fresh": stats.fresh,
             "recomputed": stats.recomputed,
             "missing": self._missing,
+            "ratio": self._options.ratio,
+            "decision": self._decision,
             "tiers": dict(Counter(opened.tier.name for _, opened in spans)),
             "ms": {
                 "load": ms * (opened_s + stats.load_s),
@@ -90,6 +103,22 @@ class Blending:
                 spans.append((span, opened))
         return spans
 
+    def _worth_loading(self, spans: list[tuple[CachedSpan, Opened]]) -> list[tuple[CachedSpan, Opened]]:
+        """Those that the controller would load; the others are computed like fresh tokens."""
+        if self._estimate is None or not spans:
+            return spans
+        recipe = self._order.recipe
+        costs = [ChunkCost(span.length, opened.head.nbytes, opened.tier.name) for span, opened in spans]
+        fresh = len(self._order.token_ids) - sum(span.length for span, _ in spans)
+        controller = Controller(self._estimate, recipe.ratio)
+        decision = controller.decide(costs, fresh, None if recipe.auto else recipe.ratio)
+        self._decision = decision.why
+        if any(decision.load):
+            self._options = replace(recipe.options, ratio=decision.ratio)
+        left = [span for span, load in zip(spans, decision.load, strict=True) if not load]
+        self._kv.close_records([opened for _, opened in left])
+        return [span for span, load in zip(spans, decision.load, strict=True) if load]
+
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> FusedStats:
         model, order, kv = self._model, self._order, self._kv
         load = [LoadSpan(opened, span.length, whole_rows(opened, kv.ram)) for span, opened in spans]
@@ -100,7 +129,7 @@ class Blending:
                 torch.tensor(order.token_ids, device=model.device),
                 [span for span, _ in spans],
                 layers,
-                make_selector(order.recipe.selector, order.recipe.options),
+                make_selector(order.recipe.selector, self._options),
                 Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
                 model.mask,
                 self._trace,

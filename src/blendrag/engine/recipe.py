@@ -20,6 +20,8 @@ class Recipe:
 
     store: id of an opened store (``Engine.open_store``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
+    auto: whether more than ``ratio`` is recomputed where loading leaves time for it (mode A of the
+        controller).
     trace: whether the report says what was loaded and computed when.
     """
 
@@ -30,6 +32,7 @@ class Recipe:
     metric: Metric = "v"
     check_layers: tuple[int, ...] = (1,)
     threshold: float | None = None
+    auto: bool = False
     trace: bool = False
 
     @property

@@ -68,13 +68,20 @@ class BlendWorker:
             return {"error": [type(error).__name__, str(error)]}
 
     def _blendrag_open_store(
-        self, root: str, identity: dict[str, Any], stack: list[dict[str, Any]]
+        self,
+        root: str,
+        identity: dict[str, Any],
+        stack: list[dict[str, Any]],
+        profile: dict[str, Any] | None = None,
     ) -> str:
+        from blendrag.control.estimate import Estimator
+        from blendrag.control.profile import Profile
         from blendrag.store.identity import KVIdentity
         from blendrag.store.tiers import TierSpec
 
         specs = [TierSpec.model_validate(spec) for spec in stack]
-        return self._blendrag.open_store(root, KVIdentity(**identity), specs)
+        estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
+        return self._blendrag.open_store(root, KVIdentity(**identity), specs, estimate)
 
     def _blendrag_close_store(self, store: str) -> None:
         self._blendrag.close_store(store)

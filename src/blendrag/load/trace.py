@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from blendrag.errors import ConfigError
 
 Event = tuple[str, str, float, float]  # lane, name, begin and end in seconds on one clock
 
@@ -33,30 +35,28 @@ class Trace:
             self.add(lane, name, begin)
 
 
-def chrome_trace(events: Sequence[Event]) -> dict[str, Any]:
-    """Events in Chrome's trace format (chrome://tracing, Perfetto): times in microseconds from the first
-    event."""
-    zero = min((begin for _, _, begin, _ in events), default=0.0)
-    lanes = {lane: number for number, lane in enumerate(dict.fromkeys(lane for lane, *_ in events))}
-    names = [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": lane}}
-        for lane, number in lanes.items()
-    ]
-    bars = [
-        {
-            "ph": "X",
-            "name": name,
-            "cat": lane,
-            "pid": 0,
-            "tid": lanes[lane],
-            "ts": round(1e6 * (begin - zero), 1),
-            "dur": round(1e6 * (end - begin), 1),
-        }
-        for lane, name, begin, end in events
-    ]
-    return {"traceEvents": [*names, *bars], "displayTimeUnit": "ms"}
+def chrome_trace(requests: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
+    """Requests, by name, in Chrome's trace format (chrome://tracing, Perfetto): one below the other, each
+    from its own first event on, in microseconds."""
+    entries: list[dict[str, Any]] = []
+    for process, (request, events) in enumerate(requests.items()):
+        entries.append(_name("process_name", process, 0, request))
+        zero = min((begin for _, _, begin, _ in events), default=0.0)
+        lanes = {lane: number for number, lane in enumerate(dict.fromkeys(lane for lane, *_ in events))}
+        entries += [_name("thread_name", process, number, lane) for lane, number in lanes.items()]
+        for lane, name, begin, end in events:
+            times = {"ts": round(1e6 * (begin - zero), 1), "dur": round(1e6 * (end - begin), 1)}
+            entries.append({"ph": "X", "name": name, "cat": lane, "pid": process, "tid": lanes[lane], **times})
+    return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 
-def write_trace(events: Sequence[Event], path: Path) -> None:
-    """Write :func:`chrome_trace` as JSON."""
-    path.write_text(json.dumps(chrome_trace(events)), encoding="utf-8")
+def _name(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def write_trace(requests: Mapping[str, Sequence[Event]], path: Path) -> None:
+    """Write :func:`chrome_trace` as JSON. Raises ConfigError if the file cannot be written."""
+    try:
+        path.write_text(json.dumps(chrome_trace(requests)), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--trace {path}: {error.strerror}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 from blendrag.engine.generation import Delta
 from blendrag.engine.recipe import Recipe
+from blendrag.load.trace import Event
 from blendrag.prompt import PromptPlan
 
 
@@ -20,6 +21,8 @@ class Evidence:
     plain: why the prompt was prefilled without blending; None if it was blended.
     documents: one row per segment of the prompt, as ``explain()`` gives them.
     ms: where the fused prefill spent its time: load, select, recompute.
+    tiers: chunks loaded, by the tier they came from. decision: why the controller loaded these and no others.
+    trace: if it was asked for, what was loaded and computed when (see ``load.trace``).
     """
 
     prompt: int
@@ -31,6 +34,9 @@ class Evidence:
     missing: dict[str, str] = field(default_factory=dict)
     documents: tuple[dict[str, Any], ...] = ()
     ms: dict[str, float] = field(default_factory=dict)
+    tiers: dict[str, int] = field(default_factory=dict)
+    decision: str = ""
+    trace: tuple[Event, ...] = ()
 
     @property
     def computed(self) -> int:
@@ -59,4 +65,7 @@ def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last
         missing=dict(report["missing"]),
         documents=documents,
         ms=dict(report["ms"]),
+        tiers=dict(report.get("tiers", {})),
+        decision=str(report.get("decision", "")),
+        trace=tuple((lane, name, begin, end) for lane, name, begin, end in report.get("trace", ())),
     )

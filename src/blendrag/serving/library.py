@@ -198,7 +198,15 @@ class Library:
             return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
         s = settings
         return Recipe(
-            self.session.store_id, spans, s.selector, s.recompute_ratio, s.metric, s.check_layers, s.threshold
+            self.session.store_id,
+            spans,
+            s.selector,
+            s.recompute_ratio,
+            s.metric,
+            s.check_layers,
+            s.threshold,
+            s.auto_ratio,
+            s.trace,
         ), None
 
     def repair(self, missing: Iterable[str]) -> int:

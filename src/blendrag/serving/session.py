@@ -53,12 +53,23 @@ class EngineSession:
                             str(self._root),
                             asdict(self._identity),
                             [spec.plain() for spec in self._settings.stack],
+                            self._profile(engine),
                         )
                 except BaseException:
                     engine.release()
                     raise
                 self._engine = engine
             return self._engine
+
+    def _profile(self, engine: Engine) -> dict[str, Any] | None:
+        """What `blendrag profile` measured of this model on this machine, for the controller."""
+        from blendrag.control.profile import Profile, load_profile, profile_digest
+
+        if not self._settings.controller:
+            return None
+        digest = profile_digest(self._identity)
+        found = load_profile(self._settings.cache_dir, digest, {"device": engine.facts["device"]})
+        return found.model_dump(mode="json") if isinstance(found, Profile) else None
 
     def call(self, method: str, *args: Any) -> Any:
         """One of the data plane's operations on this index's store."""

@@ -1,0 +1,69 @@
+"""The tables of ``bench tiers`` and ``bench stream``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_tiers(results: Mapping[str, Any], console: Console) -> None:
+    """A row per tier; what was asked of them, as ratios; how fast files are read."""
+    table = _table("KV is", "TTFT ms", "p10-p90", "speed-up", "load ms", "recompute ms")
+    for name, arm in results["arms"].items():
+        ttft, split = arm["ttft_ms"], arm["split_ms"]
+        table.add_row(
+            {"full": "not used: full prefill", "miss": "missing"}.get(name, name),
+            f"{ttft['median']:,.0f}",
+            f"{ttft['p10']:,.0f}-{ttft['p90']:,.0f}",
+            f"{arm['speedup_vs_full']['median']:.2f}x",
+            f"{split['load']:,.0f}" if name not in ("full", "miss") else "",
+            f"{split['recompute']:,.0f}" if name != "full" else "",
+        )
+    ratios = _table("ratio, repeat by repeat", "median", "p10-p90")
+    for name, ratio in results["ratios"].items():
+        ratios.add_row(name, f"{ratio['median']:.3f}", f"{ratio['p10']:.3f}-{ratio['p90']:.3f}")
+    reading = _table("reading cold files", "MB/s", "p10-p90")
+    for name in ("raw", "store"):
+        speed = {key: value / 1e6 for key, value in results["reading"][name].items()}
+        reading.add_row(name, f"{speed['median']:,.0f}", f"{speed['p10']:,.0f}-{speed['p90']:,.0f}")
+    share = results["reading"]["store / raw"]
+    reading.add_row("store / raw", f"{share['median']:.2f}", f"{share['p10']:.2f}-{share['p90']:.2f}")
+    config, machine = results["config"], results["machine"]
+    for part in (table, ratios, reading):
+        console.print(part, markup=False)
+    console.print(
+        f"load: waiting for stored KV, moving it to its place and writing it. {config['repeats']} repeats,"
+        f" {config['chunks']} chunks of {config['chunk_tokens']} tokens, {config['ratio']:.0%} recomputed, codec"
+        f" {config['codec']}; {machine['model']} on {machine['cpu']}, {machine['threads']} threads.",
+        markup=False,
+    )
+
+
+def print_stream(results: Mapping[str, Any], console: Console) -> None:
+    """A row per quarter of the stream."""
+    table = _table("quarter", "speed-up", "p10-p90")
+    for number, quarter in enumerate(results["quarters"], start=1):
+        spread = f"{quarter['p10']:.2f}-{quarter['p90']:.2f}"
+        table.add_row(str(number), f"{quarter['median']:.2f}x", spread)
+    console.print(table, markup=False)
+    config, stored = results["config"], results["stored"]
+    ram, disk = results["tiers"]["ram"], results["tiers"]["disk"]
+    asked = ram["hits"] + ram["misses"]
+    console.print(
+        f"Last quarter / first: {results['decay']:.2f}. {len(results['questions'])} questions over"
+        f" {config['pool']} chunks of {config['chunk_tokens']} tokens, {config['more']} times as many as memory"
+        f" holds; {ram['hits']:,} of {asked:,} from RAM, {disk['hits']:,} from disk. Chunks stored before:"
+        f" {stored['before']:,}, after: {stored['after']:,}.",
+        markup=False,
+    )
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table()
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
