@@ -100,6 +100,17 @@ def test_finite_becomes_infinite_or_nan(name: str, kv: torch.Tensor) -> None:
     assert both_ways(make_codec(name, *kv.shape[3:], kv.dtype), kv).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LOSSY)
+def test_largest_numbers_overflow(name: str, dtype: torch.dtype) -> None:
+    codec, most = make_codec(name, 1, 4, dtype), torch.finfo(dtype).max
+    kv = torch.tensor([most, -most, 0, most / 8], dtype=dtype).repeat(1, 2, 8, 1, 1)
+    kv[:, :, 4:] *= -1
+    kept = kv.clamp(-codec.limit, codec.limit)
+    error = (both_ways(codec, kv).double() - kept.double()).abs()
+    assert (error <= half_steps(codec, kept)).all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL), data=st.data())
 def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data: st.DataObject) -> None:

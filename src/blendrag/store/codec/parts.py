@@ -34,9 +34,9 @@ class PartedCodec(Codec):
 
     @property
     def limit(self) -> float:
-        """Larger magnitudes are stored as this one. A range of twice this much and a step can be represented
-        in ``dtype``, so what was finite stays finite."""
-        return 0.45 * torch.finfo(self.dtype).max
+        """Larger magnitudes are stored as this one, which ``dtype`` has exactly. A range of twice this much,
+        and a step, are within ``dtype`` too, so what was finite stays finite."""
+        return torch.finfo(self.dtype).max / 4
 
     def row_bytes(self, tokens: int) -> int:
         return sum(_padded(shape, dtype) for shape, dtype in self.parts(tokens))
