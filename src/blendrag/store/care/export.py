@@ -14,7 +14,7 @@ from blendrag.errors import StoreError
 from blendrag.store.care import sqlite
 from blendrag.store.care.disk import disk_errors
 from blendrag.store.care.folder import ClosedIndex
-from blendrag.store.care.manifest import DATABASES, HEADER, MANIFEST, Header, belongs
+from blendrag.store.care.manifest import DATABASES, HEADER, MANIFEST, Header, belongs, line
 from blendrag.store.care.progress import SILENT, CareProgress
 from blendrag.store.care.tar import PIECE, write_end, write_member
 
@@ -49,7 +49,8 @@ def export_index(
         with archive_path.open("xb") as archive, (folder / "manifest").open("x+b") as manifest:
             os.chmod(archive_path, 0o600)
             encoded = header.encode()
-            write_member(archive, HEADER, len(encoded), [encoded])
+            checksum = write_member(archive, HEADER, len(encoded), [encoded])
+            manifest.write(line(checksum, len(encoded), HEADER))
             for member, path in files.items():
                 _add(archive, manifest, member, path, progress)
             if kv:
@@ -118,7 +119,7 @@ def _add(archive: BinaryIO, manifest: BinaryIO, name: str, path: Path, progress:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         checksum = write_member(archive, name, size, _pieces(file))
-    manifest.write(f"{checksum} {size} {name}\n".encode())
+    manifest.write(line(checksum, size, name))
     progress.advance(size)
 
 

@@ -22,6 +22,7 @@ from blendrag.store.care.manifest import (
     MOST_HEADER,
     Header,
     belongs,
+    line,
     refuse_code,
 )
 from blendrag.store.care.progress import SILENT, CareProgress
@@ -57,7 +58,7 @@ def import_archive(file: Path, folder: Path, *, progress: CareProgress = SILENT)
 def _extract(archive: BinaryIO, root: Path, lines: BinaryIO, progress: CareProgress) -> Header:
     """Write the archive's files; ``lines`` becomes what the manifest should say, and says."""
     members = read_members(archive)
-    header = _header(next(members, None), root)
+    header = _header(next(members, None), root, lines)
     progress.note("importing")
     progress.expect(header.nbytes)
     for member in members:
@@ -72,15 +73,17 @@ def _extract(archive: BinaryIO, root: Path, lines: BinaryIO, progress: CareProgr
             if above.is_relative_to(root):
                 make_folder(above)
         checksum = _write(path, member.pieces)
-        lines.write(f"{checksum} {member.size} {member.name}\n".encode())
+        lines.write(line(checksum, member.size, member.name))
         progress.advance(member.size)
     raise ArchiveError("the archive is cut off: it has no list of its files")
 
 
-def _header(member: Member | None, root: Path) -> Header:
+def _header(member: Member | None, root: Path, lines: BinaryIO) -> Header:
     if member is None or member.name != HEADER or member.size > MOST_HEADER:
         raise ArchiveError("no export of an index: blendrag export makes them")
-    header = Header.decode(b"".join(member.pieces))
+    text = b"".join(member.pieces)
+    lines.write(line(xxhash.xxh3_128_hexdigest(text), len(text), HEADER))
+    header = Header.decode(text)
     free = shutil.disk_usage(root).free
     if header.nbytes > free:
         raise StoreFullError(

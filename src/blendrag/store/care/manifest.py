@@ -64,6 +64,11 @@ class Header:
         return header
 
 
+def line(checksum: str, size: int, name: str) -> bytes:
+    """A file's line in the manifest. checksum: xxh3, 128 bits."""
+    return f"{checksum} {size} {name}\n".encode()
+
+
 def belongs(name: str) -> bool:
     """Whether an index has a file of this name. Anything else is not even looked at."""
     return name in DATABASES or bool(_KV.fullmatch(name) or _VECTORS.fullmatch(name))
