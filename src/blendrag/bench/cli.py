@@ -110,7 +110,7 @@ def tiers(
     model: Model = None,
     plot: _Plot = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write what overlapped with what, for chrome://tracing.", metavar="FILE")
+        Path | None, typer.Option(help="Write what overlapped, for chrome://tracing.", metavar="FILE")
     ] = None,
     json: _Json = None,
     seed: _Seed = 0,
@@ -139,12 +139,13 @@ def tiers(
     if trace:
         write_trace(results["traces"], trace)
     if plot:
-        draw_timeline(results["traces"], plot, f"{chunks} chunks of {chunk_tokens} tokens, {ratio:.0%} recomputed")
+        title = f"{chunks} chunks of {chunk_tokens} tokens, {ratio:.0%} recomputed"
+        draw_timeline(results["traces"], plot, title)
 
 
 @app.command()
 def stream(
-    questions: Annotated[int, typer.Option(min=16, help="Questions asked, no two over the same chunks.")] = 80,
+    questions: Annotated[int, typer.Option(min=16, help="Questions, no two over the same chunks.")] = 80,
     chunks: _Chunks = 4,
     chunk_tokens: _ChunkTokens = 256,
     pool: Annotated[int, typer.Option(min=10, help="Chunks in the store.")] = 120,
@@ -183,7 +184,9 @@ def _check(json: str | None) -> None:
         check_json_path(Path(json))
 
 
-def _show(results: dict[str, Any], json: str | None, table: Callable[[dict[str, Any], Console], None]) -> None:
+def _show(
+    results: dict[str, Any], json: str | None, table: Callable[[dict[str, Any], Console], None]
+) -> None:
     """The table, and the JSON where it is wanted: on standard output, the table goes to standard error."""
     from blendrag.bench.report import to_json, write_json
 

@@ -23,10 +23,11 @@ def draw_stream(results: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(8, 3.2), dpi=160, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor="white")
-    axes.scatter(*zip(*points, strict=True), s=16, color=_BLUE, label="a question")
+    at, speed_up = zip(*points, strict=True)
+    axes.scatter(at, speed_up, s=16, color=_BLUE, label="a question")
     size = len(asked) // len(results["quarters"])
     for number, quarter in enumerate(results["quarters"]):
-        label = "median of a quarter" if number == 0 else None
+        label = "" if number else "median of a quarter"
         axes.hlines(quarter["median"], number * size + 1, (number + 1) * size, color=_LINE, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("question", color=_INK, fontsize=9)

@@ -45,8 +45,9 @@ def chrome_trace(requests: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
         lanes = {lane: number for number, lane in enumerate(dict.fromkeys(lane for lane, *_ in events))}
         entries += [_name("thread_name", process, number, lane) for lane, number in lanes.items()]
         for lane, name, begin, end in events:
+            where = {"pid": process, "tid": lanes[lane]}
             times = {"ts": round(1e6 * (begin - zero), 1), "dur": round(1e6 * (end - begin), 1)}
-            entries.append({"ph": "X", "name": name, "cat": lane, "pid": process, "tid": lanes[lane], **times})
+            entries.append({"ph": "X", "name": name, "cat": lane, **where, **times})
     return {"traceEvents": entries, "displayTimeUnit": "ms"}
 
 

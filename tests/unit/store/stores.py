@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,6 +63,21 @@ def open_store(
 ) -> KVStore:
     """RAM over disk; reads come from disk unless it is given RAM."""
     return open_stack(root, TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk", bytes=disk), dtype=dtype)
+
+
+def shared(path: Path, **options: Any) -> TierSpec:
+    """A disk tier in a folder of its own, which other stores may use as well."""
+    return TierSpec(kind="disk", path=path, **options)
+
+
+def wanted(*chunks: Chunk) -> list[tuple[str, Sequence[int]]]:
+    """What a request asks a store for."""
+    return [(chunk.key, chunk.token_ids) for chunk in chunks]
+
+
+def holds(store: KVStore, *chunks: Chunk) -> list[list[bool]]:
+    """Per tier, which of the chunks it has."""
+    return [[chunk.key in tier.has([chunk.key]) for chunk in chunks] for tier in store.tiers]
 
 
 def put(store: KVStore, chunk: Chunk) -> int:
@@ -136,6 +152,11 @@ def gone(root: Path, chunk: Chunk) -> bool:
     catalogue.close()
     aside = quarantined(root) == {f"{chunk.key}.safetensors"}
     return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
+
+
+def to_bytes(record: Record) -> bytes:
+    """The record as it is in a file."""
+    return record.head.bytes() + record.rows.numpy().tobytes()
 
 
 def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
