@@ -1,0 +1,194 @@
+"""Stacks of tiers: what each of them has after a put, a get, an eviction and a deletion."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from stores import (
+    RECORD,
+    A,
+    B,
+    C,
+    filled,
+    get,
+    holds,
+    make_chunk,
+    open_stack,
+    problems,
+    put,
+    record_of,
+    register,
+    same,
+    shared,
+    states,
+    wanted,
+)
+
+from blendrag.errors import ConfigError, StoreError
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import Opened, TierSpec
+
+RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
+
+
+# -- settings -------------------------------------------------------------------------------------------
+
+
+def test_stack_that_cannot_be_written_or_has_a_tier_twice_is_refused(tmp_path: Path) -> None:
+    never = TierSpec(kind="disk", write="never")
+    for stack in ([], [never], [TierSpec(kind="ram", write="never"), never]):
+        with pytest.raises(ConfigError, match="may be written"):
+            open_stack(tmp_path, *stack)
+    with pytest.raises(ConfigError, match="same"):
+        open_stack(tmp_path, RAM, DISK, TierSpec(kind="ram", bytes=7))
+    twice = shared(tmp_path / "other")
+    with pytest.raises(ConfigError, match="same"):
+        open_stack(tmp_path, twice, twice)
+    open_stack(tmp_path, DISK, twice).close()  # and nothing of that was left open or half made
+
+
+# -- single tiers ---------------------------------------------------------------------------------------
+
+
+def test_ram_alone_serves_and_forgets_with_the_process(tmp_path: Path) -> None:
+    register(tmp_path, [A, B])
+    store = open_stack(tmp_path, RAM)
+    assert put(store, A) == put(store, B) == RECORD
+    assert same(get(store, A), A) and not (tmp_path / "kv").exists()
+    assert set(states(tmp_path).values()) == {"ready"}
+    assert store.delete([A.key]) == (1, [])
+    assert get(store, A) == Miss("missing")
+    store.close()
+    store = open_stack(tmp_path, RAM)
+    assert set(states(tmp_path).values()) == {"pending"}  # to be ingested again, not believed to be there
+    assert get(store, B) == Miss("missing")
+    store.close()
+
+
+def test_chunk_that_leaves_a_ram_of_its_own_is_evicted_not_wanted(tmp_path: Path) -> None:
+    register(tmp_path, [A, B])
+    store = open_stack(tmp_path, TierSpec(kind="ram", bytes=RECORD))
+    put(store, A)
+    put(store, B)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready"}
+    store.close()
+
+
+@pytest.mark.parametrize("own_path", [False, True])
+def test_disk_alone_serves_over_a_restart(tmp_path: Path, own_path: bool) -> None:
+    """In a folder of its own choice, too: eviction, recovery and limits are the same there."""
+    path = tmp_path / "elsewhere" if own_path else None
+    register(tmp_path, [A, B, C])
+    spec = TierSpec(kind="disk", bytes=2 * RECORD, path=path)
+    store = open_stack(tmp_path, spec)
+    for chunk in (A, B, C):
+        put(store, chunk)
+    assert states(tmp_path) == {A.key: "evicted", B.key: "ready", C.key: "ready"}
+    store.close()
+    store = open_stack(tmp_path, spec)
+    assert [same(get(store, chunk), chunk) for chunk in (A, B, C)] == [False, True, True]
+    (stats,) = store.stats().values()
+    assert (stats["chunks"], stats["bytes"]) == (2, 2 * RECORD)
+    store.close()
+
+
+# -- several --------------------------------------------------------------------------------------------
+
+
+def test_write_goes_to_each_tier_as_its_policy_says(tmp_path: Path) -> None:
+    register(tmp_path, [A])
+    behind, never = shared(tmp_path / "b", write="behind"), shared(tmp_path / "n")
+    open_stack(tmp_path, never).close()  # it has to be there to be read
+    store = open_stack(tmp_path, RAM, DISK, behind, shared(tmp_path / "n", write="never"))
+    put(store, A)
+    store.wait()
+    assert holds(store, A) == [[True], [True], [True], [False]]
+    assert store.delete([A.key]) == (1, [])
+    assert holds(store, A) == [[False]] * 4
+    store.close()
+
+
+def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> None:
+    filled(tmp_path, [A, B]).close()
+    store = open_stack(tmp_path, RAM, DISK)
+    assert same(get(store, A), A)
+    assert holds(store, A, B) == [[True, False], [True, True]]
+    (opened,) = store.open_records(wanted(B))
+    assert isinstance(opened, Opened) and opened.tier.name == "disk"
+    store.close_records([opened])
+    assert holds(store, B)[0] == [False]  # the loader hands it over when it has read it
+    found = get(store, B)
+    store.tiers[0].delete([B.key])
+    store.promote_behind([found], [store.tiers[1]])  # type: ignore[list-item]
+    store.wait()
+    assert holds(store, B)[0] == [True]
+    assert store.stats()["ram"]["promotions"] == 3
+    store.close()
+
+
+def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) -> None:
+    register(tmp_path, [A, B])
+    home = TierSpec(kind="disk", chunks=1)
+    store = open_stack(tmp_path, home, shared(tmp_path / "below"))
+    put(store, A)
+    put(store, B)
+    assert holds(store, A, B) == [[False, True], [True, True]]
+    assert set(states(tmp_path).values()) == {"ready"}  # it is not lost
+    assert same(get(store, A), A)
+    assert holds(store, A, B) == [[True, False], [True, True]]
+    store.close()
+    store = open_stack(tmp_path, home, shared(tmp_path / "below"))
+    assert all(same(get(store, chunk), chunk) for chunk in (A, B))
+    store.close()
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_damaged_record_is_served_by_the_next_tier(tmp_path: Path, at: int) -> None:
+    register(tmp_path, [A])
+    store = open_stack(tmp_path, DISK, shared(tmp_path / "below"))
+    put(store, A)
+    data = bytearray(record_of(tmp_path, A.key).read_bytes())
+    data[at] ^= 1
+    record_of(tmp_path, A.key).write_bytes(data)
+    if at:  # its head was sound: this request has lost its time already
+        assert get(store, A) == Miss("damaged")
+    assert same(get(store, A), A)
+    assert problems(tmp_path) == []  # home has it again
+    assert states(tmp_path) == {A.key: "ready"}
+    store.close()
+
+
+# -- a sustained stream ---------------------------------------------------------------------------------
+
+
+def test_stream_of_new_combinations_adds_nothing_and_stays_in_its_ram(tmp_path: Path) -> None:
+    """Ten times more chunks than RAM holds: what a question reads is never written for the next one."""
+    chunks = [make_chunk(seed) for seed in range(100)]
+    filled(tmp_path, chunks).close()
+    store = open_stack(tmp_path, TierSpec(kind="ram", bytes=10 * RECORD), DISK)
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "kv").rglob("*")}
+    choice = random.Random(0)
+    for _ in range(60):
+        picked = choice.sample(chunks, 6)
+        opened = store.open_records(wanted(*picked))
+        assert all(isinstance(one, Opened) for one in opened)
+        store.close_records(opened)
+        for chunk in picked:
+            assert same(get(store, chunk), chunk)
+        stats = store.stats()
+        assert stats["ram"]["bytes"] == stats["ram"]["chunks"] * RECORD <= 10 * RECORD
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "kv").rglob("*")} == stored
+    assert (stats["disk"]["puts"], stats["disk"]["evictions"], stats["disk"]["chunks"]) == (0, 0, 100)
+    assert stats["ram"]["evictions"] >= 200
+    store.close()
+    assert problems(tmp_path) == []
+
+
+def test_store_in_a_place_that_is_no_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        open_stack(tmp_path / "file", DISK)
+    with pytest.raises(StoreError, match="file"):
+        open_stack(tmp_path / "index", shared(tmp_path / "file"))
