@@ -37,7 +37,8 @@ def print_tiers(results: Mapping[str, Any], console: Console) -> None:
     console.print(
         "load: waiting for stored KV, moving it to its place and writing it."
         f" {config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens,"
-        f" {config['ratio']:.0%} recomputed, codec {config['codec']}; {machine['model']} on {machine['cpu']}, {machine['threads']} threads.",
+        f" {config['ratio']:.0%} recomputed, codec {config['codec']};"
+        f" {machine['model']} on {machine['cpu']}, {machine['threads']} threads.",
         markup=False,
     )
 
@@ -54,8 +55,8 @@ def print_stream(results: Mapping[str, Any], console: Console) -> None:
     asked = ram["hits"] + ram["misses"]
     console.print(
         f"Last quarter / first: {results['decay']:.2f}. {len(results['questions'])} questions over"
-        f" {config['pool']} chunks of {config['chunk_tokens']} tokens, {config['more']} times what memory holds;"
-        f" {ram['hits']:,} of {asked:,} from RAM, {disk['hits']:,} from disk. Chunks stored before:"
+        f" {config['pool']} chunks of {config['chunk_tokens']} tokens, {config['more']} times what memory"
+        f" holds; {ram['hits']:,} of {asked:,} from RAM, {disk['hits']:,} from disk. Chunks stored before:"
         f" {stored['before']:,}, after: {stored['after']:,}.",
         markup=False,
     )
