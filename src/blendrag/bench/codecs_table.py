@@ -10,12 +10,12 @@ from rich.table import Table
 
 
 def print_codecs(results: Mapping[str, Any], console: Console) -> None:
-    """A row per codec, then a row per codec and ratio, then what it was measured on."""
+    """A row per codec, largest first, then a row per codec and ratio, then what it was measured on."""
     codecs, config, machine = results["codecs"], results["config"], results["machine"]
     cost = _table("codec", "B/token", "smaller", "K error", "V error", "encode GB/s", "decode GB/s")
     drift = _table("codec", "ratio", "KL", "p90", "top-1", "KL from full", "TTFT ms")
     most = max(codec["bytes_per_token"] for codec in codecs.values())
-    for name, codec in codecs.items():
+    for name, codec in sorted(codecs.items(), key=lambda item: -item[1]["bytes_per_token"]):
         cost.add_row(
             name,
             f"{codec['bytes_per_token']:,.0f}",
