@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 
@@ -42,7 +43,7 @@ class KVIdentity:
         names = [field.name for field in fields(self) if field.name != "model"]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
-    def chunk_key(self, token_ids: Sequence[int]) -> str:
+    def chunk_key(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
         """Content address of a chunk: 32 hex digits over this identity and the token ids."""
         ids = np.asarray(token_ids, dtype="<i4")
         return xxhash.xxh3_128_hexdigest(self.digest().encode() + ids.tobytes())

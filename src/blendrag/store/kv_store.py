@@ -44,6 +44,7 @@ class KVStore:
         self._evicted = evicted
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="blendrag-behind")
         self._uses: dict[str, tuple[int, int]] = {}
+        self._now = 0  # of the last use
         self._counted: dict[str, dict[str, int]] = {}
         self._flushed = time.monotonic()
         self._lock = threading.Lock()  # uses and counts that are not written yet
@@ -308,8 +309,9 @@ class KVStore:
 
     def _use(self, key: str) -> None:
         with self._lock:
-            last, times = self._uses.get(key, (0, 0))
-            self._uses[key] = (max(last, time.time_ns()), times + 1)
+            self._now = max(self._now + 1, time.time_ns())  # the clock may be set back
+            _, times = self._uses.get(key, (0, 0))
+            self._uses[key] = (self._now, times + 1)
 
     def _flush_if_due(self) -> None:
         """A transaction per read would cost more than the read."""

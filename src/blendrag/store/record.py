@@ -116,6 +116,8 @@ class Layout:
         checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
         if len(checksums) != self.num_layers or self.header(key, ids, checksums) != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
+        if self.identity.chunk_key(ids) != key:  # so no record is larger than its chunk, whoever wrote it
+            raise DamagedError(f"{key}: another chunk's tokens")
         return Head(self, key, ids, checksums)
 
 

@@ -25,6 +25,7 @@ from stores import (
 )
 
 from blendrag.errors import StoreError, StoreFullError
+from blendrag.store.catalogue import Catalogue
 from blendrag.store.miss import Miss
 from blendrag.store.tiers import DiskTier, TierSpec
 
@@ -129,6 +130,27 @@ def test_chunk_driven_out_for_a_write_that_failed_is_not_called_ready(
     store.close()
 
 
+def test_rewrite_that_cannot_be_noted_keeps_what_was_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, [A, B])
+    store = open_store(tmp_path)
+    put(store, A)
+
+    def full(*_: object) -> bool:
+        raise StoreFullError("the catalogue failed: database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalogue, "mark_ready", full)
+        for chunk in (A, B):
+            with pytest.raises(StoreFullError):
+                put(store, chunk)
+    assert files(tmp_path) == {f"{A.key}.safetensors"}
+    assert same(get(store, A), A) and get(store, B) == Miss("missing")
+    assert states(tmp_path) == {A.key: "ready", B.key: "pending"}
+    store.close()
+
+
 def no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
@@ -172,6 +194,29 @@ elif when == "renamed, not in the catalogue":
 put(store, make_chunk(2, tokens=50))
 """
 
+EVICTION_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from stores import *
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.tiers import DiskTier
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root, when = Path(sys.argv[1]), sys.argv[2]
+store = open_store(root, ram=1 << 20, disk=2 * RECORD)
+put(store, A)
+put(store, B)
+if when == "noted, not removed":
+    DiskTier._remove = die
+elif when == "removed, the other not written":
+    DiskTier._write = die
+put(store, C)
+Catalogue.mark_ready = die
+put(store, A)  # which nobody has asked for since it left
+"""
+
 
 @pytest.mark.parametrize("when", ["half written", "written, not renamed", "renamed, not in the catalogue"])
 def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path: Path, when: str) -> None:
@@ -190,3 +235,22 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
     assert put(store, cut) == size(cut)
     assert same(get(store, cut), cut)
     store.close()
+
+
+@pytest.mark.parametrize(
+    "when", ["noted, not removed", "removed, the other not written", "put again, not in the catalogue"]
+)
+def test_kill_in_the_middle_of_an_eviction_leaves_no_orphan(tmp_path: Path, when: str) -> None:
+    chunks = [make_chunk(seed) for seed in range(3)]
+    register(tmp_path, chunks)
+    process = start(EVICTION_KILLED, tmp_path, when)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, errors
+    again = when.startswith("put again")
+    assert len(files(tmp_path)) == (1 if when.startswith("removed") else 2)
+    assert len(problems(tmp_path)) == (0 if when.startswith("removed") else 1)  # something to clean up
+    open_store(tmp_path).close()
+    assert problems(tmp_path) == []
+    assert list(states(tmp_path).values()) == (
+        ["evicted", "evicted", "ready"] if again else ["evicted", "ready", "pending"]
+    )
