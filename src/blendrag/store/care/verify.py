@@ -55,7 +55,7 @@ class VerifyReport:
         return self.counts.total() - self.repaired
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"counts": dict(self.counts)}
 
 
 class Verifier:

@@ -1,0 +1,159 @@
+"""verify, gc, export, import, purge and stats as a user calls them, without an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
+from typer.testing import Result
+
+from blendrag.errors import StoreError
+from blendrag.store.care import gc
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.lock import IndexLock
+from blendrag.store.tiers import TierSpec
+
+Blendrag = Callable[..., Result]
+COMMANDS = ["verify", "gc", "export", "import", "purge"]
+
+
+@pytest.fixture
+def index(workdir: Path) -> Path:
+    """The index that commands work on if none is named: three chunks, without documents."""
+    root = workdir / "blendrag-index"
+    register(root, [A, B, C])
+    store = open_stack(root, TierSpec(kind="disk"))
+    for chunk in (A, B, C):
+        store.put(chunk.key, chunk.token_ids, chunk.kv)
+    store.close()
+    return root
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
+    result = blendrag(command, "--help")
+    assert result.exit_code == 0 and "Usage" in result.stdout
+    assert command in blendrag("--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["verify"], ["gc"], ["export", "x.tar"], ["purge", "-d", "x"]])
+def test_wrong_index_folder_is_corrected_and_not_made(
+    blendrag: Blendrag, workdir: Path, arguments: list[str]
+) -> None:
+    (workdir / "my-index").mkdir()
+    result = blendrag(*arguments, "--index", "my-indx")
+    assert result.exit_code == 1 and "did you mean 'my-index'" in result.stderr and not result.stdout
+    assert [path.name for path in workdir.iterdir()] == ["my-index"]
+
+
+def test_verify_exits_with_1_until_the_problem_is_repaired(blendrag: Blendrag, index: Path) -> None:
+    assert blendrag("verify").exit_code == 0
+    record_of(index, A.key).write_bytes(b"garbage")
+    result = blendrag("verify")
+    assert result.exit_code == 1 and f"damaged: {A.key}" in result.stderr and "1 damaged" in result.stdout
+    report = json.loads(blendrag("verify", "--json").stdout)
+    assert report["counts"] == {"damaged": 1} and report["records"] == 2
+    assert [(problem["kind"], problem["name"]) for problem in report["problems"]] == [("damaged", A.key)]
+    result = blendrag("verify", "--repair")
+    assert result.exit_code == 0 and "repaired: 1" in result.stdout
+    assert states(index)[A.key] == "pending"
+    result = blendrag("verify")
+    assert result.exit_code == 0 and "1 files damaged before, kept aside" in result.stdout
+
+
+def test_gc_says_what_it_freed(blendrag: Blendrag, index: Path) -> None:
+    catalogue = Catalogue.open(index, IDENTITY)
+    catalogue.release("doc")
+    catalogue.close()
+    assert "doomed: 3 files" in blendrag("gc").stdout
+    freed = json.loads(blendrag("gc", "--json").stdout)
+    assert freed["files"] == {} and freed["total"] >= 0
+
+
+def test_exported_index_is_imported_and_verified(blendrag: Blendrag, index: Path, workdir: Path) -> None:
+    assert blendrag("export", "moved.tar").exit_code == 0
+    result = blendrag("import", "moved.tar", "copy")
+    assert result.exit_code == 0 and "open it with the model tiny" in result.stdout
+    assert json.loads(blendrag("verify", "-i", "copy", "--json").stdout)["records"] == 3
+    result = blendrag("export", "moved.tar")
+    assert result.exit_code == 1 and "exists" in result.stderr
+    result = blendrag("import", "moved.tar", "copy")
+    assert result.exit_code == 1 and "exists" in result.stderr
+    facts = json.loads(blendrag("export", "small.tar", "--no-kv", "--json").stdout)
+    assert facts["kv"] is False and facts["identity"]["model"] == "tiny"
+    assert "blendrag ingest computes it" in blendrag("import", "small.tar", "small").stdout
+
+
+def test_index_in_use_is_left_alone(blendrag: Blendrag, index: Path) -> None:
+    lock = IndexLock(index)
+    for arguments in (["verify"], ["gc"], ["export", "x.tar"]):
+        result = blendrag(*arguments)
+        assert result.exit_code == 1 and "is open in" in result.stderr
+    lock.release()
+
+
+def test_interrupted_command_says_what_is_left(
+    blendrag: Blendrag, index: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("blendrag.store.care.tar.write_member", interrupt)
+    monkeypatch.setattr("blendrag.store.care.export.write_member", interrupt)
+    result = blendrag("export", "moved.tar")
+    assert result.exit_code == 130 and "no file was left behind" in result.stderr
+    assert {path.name for path in workdir.iterdir()} == {"blendrag-index"}
+
+
+def test_full_disk_ends_gc_with_a_sentence(
+    blendrag: Blendrag, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> int:
+        raise StoreError(f"{path.name} failed: database or disk is full")
+
+    monkeypatch.setattr(gc, "compact", full)
+    result = blendrag("gc")
+    assert result.exit_code == 1 and "disk is full" in result.stderr and "Traceback" not in result.stderr
+
+
+# -- with a real model folder, tokenizer and vector store -------------------------------------------------
+
+
+@pytest.fixture
+def made(blendrag: Blendrag, workdir: Path, model_dir: Path) -> Path:
+    """An index without documents, but with what two tiers counted and a document was used."""
+    (workdir / "empty").mkdir()
+    blendrag("ingest", "empty", "--model", model_dir)
+    root = workdir / "blendrag-index"
+    catalogue = Catalogue.open(root, None)
+    catalogue.register("handbook.md", [("k", "text", (1, 2, 3))])
+    catalogue.touch({"k": (1, 7)})
+    catalogue.count("ram", {"hits": 3, "misses": 1, "evictions": 2, "promotions": 5})
+    catalogue.count("redis", {"errors": 4, "refused": 6, "damaged": 8})
+    catalogue.close()
+    return root
+
+
+def test_stats_show_every_tier_and_the_documents_that_were_reused(
+    blendrag: Blendrag, made: Path, model_dir: Path
+) -> None:
+    facts = json.loads(blendrag("stats", "--json", "--model", model_dir).stdout)
+    assert facts["counters"]["ram"] == {"hits": 3, "misses": 1, "evictions": 2, "promotions": 5}
+    assert facts["reuse"] == [{"owner": "handbook.md", "chunks": 1, "tokens": 3, "uses": 7}]
+    lines = blendrag("stats", "--model", model_dir).stdout.splitlines()
+    (ram,) = [line.split() for line in lines if line.split()[:1] == ["ram"]]
+    (redis,) = [line.split() for line in lines if line.split()[:1] == ["redis"]]
+    assert ram == ["ram", "75.0%", "3", "1", "5", "2", "0", "0", "0"]
+    assert redis == ["redis", "0", "0", "0", "0", "4", "6", "8"]
+    assert any(line.split() == ["handbook.md", "7", "1", "3"] for line in lines)
+
+
+def test_purge_of_an_unknown_document_is_corrected(blendrag: Blendrag, made: Path, model_dir: Path) -> None:
+    result = blendrag("purge", "--document", "hanbook.md", "--model", model_dir)
+    assert result.exit_code == 1 and "did you mean 'handbook.md'" in result.stderr
+    result = blendrag("purge", "--document", "handbook.md", "--model", model_dir)
+    assert result.exit_code == 0 and "handbook.md: 1 chunks" in result.stdout
+    assert "did you mean" not in blendrag("purge", "-d", "handbook.md", "--model", model_dir).stderr
