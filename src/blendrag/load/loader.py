@@ -143,8 +143,8 @@ class _Loading(StoredLayers):
                 count = min(self._group, last - first)
                 for _ in range(count):
                     self._free.acquire()
-                if self._stopped:
-                    return
+                    if self._stopped:  # close() wakes it once, however many it waits for
+                        return
                 self._load(first, first + count)
             if self._filled is not None:
                 with suppress(Exception):  # what is not kept in a faster tier is read again the next time

@@ -1,0 +1,87 @@
+"""A model of twelve layers, three chunks of it in a store, and a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from stores import Chunk, make_chunk, open_stack, put, register, wanted
+
+from blendrag.load.layers import StoredLayers
+from blendrag.load.loader import Filled, LayerLoader, LoadSpan, whole_rows
+from blendrag.load.trace import Trace
+from blendrag.store.identity import KVIdentity
+from blendrag.store.kv_store import KVStore
+from blendrag.store.tiers import Opened, TierSpec
+
+DEEP = KVIdentity("deep", "weights-1", "bfloat16", num_layers=12, num_kv_heads=2, head_size=8)
+TOKENS = (5, 40, 9)
+
+
+class Bench:
+    """chunks: all in the store's disk tier, and in RAM if there is any."""
+
+    def __init__(self, root: Path, codec: str, ram: int) -> None:
+        identity = replace(DEEP, codec=codec)
+        self.root = root
+        self.chunks = [make_chunk(n, tokens, identity=identity) for n, tokens in enumerate(TOKENS)]
+        register(root, self.chunks, identity=identity)
+        stack = (TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk"))
+        self.store: KVStore = open_stack(root, *stack, identity=identity)
+        for chunk in self.chunks:
+            put(self.store, chunk)
+        self._loader = LayerLoader(in_flight=4)
+        self.trace = Trace()
+        self._opened: list[Opened] = []
+
+    def open(self, *chunks: Chunk) -> list[Opened]:
+        found = self.store.open_records(wanted(*(chunks or self.chunks)))
+        opened = [one for one in found if isinstance(one, Opened)]
+        self._opened += opened
+        return opened
+
+    def load(
+        self,
+        opened: Sequence[Opened],
+        lengths: Sequence[int] = TOKENS,
+        in_flight: int = 4,
+        filled: Filled | None = None,
+    ) -> StoredLayers:
+        self._loader._in_flight = in_flight
+        spans = [
+            LoadSpan(one, length, whole_rows(one, self.store.ram) if filled else None)
+            for one, length in zip(opened, lengths, strict=False)
+        ]
+        layout, cpu = self.store.layout, torch.device("cpu")
+        return self._loader.load(spans, layout, cpu, self.trace, filled)
+
+    def finish(self) -> None:
+        """Until the loader's thread has nothing left to do, nor the one behind it."""
+        self._loader._thread.submit(lambda: None).result(timeout=30)
+        self.store.wait()
+
+    def close(self) -> None:
+        self._loader._thread.shutdown()
+        self.store.close_records(self._opened)
+        self.store.close()
+
+
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made = []
+
+    def make(codec: str = "raw", ram: int = 0) -> Bench:
+        made.append(Bench(tmp_path / codec, codec, ram))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+@pytest.fixture
+def bench(make_bench: Callable[..., Bench]) -> Bench:
+    return make_bench()

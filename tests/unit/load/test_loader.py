@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from stores import get, same
+
+from blendrag.load.layers import StoredLayers
+from blendrag.store.codec import codec_names
+from blendrag.store.record import Record
+from blendrag.store.tiers import Read
+
+LAYERS = 12
+
+
+def expected(bench: Any, lengths: Sequence[int]) -> torch.Tensor:
+    """[layers, 2, tokens, heads, size] of the chunks' beginnings, decoded as whole records."""
+    kv = []
+    for chunk, length in zip(bench.chunks, lengths, strict=True):
+        record = get(bench.store, chunk)
+        assert isinstance(record, Record)
+        kv.append(record.decode()[:, :, :length])
+    return torch.cat(kv, dim=2)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def fetched(layers: StoredLayers, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+    layers.fetch_kv(numbers[0])
+    return {number: torch.stack(layers.synchronize(number)).clone() for number in numbers}
+
+
+@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("ram", [0, 1 << 22])
+@pytest.mark.parametrize("lengths", [(5, 40, 9), (5, 33, 1)])
+def test_layers_are_what_the_records_hold(
+    make_bench: Callable[..., Any], codec: str, ram: int, lengths: Sequence[int]
+) -> None:
+    bench = make_bench(codec, ram)
+    whole = expected(bench, lengths)
+    with bench.load(bench.open(), lengths) as layers:
+        found = fetched(layers, range(LAYERS))
+    assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(LAYERS))
+
+
+@pytest.mark.parametrize("numbers", [[0, 11], [1, 2, 3], [2, 3, 7, 11], [11], list(range(5, 12))])
+@pytest.mark.parametrize("in_flight", [2, 3, 100])
+def test_layers_left_out_do_not_shift_the_others(bench: Any, numbers: list[int], in_flight: int) -> None:
+    whole = expected(bench, (5, 40, 9))
+    with bench.load(bench.open(), in_flight=in_flight) as layers:
+        found = fetched(layers, numbers)
+    assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in numbers)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("in_flight", [2, 3, 8, 100])
+def test_loader_runs_ahead_and_never_further_than_it_may(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, in_flight: int, group: int
+) -> None:
+    disk = bench.store.tiers[1]
+    monkeypatch.setattr(disk, "group", group, raising=False)
+    read, loaded = disk.read, []
+
+    def noting(wanted: Sequence[Read]) -> list[torch.Tensor]:
+        loaded.append(wanted[0].last)
+        assert wanted[0].last - wanted[0].first <= max(1, in_flight // 2)
+        return read(wanted)
+
+    monkeypatch.setattr(disk, "read", noting)
+    with bench.load(bench.open(), in_flight=in_flight) as layers:
+        layers.fetch_kv(0)
+        for layer in range(LAYERS):
+            layers.synchronize(layer)
+            ahead = min(LAYERS, layer + in_flight)
+            together = max(1, min(group, min(in_flight, LAYERS) // 2))
+            reached = LAYERS if ahead == LAYERS else ahead // together * together
+            ends = time.monotonic() + 30
+            while loaded[-1] < reached and time.monotonic() < ends:
+                time.sleep(0.001)
+            time.sleep(0.002)  # it would go on at once, if it could
+            assert loaded[-1] == reached
+    assert loaded == sorted(loaded)
+
+
+def test_rows_in_ram_are_decoded_where_they_lie(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench("raw", 1 << 22)
+    codec, decoded = bench.store.layout.codec, []
+    decode = codec.decode
+
+    def noting(row: torch.Tensor, *rest: Any) -> None:
+        decoded.append(row.data_ptr())
+        decode(row, *rest)
+
+    opened = bench.open()
+    monkeypatch.setattr(codec, "decode", noting)
+    with bench.load(opened) as layers:
+        fetched(layers, range(LAYERS))
+    rows = [one.source.rows for one in opened]
+    assert decoded == [chunk[layer].data_ptr() for layer in range(LAYERS) for chunk in rows]
+
+
+def test_what_the_caller_writes_into_a_layer_does_not_reach_the_record(
+    make_bench: Callable[..., Any],
+) -> None:
+    bench = make_bench("raw", 1 << 22)
+    with bench.load(bench.open()) as layers:
+        layers.fetch_kv(0)
+        for layer in range(LAYERS):
+            for tensor in layers.synchronize(layer):
+                tensor.zero_()
+    assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
+
+
+def test_request_after_one_that_was_given_up_gets_its_own_layers(bench: Any) -> None:
+    """Both use the same buffers."""
+    whole = expected(bench, (5, 40, 9))
+    for give_up_at in (0, 1, 5, None):
+        with bench.load(bench.open()) as layers:
+            numbers = range(LAYERS if give_up_at is None else give_up_at + 1)
+            found = fetched(layers, numbers)
+        assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in numbers)
+
+
+# -- for the faster tier --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_layer", [0, 1, 7])
+def test_records_read_whole_are_handed_over_with_the_layers_nobody_asked_for(
+    make_bench: Callable[..., Any], first_layer: int
+) -> None:
+    bench = make_bench("raw", 1 << 22)
+    bench.store.ram.delete([chunk.key for chunk in bench.chunks])
+    opened = bench.open()
+    assert {one.tier.name for one in opened} == {"disk"}
+    with bench.load(opened, (5, 40, 1), filled=bench.store.promote_behind) as layers:
+        fetched(layers, range(first_layer, LAYERS))
+    bench.finish()
+    for file in bench.root.glob("kv/??/*"):
+        file.unlink()
+    assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
+    assert bench.store.stats()["ram"]["promotions"] == 3
+
+
+def test_record_that_was_read_in_part_is_not_handed_over(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench("raw", 1 << 22)
+    bench.store.ram.delete([chunk.key for chunk in bench.chunks])
+    handed = []
+    with bench.load(bench.open(), filled=lambda *given: handed.append(given)) as layers:
+        fetched(layers, range(2))
+    bench.finish()
+    assert handed == []
+
+
+def test_only_records_that_ram_lacks_and_would_keep_are_gathered(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench("raw", 9_000)  # the second chunk is larger than that
+    bench.store.ram.delete([bench.chunks[0].key])
+    handed = []
+    opened = bench.open()
+    assert [one.tier.name for one in opened] == ["disk", "disk", "ram"]
+    with bench.load(opened, filled=lambda records, tiers: handed.append((records, tiers))) as layers:
+        fetched(layers, range(LAYERS))
+    bench.finish()
+    (((record,), (tier,)),) = handed
+    assert same(record, bench.chunks[0]) and tier is bench.store.tiers[1]
+
+
+def test_trace_has_every_layer_that_was_loaded(bench: Any) -> None:
+    with bench.load(bench.open()) as layers:
+        fetched(layers, range(LAYERS))
+    bench.finish()
+    assert [name for lane, name, *_ in bench.trace.events if lane == "load"] == [
+        f"layer {layer}" for layer in range(LAYERS)
+    ]
