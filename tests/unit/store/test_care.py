@@ -29,6 +29,7 @@ from stores import (
 )
 
 from blendrag.errors import StoreError, StoreInUseError
+from blendrag.store.care import verify
 from blendrag.store.care.folder import closed_index
 from blendrag.store.care.gc import Freed, collect
 from blendrag.store.care.progress import CareProgress
@@ -371,8 +372,9 @@ def test_only_a_thousand_problems_are_listed_and_all_are_counted(tmp_path: Path)
     assert len(report.problems) == 1000 and report.counts["missing"] == 1200 == report.left
 
 
-def test_record_is_read_a_layer_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory: one layer of one record, however large the record."""
+def test_record_is_read_a_few_layers_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory: one layer of one record at least, and no more than the limit else."""
+    monkeypatch.setattr(verify, "_AT_ONCE", 1)
     largest = 0
     empty = torch.empty
 
