@@ -101,6 +101,7 @@ def test_secret_of_a_store_that_fails_is_not_shown(caplog: pytest.LogCaptureFixt
         with pytest.raises(TierError) as error:
             tier.open([A.key])
         assert "s3cr3t" not in str(error.value) + caplog.text
+        assert error.value.__cause__ is None and error.value.__suppress_context__
 
 
 def test_tier_that_was_closed_leaves_no_thread(server: Served) -> None:

@@ -36,7 +36,7 @@ from servers import (
 from blendrag.store.record import HEAD_READ, DamagedError
 from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, Tier, TierError
-from blendrag.store.tiers.remote import RemoteTier
+from blendrag.store.tiers.remote import RemoteTier, describe
 
 KINDS = ["redis", "object"]
 Kind = Literal["redis", "object"]
@@ -256,6 +256,12 @@ def test_close_ends_a_call_that_waits(served: Served, proxy: Proxy) -> None:
     assert failed, "still waiting"
 
 
+def test_request_that_an_object_store_was_too_busy_for_is_sent_again() -> None:
+    replies = [http("Content-Length: 0", status="503 Slow Down"), object_reply(len(raw(A)), raw(A))]
+    with answering(lambda _: [replies.pop(0)]) as port:
+        assert isinstance(tier_at("object", port).open([A.key])[A.key], Opened)
+
+
 # -- records that are not what they should be --------------------------------------------------------------
 
 
@@ -348,13 +354,33 @@ def test_size_that_lies_is_refused_before_anything_is_allocated(kind: Kind, size
         tier = tier_at(kind, port)
         tracemalloc.start()
         try:
-            found = tier.open([A.key]).get(A.key)
+            found: object = tier.open([A.key]).get(A.key)
         except TierError as error:
             found = error
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert not isinstance(found, Opened)
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.timeout(30)
+def test_answer_that_stays_too_short_is_not_asked_for_for_ever(kind: Kind) -> None:
+    reply = redis_reply if kind == "redis" else object_reply
+    asked = 0
+
+    def answer(_: bytes) -> list[bytes]:
+        nonlocal asked
+        asked += 1
+        return [reply(len(raw(A)), raw(A)[:10])]
+
+    with answering(answer) as port:
+        try:
+            found: object = tier_at(kind, port).open([A.key])[A.key]
+        except TierError as error:
+            found = error
+    assert isinstance(found, (DamagedError, TierError))
+    assert asked <= 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -468,7 +494,7 @@ class Clock:
         return self.now
 
 
-def test_breaker_lets_one_call_find_out(served: Served) -> None:
+def test_breaker_lets_one_call_find_out() -> None:
     clock = Clock()
     breaker = Breaker(5.0, clock)
     assert breaker.admits() and breaker.admits()
@@ -496,6 +522,7 @@ def test_probe_that_was_interrupted_does_not_stay_out_for_ever() -> None:
 
     tier = Interrupted(tier_at("redis", free_port()).spec, LAYOUT)
     tier._breaker = Breaker(0.0)
+    tier._breaker.failure()
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             tier.has([A.key])
@@ -520,3 +547,8 @@ def test_throttle_that_lets_more_through_is_no_throttle(served: Served, proxy: P
     start = time.perf_counter()
     assert whole(tier, record.key)
     assert time.perf_counter() - start > 0.95 * record.head.nbytes / proxy.rate
+
+
+def test_message_of_a_library_does_not_pass_on_what_a_url_carries() -> None:
+    error = ValueError("GET https://me:s3cr3t@host/x?sig=s3cr3t failed\nDebug: s3cr3t")
+    assert describe(error) == "ValueError: GET https://host/x?... failed"

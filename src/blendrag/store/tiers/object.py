@@ -216,7 +216,7 @@ def _open_store(spec: TierSpec) -> ObjectStore:
 
 
 def _retry(spec: TierSpec) -> RetryConfig:
-    """One, at once, for a connection that the server closed while it was idle; none after a timeout."""
+    """One, at once, for what failed at once: a busy server, a closed connection. None after a timeout."""
     pause = timedelta(milliseconds=10)
     return {
         "max_retries": 1,
