@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from blendrag.errors import StoreMismatchError
-from blendrag.store.catalogue_schema import CatalogueFile
+from blendrag.store.catalogue_owners import CatalogueOwners, doom
+from blendrag.store.catalogue_schema import LAST, CatalogueFile
 from blendrag.store.catalogue_usage import CatalogueUsage
 from blendrag.store.identity import KVIdentity
 
 State = Literal["pending", "ready", "evicted"]
 
 _MANY = 500  # variables in one statement
-_LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Entry:
     bytes: int
 
 
-class Catalogue(CatalogueUsage):
+class Catalogue(CatalogueOwners, CatalogueUsage):
     """Open with :meth:`open`. Safe for several threads; every call is one short transaction.
 
     All methods raise StoreError if the file cannot be used, StoreFullError if there is no room for it.
@@ -81,52 +81,6 @@ class Catalogue(CatalogueUsage):
                 f" set dtype to {stored}, or ingest into a new folder"
             )
 
-    # -- ownership ----------------------------------------------------------------------------------------
-
-    def register(self, owner: str, entries: Iterable[tuple[str, str, Sequence[int]]]) -> list[str]:
-        """Make (key, text, token_ids) the owner's whole list of chunks.
-
-        New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
-        """
-        rows = [(key, text, np.asarray(ids, "<i4").tobytes()) for key, text, ids in entries]
-        keys = [(key,) for key, _, _ in rows]
-        with self._file.transaction() as db:
-            before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
-            db.executemany(
-                "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
-                [(key, len(ids) // 4) for key, _, ids in rows],
-            )
-            db.executemany("INSERT OR IGNORE INTO chunks (key, text, token_ids) VALUES (?, ?, ?)", rows)
-            # A chunk that was evicted is wanted again.
-            db.executemany(
-                "UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys
-            )
-            db.executemany("DELETE FROM doomed WHERE key = ?", keys)
-            db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
-            return _disown(db, owner, before - {key for (key,) in keys})
-
-    def release(self, owner: str) -> list[str]:
-        """Forget an owner. Returns the keys that nobody owns any more; their rows are gone."""
-        with self._file.transaction() as db:
-            keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
-            return _disown(db, owner, keys)
-
-    def only_of(self, owner: str) -> list[str]:
-        """The keys that nobody else owns: what :meth:`release` would return."""
-        return self._keys(
-            "SELECT key FROM owners AS own WHERE owner = ? AND NOT EXISTS"
-            " (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner != own.owner)",
-            (owner,),
-        )
-
-    def owners(self, prefix: str = "") -> dict[str, list[str]]:
-        """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
-        found: dict[str, list[str]] = {}
-        begins = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
-        for owner, key in self._file.rows(begins, (prefix, prefix)):
-            found.setdefault(owner, []).append(key)
-        return found
-
     # -- chunks -------------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
@@ -158,7 +112,7 @@ class Catalogue(CatalogueUsage):
 
     def ready_from(self, prefix: str) -> set[str]:
         """The keys of ready chunks that begin with ``prefix``: what is to be found in one folder of files."""
-        query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
+        query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {LAST} AND state = 'ready'"
         return set(self._keys(query, (prefix, prefix)))
 
     def pending_among(self, keys: Iterable[str]) -> set[str]:
@@ -199,7 +153,7 @@ class Catalogue(CatalogueUsage):
         with self._file.transaction() as db:
             if not keep_ready:
                 _mark(db, keys, "evicted")
-            _doom(db, keys, kept=keep_ready)
+            doom(db, keys, kept=keep_ready)
 
     def doomed(self) -> list[str]:
         """Keys whose files can be deleted: there are any after a crash between saying so and doing it."""
@@ -226,9 +180,6 @@ class Catalogue(CatalogueUsage):
             for key, text, ids, state, size in rows
         ]
 
-    def _keys(self, query: str, values: Sequence[str] = ()) -> list[str]:
-        return [key for (key,) in self._file.rows(query, values)]
-
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:
         query = "SELECT key FROM records WHERE {} key IN ({})"
         parts = _parts(list(keys))
@@ -245,19 +196,3 @@ def _marks(part: Sequence[Any]) -> str:
 
 def _mark(db: sqlite3.Connection, keys: Iterable[str], state: State) -> None:
     db.executemany("UPDATE records SET state = ?, bytes = 0 WHERE key = ?", [(state, key) for key in keys])
-
-
-def _doom(db: sqlite3.Connection, keys: Iterable[str], *, kept: bool) -> None:
-    db.executemany("INSERT OR REPLACE INTO doomed VALUES (?, ?)", [(key, kept) for key in keys])
-
-
-def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:
-    orphans = []
-    for key in sorted(keys):
-        db.execute("DELETE FROM owners WHERE owner = ? AND key = ?", (owner, key))
-        if not db.execute("SELECT 1 FROM owners WHERE key = ? LIMIT 1", (key,)).fetchone():
-            db.execute("DELETE FROM chunks WHERE key = ?", (key,))
-            db.execute("DELETE FROM records WHERE key = ?", (key,))
-            orphans.append(key)
-    _doom(db, orphans, kept=False)
-    return orphans

@@ -43,6 +43,8 @@ CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
 ) STRICT, WITHOUT ROWID;
 """
+LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
+
 _TIMEOUT_S = 30.0
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _UNUSABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
@@ -88,6 +90,16 @@ class CatalogueFile:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+class CataloguePart:
+    """Some of a catalogue's methods, in a file of their own."""
+
+    def __init__(self, file: CatalogueFile) -> None:
+        self._file = file
+
+    def _keys(self, query: str, values: Sequence[str] = ()) -> list[str]:
+        return [key for (key,) in self._file.rows(query, values)]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blendrag.store.catalogue_schema import CatalogueFile
+from blendrag.store.catalogue_schema import CataloguePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,8 @@ class Reuse:
     uses: int
 
 
-class CatalogueUsage:
+class CatalogueUsage(CataloguePart):
     """The part of :class:`~blendrag.store.catalogue.Catalogue` that counts."""
-
-    def __init__(self, file: CatalogueFile) -> None:
-        self._file = file
 
     def touch(self, uses: Mapping[str, tuple[int, int]]) -> None:
         """Note (time of the last use, number of uses since the last note) by key.

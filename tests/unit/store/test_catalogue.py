@@ -166,6 +166,9 @@ class Model:
             self.doomed[key] = False
         return orphans
 
+    def owned_by_others(self, owner: str) -> set[str]:
+        return set().union(*(keys for other, keys in self.owners.items() if other != owner))
+
     def state(self, keys: list[str], state: str) -> None:
         self.states.update({key: state for key in keys if key in self.states})
 
@@ -179,6 +182,8 @@ def take_step(catalogue: Catalogue, model: Model, action: str, owner: str, keys:
     if action == "register":
         assert sorted(catalogue.register(owner, rows(*keys))) == model.own(owner, keys)
     elif action == "release":
+        alone = sorted(catalogue.only_of(owner))
+        assert alone == sorted(model.owners.get(owner, set()) - model.owned_by_others(owner))
         assert sorted(catalogue.release(owner)) == model.own(owner, [])
     elif action == "ready":
         for key in keys:
@@ -220,6 +225,10 @@ def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str
             assert sorted(catalogue.recent()) == sorted((key, 10) for key in by_state["ready"])
             assert {entry.key for entry in catalogue.pending()} == by_state["pending"]
             assert sorted(catalogue.pending_keys()) == sorted(by_state["pending"])
+            assert catalogue.pending_among([*states, "unknown"]) == by_state["pending"]
+            assert catalogue.ready_from("k") == by_state["ready"] == set().union(
+                *(catalogue.ready_from(f"k{n}") for n in range(6))
+            )
             assert sorted(catalogue.doomed()) == sorted(model.may_be_deleted())
             assert catalogue.known() == catalogue.known([*states, "unknown"]) == set(states)
             assert all(catalogue.knows(f"k{n}") == (f"k{n}" in states) for n in range(6))
