@@ -177,5 +177,7 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown setting {name!r}{_closest(name, set(Settings.model_fields))}")
         else:
-            lines.append(f"setting {name!r}: {problem['msg']} (got {problem['input']!r})")
+            # A tier's input is not shown: there may be a password in it.
+            got = "" if name.startswith("tiers") else f" (got {problem['input']!r})"
+            lines.append(f"setting {name!r}: {problem['msg']}{got}")
     return "; ".join(lines)

@@ -152,7 +152,7 @@ def divergence(reference: Delta, other: Delta) -> float:
 
 def files(index: BlendIndex) -> set[str]:
     """Keys of the chunks whose KV is on disk."""
-    return {path.stem for path in index.root.glob("kv/*/*.safetensors")}
+    return {path.stem for path in index.root.glob("kv/??/*.safetensors")}
 
 
 def assert_consistent(index: BlendIndex) -> None:

@@ -33,8 +33,10 @@ class TierSpec(BaseModel):
     chunks: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
     policy: str = Field(default="lru", description="Which chunk leaves a full tier.")
     path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
-    url: str | None = Field(default=None, description="redis://..., s3://bucket/prefix, ...")
-    options: dict[str, Any] = Field(default_factory=dict, description="Of the object store's client.")
+    url: str | None = Field(default=None, repr=False, description="redis://..., s3://bucket/prefix, ...")
+    options: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="Of the object store's client."
+    )
     throttle: int | None = Field(default=None, gt=0, description="Bytes per second, to try a slower device.")
     timeout_s: float = Field(default=1.0, gt=0, description="Seconds until a call to a server has failed.")
     cooldown_s: float = Field(default=5.0, gt=0, description="Seconds a server that failed is left alone.")
