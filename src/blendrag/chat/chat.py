@@ -91,7 +91,7 @@ class Chat:
             given = False
             try:
                 turn = self._turn(request)
-                deltas = turn.engine.stream(turn.plan.token_ids, turn.sampling, turn.recipe)
+                deltas = turn.engine.stream(turn.plan.token_ids, turn.sampling, turn.recipe, turn.namespace)
                 with contextlib.closing(deltas):
                     for delta in deltas:
                         given = True
@@ -107,7 +107,7 @@ class Chat:
             given = False
             try:
                 turn = await asyncio.to_thread(self._turn, request)
-                deltas = turn.engine.astream(turn.plan.token_ids, turn.sampling, turn.recipe)
+                deltas = turn.engine.astream(turn.plan.token_ids, turn.sampling, turn.recipe, turn.namespace)
                 async with contextlib.aclosing(deltas):
                     async for delta in deltas:
                         given = True

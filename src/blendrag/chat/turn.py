@@ -35,6 +35,7 @@ class Turn:
         self.engine = library.start()
         self.plan = plan_request(library, request)
         self.recipe, self._plain = library.recipe(self.plan, settings)
+        self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
         self._text, self._shown, self._tokens = "", 0, 0
         self._logprobs: list[TokenLogprob] = []

@@ -20,7 +20,7 @@ from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
-from blendrag.store.tiers import TierSpec
+from blendrag.store.tiers import Tier, TierSpec
 
 _KEPT_REPORTS = 256
 
@@ -76,6 +76,11 @@ class Blender:
 
     def store(self, store: str) -> KVStore:
         return self._stores[store].kv
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Those of all open stores."""
+        return [tier for opened in self._stores.values() for tier in opened.kv.tiers]
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -18,6 +19,8 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 
 from blendrag.fuse.runs import Runs
+
+__all__ = ["KVConnectorPromMetrics", "KVConnectorStats"]  # passed on; the functions below use the rest
 
 # Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(

@@ -6,6 +6,7 @@ computes the prompt's last token and samples. vLLM imports this module in all of
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendrag.engine.compat import KVConnectorPromMetrics, KVConnectorStats
+from blendrag.engine.metrics import (
+    Recorder,
+    Tally,
+    TierMeter,
+    fallback,
+    fallback_of,
+    merge,
+    of_outcome,
+    of_report,
+    summary,
+)
 from blendrag.engine.recipe import FIELD, BlendOrder, Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -24,6 +37,9 @@ if TYPE_CHECKING:
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
 MAX_FUSED_TAIL = 256
+
+# Between two looks at the tiers' statistics, in steps that blend nothing.
+_TIERS_EVERY_S = 1.0
 
 
 @dataclass
@@ -44,6 +60,39 @@ class BlendReports(KVConnectorWorkerMetadata):
         return BlendReports({**other.reports, **self.reports})
 
 
+@dataclass
+class BlendStats(KVConnectorStats):
+    """From both halves to the client's process."""
+
+    data: Tally = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        merge(self.data, other.data)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {**summary(self.data)}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class BlendMetrics(KVConnectorPromMetrics):
+    """In the client's process: what the tallies add up to."""
+
+    def __init__(
+        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
+        self._recorder = Recorder(metric_types, labelnames, labelvalues)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        self._recorder.observe(transfer_stats_data, engine_idx)
+
+
 class BlendConnector(KVConnectorBase_V1):
     """Registered by module path; one instance in the scheduler's process, one in every worker."""
 
@@ -54,11 +103,14 @@ class BlendConnector(KVConnectorBase_V1):
         self._min_cached = int(extra.get("exact_tail", 0))
         # scheduler half
         self._orders: list[BlendOrder] = []
+        self._ordered: set[str] = set()  # requests that the worker blends or has blended
         self._results: dict[str, dict[str, Any]] = {}
+        self._tally: Tally = {}
         # worker half
         self._blender: Blender | None = None
         self._failed_blocks: set[int] = set()
         self._reports: dict[str, dict[str, Any]] = {}
+        self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
 
@@ -66,12 +118,12 @@ class BlendConnector(KVConnectorBase_V1):
         try:
             recipe = read_recipe(request.kv_transfer_params)
         except (TypeError, ValueError, KeyError) as error:
-            self._results[request.request_id] = {"fallback": f"unreadable recipe: {error}"}
+            self._results[request.request_id] = fallback("recipe", f"unreadable recipe: {error}")
             return 0, False
         if recipe is None:
             return 0, False
         if self._salt_needed and not request.cache_salt:
-            self._results[request.request_id] = {"fallback": "no cache salt while prefix caching is on"}
+            self._results[request.request_id] = fallback("salt", "no cache salt while prefix caching is on")
             return 0, False
         claimed = _claim(recipe, request.num_prompt_tokens)
         new = claimed - num_computed_tokens
@@ -88,6 +140,7 @@ class BlendConnector(KVConnectorBase_V1):
         recipe = read_recipe(request.kv_transfer_params)
         assert recipe is not None, "external tokens were claimed for this request"
         claimed = _claim(recipe, request.num_prompt_tokens)
+        self._ordered.add(request.request_id)
         self._orders.append(
             BlendOrder(
                 request.request_id,
@@ -106,10 +159,20 @@ class BlendConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, BlendReports):
-            self._results.update(meta.reports)
+            for request_id, report in meta.reports.items():
+                merge(self._tally, of_report(report))
+                if request_id in self._ordered:  # else it has ended in this very step
+                    self._results[request_id] = report
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = self._results.pop(request.request_id, None)
+        if request.request_id in self._ordered:
+            self._ordered.remove(request.request_id)
+        elif result is not None:
+            merge(self._tally, of_report(result))
+        elif request.num_computed_tokens:  # else it was cancelled before it began
+            recipe = read_recipe(request.kv_transfer_params)
+            merge(self._tally, of_outcome("prefix" if recipe else "plain"))
         return False, None if result is None else {FIELD: result}
 
     # -- worker half --------------------------------------------------------------------------------------
@@ -122,6 +185,7 @@ class BlendConnector(KVConnectorBase_V1):
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
         for order in metadata.orders:
+            self._looked = 0.0
             try:
                 if self._blender is None:
                     raise RuntimeError("the worker is not bound to its model yet")
@@ -129,7 +193,7 @@ class BlendConnector(KVConnectorBase_V1):
             except Exception as error:  # whatever it is, the engine's own prefill gives the right answer
                 first = order.written // self._block_size()
                 self._failed_blocks.update(order.block_ids[first:])
-                self._reports[order.request_id] = {"fallback": f"{type(error).__name__}: {error}"}
+                self._reports[order.request_id] = fallback_of(error)
 
     def _block_size(self) -> int:
         return int(self._vllm_config.cache_config.block_size)
@@ -143,6 +207,32 @@ class BlendConnector(KVConnectorBase_V1):
             return None
         reports, self._reports = self._reports, {}
         return BlendReports(reports)
+
+    # -- metrics, of both halves --------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> BlendStats | None:
+        now = time.monotonic()
+        if self._blender is not None and self._looked + _TIERS_EVERY_S < now:
+            self._looked = now
+            merge(self._tally, self._meter.growth(self._blender.tiers))
+        tally, self._tally = self._tally, {}
+        return BlendStats(tally) if tally else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> BlendStats:
+        return BlendStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> BlendMetrics:
+        return BlendMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # -- not needed ---------------------------------------------------------------------------------------
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: the KV is complete before the forward starts."""

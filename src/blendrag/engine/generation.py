@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from blendrag.engine.recipe import FIELD, Recipe
+from blendrag.engine.recipe import FIELD, Recipe, cache_salt
 from blendrag.errors import ConfigError
 
 
@@ -70,10 +70,10 @@ class Delta:
         )
 
 
-def vllm_prompt(token_ids: list[int], recipe: Recipe | None) -> dict[str, Any]:
-    """Token ids as vLLM takes them, salted if their KV will not be exact."""
-    salt = {} if recipe is None else {"cache_salt": recipe.cache_salt()}
-    return {"prompt_token_ids": token_ids, **salt}
+def vllm_prompt(token_ids: list[int], recipe: Recipe | None, namespace: str = "") -> dict[str, Any]:
+    """Token ids as vLLM takes them, salted if their KV will not be exact or is a namespace's own."""
+    salt = cache_salt(namespace, recipe)
+    return {"prompt_token_ids": token_ids} | ({} if salt is None else {"cache_salt": salt})
 
 
 def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:

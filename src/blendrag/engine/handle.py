@@ -207,25 +207,29 @@ class Engine:
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def generate(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None) -> Delta:
+    # namespace: the tenant, whose prompts the prefix cache keeps apart from others', blended or not.
+
+    def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Delta:
         """The whole completion as one piece."""
         try:
-            return self._submit(self._whole(token_ids, sampling, recipe)).result()
+            return self._submit(self._whole(token_ids, sampling, recipe, namespace)).result()
         except CancelledError:
             raise _closed_meanwhile() from None
 
     async def agenerate(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
         """``generate`` for any event loop. Cancelling it stops the generation."""
-        return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe)))
+        return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
 
     def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Generator[Delta]:
         """Pieces as they come. Closing the iterator stops the generation."""
         pieces: queue.Queue[Delta | BaseException | None] = queue.Queue()
-        task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe))
+        task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe, namespace))
         try:
             while (piece := pieces.get()) is not None:
                 if isinstance(piece, BaseException):
@@ -235,7 +239,7 @@ class Engine:
             task.cancel()
 
     async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> AsyncGenerator[Delta]:
         """``stream`` for any event loop."""
         pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
@@ -246,6 +250,7 @@ class Engine:
                 token_ids,
                 sampling,
                 recipe,
+                namespace,
             )
         )
         try:
@@ -262,9 +267,10 @@ class Engine:
         token_ids: Sequence[int],
         sampling: Sampling,
         recipe: Recipe | None,
+        namespace: str,
     ) -> None:
         try:
-            async for delta in self._deltas(token_ids, sampling, recipe):
+            async for delta in self._deltas(token_ids, sampling, recipe, namespace):
                 put(delta)
             put(None)
         except asyncio.CancelledError:  # by the reader, who is gone; or by close()
@@ -273,16 +279,18 @@ class Engine:
         except Exception as error:
             put(error)
 
-    async def _whole(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None) -> Delta:
+    async def _whole(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
+    ) -> Delta:
         whole: Delta | None = None
-        async for delta in self._deltas(token_ids, sampling, recipe):
+        async for delta in self._deltas(token_ids, sampling, recipe, namespace):
             whole = delta if whole is None else whole.joined(delta)
         if whole is None:
             raise EngineError("the engine ended a request without an answer")
         return whole
 
     async def _deltas(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
     ) -> AsyncIterator[Delta]:
         from vllm.exceptions import VLLMClientError
 
@@ -293,7 +301,7 @@ class Engine:
                 " ask for fewer documents (top_k) or use a model with a longer window"
             )
         ticket = f"blendrag-{next(self._ids)}"
-        prompt = vllm_prompt(list(token_ids), recipe)
+        prompt = vllm_prompt(list(token_ids), recipe, namespace)
         params = vllm_sampling(sampling, room, recipe, ticket)
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:

@@ -74,7 +74,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enable_prefix_caching": settings.prefix_caching,
-        "disable_log_stats": True,
+        "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
         "use_tqdm_on_load": False,
         # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},

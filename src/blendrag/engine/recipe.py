@@ -48,12 +48,23 @@ class Recipe:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
         return {FIELD: asdict(self), "ticket": ticket}
 
-    def cache_salt(self, tenant: str = "") -> str:
+    def cache_salt(self, namespace: str = "") -> str:
         """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
 
         The prefix cache hashes the tokens itself; the salt adds what else the blended KV depends on.
         """
-        return xxhash.xxh3_128_hexdigest(json.dumps([tenant, asdict(replace(self, trace=False))]).encode())
+        recipe = xxhash.xxh3_128_hexdigest(json.dumps(asdict(replace(self, trace=False))).encode())
+        return f"{namespace}:{recipe}"
+
+
+def cache_salt(namespace: str, recipe: Recipe | None) -> str | None:
+    """What a prompt's KV in vLLM's prefix cache is kept apart by; None: it is exact, and nobody's own.
+
+    The namespace stands in it as it is: no two of them have a salt in common, whatever a hash does.
+    """
+    if recipe is not None:
+        return recipe.cache_salt(namespace)
+    return f"{namespace}:" if namespace else None
 
 
 @dataclass(slots=True)

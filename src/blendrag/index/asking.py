@@ -118,9 +118,9 @@ def stream(prompter: Prompter, prompt: str | Messages, options: AskOptions) -> G
     request = Request(prompter, prompt, options)
     library = prompter.library
     engine = library.start()
-    ids = request.prompt.plan.token_ids
+    ids, namespace = request.prompt.plan.token_ids, library.identity.namespace
     with contextlib.closing(
-        engine.stream(ids, sampling(library.settings, options), request.recipe)
+        engine.stream(ids, sampling(library.settings, options), request.recipe, namespace)
     ) as deltas:
         for delta in deltas:
             yield request.add(delta)
@@ -136,8 +136,8 @@ async def astream(
     request = await asyncio.to_thread(Request, prompter, prompt, options)
     library = prompter.library
     engine = await asyncio.to_thread(library.start)
-    ids = request.prompt.plan.token_ids
-    deltas = engine.astream(ids, sampling(library.settings, options), request.recipe)
+    ids, namespace = request.prompt.plan.token_ids, library.identity.namespace
+    deltas = engine.astream(ids, sampling(library.settings, options), request.recipe, namespace)
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             yield request.add(delta)

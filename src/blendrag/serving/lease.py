@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blendrag.errors import BlendragError, StoreMismatchError
 from blendrag.settings import Settings
 
 if TYPE_CHECKING:  # imported on use: making a lease must be quick
@@ -29,12 +30,13 @@ class Lease:
     _registry = threading.RLock()
 
     def library(self, settings: Settings, kv_dir: Path | None = None) -> Library:
-        """The library in ``kv_dir`` (by default in the cache folder, one per model), opened if need be.
+        """The library in ``kv_dir`` (by default in the cache folder, one per model, codec and namespace),
+        opened if need be.
 
-        Raises what :class:`Library` does, and EngineBusyError if another configuration that is still in use
-        has the folder; if it has the device, that is found out when the engine is started.
+        Raises what :class:`Library` does; if a library that is still in use has the folder, EngineBusyError
+        where it needs another engine, StoreMismatchError where its KV is another namespace's or codec's. If
+        another engine has the device, that is found out when this one is started.
         """
-        from blendrag.engine.configuration import busy
         from blendrag.serving.library import Library
         from blendrag.serving.owners import VOLATILE, ended
 
@@ -46,7 +48,7 @@ class Lease:
                 self._open.pop(other).close()
             for other, library in self._open.items():
                 if other != key and library.root == root:
-                    raise busy(library.settings, settings)
+                    raise _taken(library, settings)
             if key not in self._open:
                 library = Library(root, settings)
                 library.release(ended(library.catalogue.owners(VOLATILE)))
@@ -77,7 +79,19 @@ class Lease:
 def _key(settings: Settings, root: Path) -> _Key:
     from blendrag.engine.configuration import engine_key
 
-    return *engine_key(settings), root
+    return *engine_key(settings), settings.codec, settings.namespace, root
+
+
+def _taken(library: Library, settings: Settings) -> BlendragError:
+    from blendrag.engine.configuration import busy, engine_key
+
+    if engine_key(library.settings) != engine_key(settings):
+        return busy(library.settings, settings)
+    theirs, ours = ((s.namespace, s.codec) for s in (library.settings, settings))
+    return StoreMismatchError(
+        f"the folder {str(library.root)!r} is open with namespace {theirs[0]!r} and codec {theirs[1]!r},"
+        f" not {ours[0]!r} and {ours[1]!r}: name a folder for each, or none"
+    )
 
 
 def _root(settings: Settings, kv_dir: Path | None) -> Path:
@@ -85,15 +99,21 @@ def _root(settings: Settings, kv_dir: Path | None) -> Path:
 
 
 def default_kv_dir(settings: Settings) -> Path:
-    """Where KV is kept for wrappers that name no folder: texts have the same KV wherever they are used."""
-    return _kv_dir(settings.model, settings.revision, settings.dtype, settings.cache_dir)
+    """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
+    they are used."""
+    s = settings
+    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, s.cache_dir)
 
 
 @functools.cache
-def _kv_dir(model: str, revision: str | None, dtype: str, cache_dir: Path) -> Path:
+def _kv_dir(
+    model: str, revision: str | None, dtype: str, codec: str, namespace: str, cache_dir: Path
+) -> Path:
     from blendrag.models import resolve_model
     from blendrag.serving.identity import kv_identity
 
-    settings = Settings.load(model=model, revision=revision, dtype=dtype, cache_dir=cache_dir)
+    settings = Settings.load(
+        model=model, revision=revision, dtype=dtype, codec=codec, namespace=namespace, cache_dir=cache_dir
+    )
     identity = kv_identity(settings, resolve_model(model, cache_dir, revision=revision))
     return cache_dir / "kv" / identity.digest()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError
+from blendrag.errors import EngineBusyError, ModelNotFoundError, StoreInUseError, StoreMismatchError
 from blendrag.serving import owners
 from blendrag.serving.lease import Lease, default_kv_dir
 from blendrag.serving.owners import owner_of, volatile
@@ -130,3 +130,25 @@ def test_two_models_share_a_default_folder() -> None:
     folder = default_kv_dir(SMALL)
     assert folder == default_kv_dir(LARGE)
     assert folder != default_kv_dir(Settings.load(dtype="float32"))
+
+
+def test_namespaces_share_a_default_folder() -> None:
+    settings = [SMALL.model_copy(update={"namespace": name}) for name in ("", "a", "b")]
+    assert len({default_kv_dir(one) for one in settings}) == 3
+
+
+def test_codecs_share_a_default_folder() -> None:
+    assert default_kv_dir(SMALL) != default_kv_dir(SMALL.model_copy(update={"codec": "int8"}))
+
+
+def test_namespace_is_served_from_the_open_folder_of_another(tmp_path: Path) -> None:
+    ours, theirs = (SMALL.model_copy(update={"namespace": name}) for name in ("a", "b"))
+    lease = Lease()
+    library = lease.library(ours, tmp_path)
+    library.register({"document": ["Our secret."]})
+    with pytest.raises(StoreMismatchError, match=r"namespace 'a'.* not 'b'"):
+        Lease().library(theirs, tmp_path)
+    lease.close()
+    with pytest.raises(StoreMismatchError, match="namespace"):
+        Lease().library(theirs, tmp_path)
+    assert Lease().library(theirs, tmp_path / "b").plan("Our secret.").cached_tokens == 0

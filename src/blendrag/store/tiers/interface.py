@@ -71,6 +71,11 @@ class Tier(ABC):
         self._stats = TierStats()
         self._lock = threading.RLock()  # bookkeeping: held for moments
 
+    @property
+    def counted(self) -> bool:
+        """Whether its statistics' ``chunks`` and ``bytes`` are all that it holds."""
+        return False
+
     @abstractmethod
     def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         """Those of ``keys`` that are there, each opened, or with the DamagedError or TierError of its own.

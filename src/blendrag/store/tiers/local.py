@@ -34,6 +34,10 @@ class LocalTier(Tier):
     def limited(self) -> bool:
         return self.spec.bytes is not None or self.spec.chunks is not None
 
+    @property
+    def counted(self) -> bool:
+        return self._sizes is not None
+
     def put(self, record: Record) -> None:
         size = self._size(record)
         if (self.spec.bytes is not None and size > self.spec.bytes) or self.spec.chunks == 0:

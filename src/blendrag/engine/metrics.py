@@ -1,0 +1,229 @@
+"""What is counted of requests and tiers, and how Prometheus hears of it (docs/metrics.md).
+
+Both halves of the connector count into tallies. vLLM carries them to the client's process with the outputs of
+the engine's step, where a :class:`Recorder` adds them to Prometheus' metrics. Values of labels come from this
+file, from the names of configured tiers, and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
+
+from blendrag.store.miss import Reason
+from blendrag.store.tiers import Tier
+
+# By metric and value of its label: an increment, a level, or observations. Plain data, as vLLM sends it.
+Tally = dict[str, dict[str, Any]]
+
+Outcome = Literal["blended", "computed", "prefix", "plain", "fallback"]
+Fallback = Literal["recipe", "salt", "memory", "error"]
+
+_PARTS = ("load", "select", "recompute")
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LEVELS = ("chunks", "bytes")
+_KEPT = 1024  # observations that wait for vLLM's own log, where nobody may ever read them
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """values: of its label, where they are known beforehand: these series are there from the start, at 0."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    label: str
+    values: tuple[str, ...] = ()
+
+
+METRICS: Mapping[str, Metric] = {
+    "blendrag_requests": Metric(
+        "counter", "Requests, by how their prompt was prefilled.", "outcome", get_args(Outcome)
+    ),
+    "blendrag_tokens": Metric(
+        "counter", "Prompt tokens of fused prefills.", "kind", ("reused", "recomputed", "fresh")
+    ),
+    "blendrag_blend_seconds": Metric(
+        "histogram", "Time that a fused prefill spent, by what on.", "part", _PARTS
+    ),
+    "blendrag_chunks_loaded": Metric("counter", "Chunks whose stored KV was loaded, by tier.", "tier"),
+    "blendrag_chunks_missing": Metric(
+        "counter", "Chunks whose stored KV could not be had, by reason.", "reason", get_args(Reason)
+    ),
+    "blendrag_fallbacks": Metric(
+        "counter", "Requests that should have been blended and were not.", "reason", get_args(Fallback)
+    ),
+    "blendrag_tier_hits": Metric("counter", "Chunks that were asked for and there.", "tier"),
+    "blendrag_tier_misses": Metric("counter", "Chunks that were asked for and not there.", "tier"),
+    "blendrag_tier_puts": Metric("counter", "Chunks that were written.", "tier"),
+    "blendrag_tier_promotions": Metric("counter", "Chunks that came from a slower tier.", "tier"),
+    "blendrag_tier_evictions": Metric("counter", "Chunks that left for others.", "tier"),
+    "blendrag_tier_damaged": Metric("counter", "Records that failed their checksum.", "tier"),
+    "blendrag_tier_errors": Metric("counter", "Calls that failed.", "tier"),
+    "blendrag_tier_refused": Metric("counter", "Calls not made, the tier having just failed.", "tier"),
+    "blendrag_tier_chunks": Metric("gauge", "Chunks that a tier holds.", "tier"),
+    "blendrag_tier_bytes": Metric("gauge", "Bytes that a tier holds.", "tier"),
+}
+
+
+# -- tallies ----------------------------------------------------------------------------------------------
+
+
+def merge(into: Tally, more: Tally) -> None:
+    """Add ``more``, which is the later one."""
+    for name, values in more.items():
+        kind, mine = METRICS[name].kind, into.setdefault(name, {})
+        for label, value in values.items():
+            if label not in mine or kind == "gauge":
+                mine[label] = value
+            elif kind == "histogram":
+                mine[label] = [*mine[label], *value][-_KEPT:]
+            else:
+                mine[label] += value
+
+
+def of_report(report: Mapping[str, Any]) -> Tally:
+    """What the worker's report of one request adds, or a reason not to blend: {"fallback", "reason"}."""
+    if "fallback" in report:
+        return {**of_outcome("fallback"), "blendrag_fallbacks": {report["reason"]: 1}}
+    cached, recomputed = report["cached"], report["recomputed"]
+    missing: dict[str, int] = {}
+    for reason in report["missing"].values():
+        missing[reason] = missing.get(reason, 0) + 1
+    return {
+        **of_outcome("blended" if cached else "computed"),
+        "blendrag_tokens": {
+            "reused": cached - recomputed,
+            "recomputed": recomputed,
+            "fresh": report["fresh"],
+        },
+        "blendrag_blend_seconds": {part: [report["ms"][part] / 1e3] for part in _PARTS},
+        "blendrag_chunks_loaded": dict(report["tiers"]),
+        "blendrag_chunks_missing": missing,
+    }
+
+
+def of_outcome(outcome: Outcome) -> Tally:
+    return {"blendrag_requests": {outcome: 1}}
+
+
+def fallback_of(error: Exception) -> dict[str, str]:
+    """The report of a request whose blend failed: in words, and as a label."""
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return fallback("memory" if memory else "error", f"{type(error).__name__}: {error}")
+
+
+def fallback(reason: Fallback, words: str) -> dict[str, str]:
+    return {"fallback": words, "reason": reason}
+
+
+def summary(tally: Tally) -> dict[str, float]:
+    """A number per metric and label, as vLLM logs it; the median of observations."""
+    numbers: dict[str, float] = {}
+    for name, values in tally.items():
+        for label, value in values.items():
+            seen = sorted(value) if METRICS[name].kind == "histogram" else [value]
+            numbers[f"{name}.{label}"] = seen[len(seen) // 2]
+    return numbers
+
+
+class TierMeter:
+    """How tiers' statistics have grown since they were last looked at."""
+
+    def __init__(self) -> None:
+        self._before: WeakKeyDictionary[Tier, dict[str, int]] = WeakKeyDictionary()
+        self._held: Tally = {}
+
+    def growth(self, tiers: Iterable[Tier]) -> Tally:
+        """Tiers of the same name, of several stores, are counted together. What they hold is told of those
+        that know it, and when it has changed."""
+        tally: Tally = {}
+        held: Tally = {name: dict.fromkeys(values, 0) for name, values in self._held.items()}
+        for tier in tiers:
+            now, before = tier.stats(), self._before.get(tier, {})
+            self._before[tier] = now
+            for name, value in now.items():
+                if name in _LEVELS:
+                    into, by = held, value if tier.counted else None
+                else:
+                    into, by = tally, value - before.get(name, 0) or None
+                if by is not None:
+                    values = into.setdefault(f"blendrag_tier_{name}", {})
+                    values[tier.name] = values.get(tier.name, 0) + by
+        if held != self._held:
+            self._held = held
+            merge(tally, held)
+        return tally
+
+
+# -- Prometheus -------------------------------------------------------------------------------------------
+
+_registered: list[Any] = []
+
+
+class Recorder:
+    """The metrics in Prometheus' registry. A new one takes the former's place, as vLLM's own metrics do: an
+    engine that is closed and started again counts from 0.
+
+    metric_types: vLLM's classes for prometheus_client's Counter, Gauge and Histogram. labelnames: vLLM's own
+    labels, with their values by number of engine.
+    """
+
+    def __init__(
+        self,
+        metric_types: Mapping[type[Any], type[Any]],
+        labelnames: Sequence[str],
+        labelvalues: Mapping[int, Sequence[object]],
+    ) -> None:
+        self._labelvalues = labelvalues
+        _unregister()
+        made = {name: _make(name, metric, metric_types, labelnames) for name, metric in METRICS.items()}
+        self._metrics = made
+        _registered.extend(made.values())
+        for engine in labelvalues:
+            for name, metric in METRICS.items():
+                for value in metric.values:
+                    self._series(engine, name, value)
+
+    def observe(self, tally: Tally, engine: int = 0) -> None:
+        """Add a tally of one engine."""
+        for name, values in tally.items():
+            kind = METRICS[name].kind
+            for label, value in values.items():
+                series = self._series(engine, name, label)
+                if kind == "counter":
+                    series.inc(value)
+                elif kind == "gauge":
+                    series.set(value)
+                else:
+                    for one in value:
+                        series.observe(one)
+
+    def _series(self, engine: int, name: str, label: str) -> Any:
+        return self._metrics[name].labels(*self._labelvalues[engine], label)
+
+
+def _make(
+    name: str, metric: Metric, metric_types: Mapping[type[Any], type[Any]], labelnames: Sequence[str]
+) -> Any:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    kind = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+    more: dict[str, Any] = {}
+    if kind is Gauge:
+        more = {"multiprocess_mode": "mostrecent"}
+    elif kind is Histogram:
+        more = {"buckets": _BUCKETS}
+    return metric_types[kind](
+        name=name, documentation=metric.help, labelnames=[*labelnames, metric.label], **more
+    )
+
+
+def _unregister() -> None:
+    from prometheus_client import REGISTRY
+
+    while _registered:
+        with contextlib.suppress(KeyError):  # Ray's metrics are not in this registry
+            REGISTRY.unregister(_registered.pop())
