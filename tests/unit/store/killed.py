@@ -119,7 +119,7 @@ def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
     store.close()
     with closed_index(root) as index:
         report = Verifier(index).run()
-    assert (report.problems, report.quarantined) == ([], 0)
+    assert (report.problems, report.quarantined, report.doomed) == ([], 0, 0)
 
 
 def main(root: Path, rounds: int, limit: int | None, seed: int) -> None:
