@@ -46,7 +46,7 @@ class ScriptedEngine:
     given: int = 0
     starts: int = 0
 
-    facts = {"reason": ""}  # noqa: RUF012
+    facts = {"reason": "", "device": "cpu"}  # noqa: RUF012
     blends = alive = True
     max_model_len = 8192
     catalogue: Catalogue | None = None
@@ -83,14 +83,14 @@ class ScriptedEngine:
     # -- generation ---------------------------------------------------------------------------------------
 
     def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Generator[Delta]:
         for delta in self._deltas(token_ids, sampling, recipe):
             time.sleep(self.pace_s)
             yield delta
 
     async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> AsyncGenerator[Delta]:
         for delta in self._deltas(token_ids, sampling, recipe):
             await asyncio.sleep(self.pace_s)

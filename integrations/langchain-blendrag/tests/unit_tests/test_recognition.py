@@ -56,18 +56,18 @@ class Scripted:
     tokenizer: Any
     answers: list[str] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
-    facts = {"reason": None}  # noqa: RUF012
+    facts = {"reason": None, "device": "cpu"}  # noqa: RUF012
     blends, max_model_len = True, 8192
 
     def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Iterator[Delta]:
         self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
         answer = self.answers.pop(0) if self.answers else ANSWER
         yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
 
     async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> AsyncIterator[Delta]:
         for delta in self.stream(token_ids, sampling, recipe):
             yield delta
