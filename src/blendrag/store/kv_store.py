@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,14 +10,15 @@ from typing import Any
 
 import torch
 
-from blendrag.errors import ConfigError, StoreError
+from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.home import Home, delete_from, home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.miss import Miss, Reason
 from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
-
-_FLUSH_INTERVAL_S = 5.0
+from blendrag.store.tiers.local import LocalTier
+from blendrag.store.usage import UsageLog
 
 Wanted = Sequence[tuple[str, Sequence[int]]]
 
@@ -33,22 +32,12 @@ class KVStore:
     (D3).
     """
 
-    def __init__(
-        self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, evicted: list[str]
-    ) -> None:
-        """``evicted`` grows with the keys that have left home; the catalogue hears of them in batches."""
+    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, home: Home) -> None:
         self.layout, self.tiers = layout, tuple(tiers)
-        self._catalogue = catalogue
+        self._catalogue, self._home = catalogue, home
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._home = tiers[home_at([tier.spec for tier in tiers])]
-        self._evicted = evicted
+        self._usage = UsageLog(catalogue, tiers)
         self._behind = ThreadPoolExecutor(1, thread_name_prefix="blendrag-behind")
-        self._uses: dict[str, tuple[int, int]] = {}
-        self._now = 0  # of the last use
-        self._counted: dict[str, dict[str, int]] = {}
-        self._flushed = time.monotonic()
-        self._lock = threading.Lock()  # uses and counts that are not written yet
-        self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
@@ -59,26 +48,14 @@ class KVStore:
         catalogue = Catalogue.open(root, identity)
         try:
             catalogue.settle_dtype(dtype)
-            layout = Layout(identity, dtype)
-            gone: list[str] = []
-            home = home_at(stack)
-            later = any(spec.writes != "never" for spec in stack[home + 1 :])
-
-            def evicted(key: str) -> None:
-                catalogue.evict([key], keep_ready=later)
-                gone.append(key)
-                if not later:
-                    for tier in tiers[:home]:
-                        if isinstance(tier, RamTier):
-                            tier.delete([key])
-
-            if len({spec.label for spec in stack}) < len(stack):
-                raise ConfigError("two tiers of a stack are the same")
+            layout, at = Layout(identity, dtype), home_at(stack)
+            home = Home(catalogue, keep_ready=any(spec.writes != "never" for spec in stack[at + 1 :]))
             tiers = [
-                make_tier(spec, layout, root / "kv", catalogue.recent, evicted if at == home else None)
-                for at, spec in enumerate(stack)
+                make_tier(spec, layout, root / "kv", catalogue.recent, home.evicting if own == at else None)
+                for own, spec in enumerate(stack)
             ]
-            store = cls(catalogue, tiers, layout, gone)
+            home.move_in(tiers[at], tiers[:at])
+            store = cls(catalogue, tiers, layout, home)
             store._recover()
         except BaseException:
             catalogue.close()
@@ -99,45 +76,19 @@ class KVStore:
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""
-        self._announce(record.key)
         try:
-            self._home.put(record)
+            if not self._home.put(record):
+                return 0
         except TierError as error:
-            raise StoreError(f"the {self._home.name} tier cannot be written: {error}") from error
-        finally:
-            gone, self._evicted[:] = list(self._evicted), []
-            self._bury(gone)
-        if not self._note_ready(record):
-            return 0
+            raise StoreError(f"the {self._home.tier.name} tier cannot be written: {error}") from error
         for tier in self.tiers:
-            if tier is not self._home and tier.spec.writes == "through":
+            if tier is not self._home.tier and tier.spec.writes == "through":
                 self._copy(tier, record)
-            elif tier is not self._home and tier.spec.writes == "behind":
+            elif tier is not self._home.tier and tier.spec.writes == "behind":
                 self._behind.submit(self._copy, tier, record)
         self._drop_if_deleted(record.key)
-        self._use(record.key)
+        self._usage.used(record.key)
         return record.head.nbytes
-
-    def _announce(self, key: str) -> None:
-        """A chunk that nobody waits for has no claim to a file: until :meth:`_note_ready`, a crash makes it
-        one to be deleted."""
-        if isinstance(self._home, DiskTier):
-            entries = self._catalogue.entries_of([key])
-            if not entries or entries[0].state == "evicted":
-                self._catalogue.evict([key])
-
-    def _note_ready(self, record: Record) -> bool:
-        key = record.key
-        with self._state:
-            try:
-                noted = bool(self._home.has([key])) and self._catalogue.mark_ready(key, record.head.nbytes)
-            except (StoreError, TierError):
-                if not self._catalogue.ready([key]):  # what was acknowledged before stays
-                    self._delete_from(self._home, [key])
-                raise
-            if not noted:  # deleted while it was being written
-                self._delete_from(self._home, [key])
-            return noted
 
     @staticmethod
     def _copy(tier: Tier, record: Record) -> None:
@@ -149,33 +100,18 @@ class KVStore:
         keys = list(keys)
         dropped, unreachable = 0, []
         for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
-            there = self._delete_from(tier, keys)
+            there = delete_from(tier, keys)
             if there is None:
                 unreachable.append(tier.name)
-            elif tier is self._home:
+            elif tier is self._home.tier:
                 dropped = there
-        self._bury(keys)
+        self._home.bury(keys)
         return dropped, unreachable
-
-    def _bury(self, keys: Sequence[str]) -> None:
-        """Files that could not be removed stay doomed: the next opening tries again."""
-        if keys:
-            left = self._home.has(keys) if isinstance(self._home, DiskTier) else set()
-            self._catalogue.buried([key for key in keys if key not in left])
 
     def _drop_if_deleted(self, key: str) -> None:
         """Of two threads, one may give a chunk to RAM that the other has just deleted."""
         if self.ram is not None and not self._catalogue.knows(key):
             self.ram.delete([key])
-
-    @staticmethod
-    def _delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
-        if tier.spec.writes == "never":
-            return 0
-        try:
-            return tier.delete(keys)
-        except TierError:
-            return None
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -207,12 +143,13 @@ class KVStore:
                 answers.append(Miss("mismatch"))
             else:
                 answers.append(found[key])
-                self._use(key)
+                self._usage.used(key)
         used = {id(one) for one in answers}
         self.close_records([one for one in found.values() if id(one) not in used])
-        if self._home.local:
-            self._home.used([key for key, one in found.items() if one.tier is not self._home])
-        self._flush_if_due()
+        home = self._home.tier
+        home.used([key for key, one in found.items() if one.tier is not home])
+        if self._usage.due():
+            self._behind.submit(self._usage.flush)
         return answers
 
     @staticmethod
@@ -250,12 +187,11 @@ class KVStore:
             if full or tier.spec.writes == "never":
                 continue
             with contextlib.suppress(StoreError, TierError):
-                if tier is self._home:
-                    self._announce(record.key)
-                tier.put(record)
+                if tier is self._home.tier:
+                    self._home.put(record)
+                else:
+                    tier.put(record)
                 tier.count(promotions=1)
-                if tier is self._home:
-                    self._note_ready(record)
         self._drop_if_deleted(record.key)
 
     def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
@@ -270,7 +206,7 @@ class KVStore:
 
     def adopt(self, wanted: Wanted) -> set[str]:
         """Keys of those chunks that another engine has put into a tier below home: they are home now."""
-        if self.tiers[-1] is self._home:
+        if self.tiers[-1] is self._home.tier:
             return set()
         wanted = [(key, token_ids) for key, token_ids in wanted if self._catalogue.knows(key)]
         adopted: set[str] = set()
@@ -280,7 +216,7 @@ class KVStore:
             with contextlib.suppress(DamagedError, TierError):  # then it is prefilled, as any other
                 if opened.head.tokens == len(token_ids):
                     self.promote(read_whole(opened), opened.tier)
-                    if self._home.has([key]):
+                    if self._home.tier.has([key]):
                         adopted.add(key)
             self.close_records([opened])
         return adopted
@@ -296,46 +232,21 @@ class KVStore:
             tier.quarantine(key)
         else:
             tier.count(damaged=1)
-            self._delete_from(tier, [key])
+            delete_from(tier, [key])
 
     def _miss(self, key: str, reason: Reason) -> Miss:
         if reason in ("missing", "damaged"):
-            with self._state, contextlib.suppress(StoreError, TierError):
-                if not self._home.has([key]) and self._catalogue.ready([key]):
-                    self._catalogue.mark([key], "pending")
+            self._home.lost(key)
         return Miss(reason)
 
-    # -- books --------------------------------------------------------------------------------------------
-
-    def _use(self, key: str) -> None:
-        with self._lock:
-            self._now = max(self._now + 1, time.time_ns())  # the clock may be set back
-            _, times = self._uses.get(key, (0, 0))
-            self._uses[key] = (self._now, times + 1)
-
-    def _flush_if_due(self) -> None:
-        """A transaction per read would cost more than the read."""
-        if time.monotonic() - self._flushed > _FLUSH_INTERVAL_S:
-            self._flushed = time.monotonic()
-            self._behind.submit(self._flush)
-
-    def _flush(self) -> None:
-        with self._lock:
-            uses, self._uses = self._uses, {}
-        with contextlib.suppress(StoreError):  # bookkeeping is not worth a request
-            self._catalogue.touch(uses)
-            for tier in self.tiers:
-                now, before = tier.stats(), self._counted.get(tier.name, {})
-                growth = {name: now[name] - before.get(name, 0) for name in now if name not in _LEVELS}
-                self._catalogue.count(tier.name, {name: by for name, by in growth.items() if by})
-                self._counted[tier.name] = now
+    # -- the rest -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Counters per tier, fastest first."""
         counts = {tier.name: tier.stats() for tier in self.tiers}
-        if isinstance(self._home, DiskTier):  # the catalogue knows, whatever the tier has seen
+        if isinstance(self._home.tier, DiskTier):  # the catalogue knows, whatever the tier has seen
             totals = self._catalogue.totals()
-            counts[self._home.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
+            counts[self._home.tier.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
         return counts
 
     def wait(self) -> None:
@@ -344,33 +255,22 @@ class KVStore:
 
     def close(self) -> None:
         self._behind.shutdown()
-        self._flush()
+        self._usage.flush()
         for tier in self.tiers:
             with contextlib.suppress(TierError):
                 tier.close()
         self._catalogue.close()
 
     def _recover(self) -> None:
-        """What a crash interrupted: deletions that were decided, and records written but not noted."""
-        home, catalogue = self._home, self._catalogue
-        if home is self.ram:
-            catalogue.mark([key for key, _ in catalogue.recent()], "pending")
-        if not isinstance(home, DiskTier):
-            return
         for tier in self.tiers:
             if isinstance(tier, DiskTier) and tier.spec.writes != "never":
                 tier.sweep()
-        doomed = catalogue.doomed()
-        home.delete(doomed)
-        self._bury(doomed)
-        for key in home.has(catalogue.pending_keys()):
+        for key in self._home.recover():
             record = self.get(key, ())
             if isinstance(record, Record):
-                catalogue.mark_ready(key, record.head.nbytes)
-        home.trim()
-
-
-_LEVELS = ("chunks", "bytes")
+                self._catalogue.mark_ready(key, record.head.nbytes)
+        if isinstance(self._home.tier, LocalTier):
+            self._home.tier.trim()
 
 
 def read_whole(opened: Opened) -> Record:
@@ -382,11 +282,3 @@ def read_whole(opened: Opened) -> Record:
     (rows,) = opened.tier.read([Read(opened, 0, head.layout.num_layers, into)])
     head.verify(0, rows)
     return Record(head, rows)
-
-
-def home_at(stack: Sequence[TierSpec]) -> int:
-    """Which tier it is where a chunk counts as stored. Raises ConfigError if none may be written."""
-    writable = [at for at, spec in enumerate(stack) if spec.writes != "never"]
-    if not writable:
-        raise ConfigError("none of the tiers may be written")
-    return next((at for at in writable if stack[at].kind != "ram"), writable[0])

@@ -1,0 +1,124 @@
+"""Home: the tier where a chunk counts as stored, kept in step with the catalogue, which says so."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+
+from blendrag.errors import ConfigError, StoreError
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.record import Record
+from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError, TierSpec
+
+
+class Home:
+    """Also over a crash: before a file may be deleted the catalogue notes it, and a file that nobody waits
+    for is noted before it is written. So :meth:`recover` has to look at few files, however many there are.
+
+    ``keep_ready``: a chunk that has to leave can still be had from a slower tier.
+    """
+
+    tier: Tier
+
+    def __init__(self, catalogue: Catalogue, keep_ready: bool) -> None:
+        self._catalogue, self._keep_ready = catalogue, keep_ready
+        self._faster: Sequence[RamTier] = ()
+        self._evicted: list[str] = []
+        self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
+
+    def move_in(self, tier: Tier, faster: Iterable[Tier]) -> None:
+        """``faster``: the tiers above, which do not keep a chunk that has left for good."""
+        self.tier = tier
+        self._faster = [one for one in faster if isinstance(one, RamTier)]
+
+    def evicting(self, key: str) -> None:
+        """The tier is about to drop a record for another one."""
+        self._catalogue.evict([key], keep_ready=self._keep_ready)
+        self._evicted.append(key)
+        if not self._keep_ready:
+            for tier in self._faster:
+                tier.delete([key])
+
+    def put(self, record: Record) -> bool:
+        """Store a record; False if the catalogue does not want it (any more).
+
+        Raises StoreFullError, StoreError, TierError, leaving nothing behind.
+        """
+        self._announce(record.key)
+        try:
+            self.tier.put(record)
+        finally:
+            gone, self._evicted[:] = list(self._evicted), []
+            self.bury(gone)
+        return self._note_ready(record)
+
+    def _announce(self, key: str) -> None:
+        """A chunk that nobody waits for has no claim to a file: until :meth:`_note_ready`, a crash makes it
+        one to be deleted."""
+        if isinstance(self.tier, DiskTier):
+            entries = self._catalogue.entries_of([key])
+            if not entries or entries[0].state == "evicted":
+                self._catalogue.evict([key])
+
+    def _note_ready(self, record: Record) -> bool:
+        key = record.key
+        with self._state:
+            try:
+                noted = bool(self.tier.has([key])) and self._catalogue.mark_ready(key, record.head.nbytes)
+            except (StoreError, TierError):
+                if not self._catalogue.ready([key]):  # what was acknowledged before stays
+                    delete_from(self.tier, [key])
+                raise
+            if not noted:  # deleted while it was being written
+                delete_from(self.tier, [key])
+            return noted
+
+    def bury(self, keys: Sequence[str]) -> None:
+        """The files of these chunks are gone. One that could not be removed stays doomed: the next opening
+        tries again."""
+        if keys:
+            left = self.tier.has(keys) if isinstance(self.tier, DiskTier) else set()
+            self._catalogue.buried([key for key in keys if key not in left])
+
+    def lost(self, key: str) -> None:
+        """A chunk was not found anywhere: if it should be here, it is wanted again."""
+        with self._state, contextlib.suppress(StoreError, TierError):
+            if not self.tier.has([key]) and self._catalogue.ready([key]):
+                self._catalogue.mark([key], "pending")
+
+    def recover(self) -> list[str]:
+        """Finish the deletions that a crash interrupted; keys of files that were written and not noted."""
+        if isinstance(self.tier, RamTier):
+            self._catalogue.mark([key for key, _ in self._catalogue.recent()], "pending")
+        if not isinstance(self.tier, DiskTier):
+            return []
+        doomed = self._catalogue.doomed()
+        self.tier.delete(doomed)
+        self.bury(doomed)
+        return sorted(self.tier.has(self._catalogue.pending_keys()))
+
+
+def delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
+    """How many of these records the tier had; None if it cannot be reached. A tier that is only read keeps
+    its own."""
+    if tier.spec.writes == "never":
+        return 0
+    try:
+        return tier.delete(keys)
+    except TierError:
+        return None
+
+
+def home_at(stack: Sequence[TierSpec]) -> int:
+    """Which tier of a stack is home: the first that is not RAM and may be written, else the first that may
+    be.
+
+    Raises ConfigError if none may be written, or two are the same.
+    """
+    if len({spec.label for spec in stack}) < len(stack):
+        raise ConfigError("two tiers of a stack are the same")
+    writable = [at for at, spec in enumerate(stack) if spec.writes != "never"]
+    if not writable:
+        raise ConfigError("none of the tiers may be written")
+    return next((at for at in writable if stack[at].kind != "ram"), writable[0])
