@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +95,15 @@ def test_metric_classes_that_are_not_in_the_registry_cannot_be_replaced() -> Non
     for _ in range(2):
         Recorder(TYPES | {Counter: elsewhere}, ["model_name", "engine"], ENGINES)
     metrics._unregister()
+
+
+def test_page_of_the_metrics_names_others_than_there_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    ending = {"counter": "_total", "histogram": "", "gauge": ""}
+    there = {(name + ending[metric.kind], metric.label) for name, metric in METRICS.items()}
+    assert set(re.findall(r"^\| `(blendrag_\w+)` \| `(\w+)` \|", page, re.MULTILINE)) == there
+    for metric in METRICS.values():
+        assert all(f"`{value}`" in page for value in metric.values)
 
 
 NUMBERS = st.dictionaries(st.sampled_from("ab"), st.integers(0, 9))
