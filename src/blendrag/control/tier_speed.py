@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -105,7 +104,7 @@ def _records(layout: Layout, tokens: int) -> list[Record]:
 def _seconds(
     loader: LayerLoader, tier: Tier, layout: Layout, records: Sequence[Record], folder: Path
 ) -> float:
-    """Median time to find and load all layers of all records, as for one prompt. The first is a warm-up."""
+    """Least time to find and load all layers of all records, as for one prompt. The first is a warm-up."""
     taken = []
     for _ in range(1 + _REPEATS):
         drop_page_cache(folder)
@@ -122,7 +121,7 @@ def _seconds(
             for layer in range(layout.num_layers):
                 layers.synchronize(layer)
         taken.append(time.perf_counter() - begin)
-    return median(taken[1:])
+    return min(taken[1:])
 
 
 def drop_page_cache(folder: Path) -> None:
