@@ -53,7 +53,7 @@ def run_tiers(settings: Settings, options: TierBenchOptions, progress: BenchProg
     """Measure; the results, JSON-able:
 
     arms: per arm (full, miss, and each tier) what ``statistics.summarise`` says. ratios: the TTFT of two
-    arms, repeat by repeat. traces: per tier the events of its last request. reading:
+    arms, repeat by repeat. traces: per tier the events of its median request. reading:
     ``reading.reading_speed``.
 
     Raises ConfigError, ModelError, StoreError, EngineError.
@@ -118,7 +118,13 @@ class _Tier(Blending):
     def __init__(self, name: str, recipe: Recipe, store: TrialStore) -> None:
         super().__init__(recipe)
         self.name, self._store = name, store
-        self.trace: list[Any] = []
+        self._traces: list[tuple[float, list[Any]]] = []
+
+    @property
+    def trace(self) -> list[Any]:
+        """Of the request in the middle, by its time to the first token."""
+        by_time = sorted(self._traces, key=lambda pair: pair[0])
+        return by_time[len(by_time) // 2][1]
 
     def run(self, engine: Engine, trial: Trial) -> Sample:
         if self.name == "ram":
@@ -126,7 +132,7 @@ class _Tier(Blending):
         else:
             self._store.make_cold()
         sample = super().run(engine, trial)
-        self.trace = self.report["trace"]
+        self._traces.append((sample.ttft_ms, self.report["trace"]))
         return sample
 
 
