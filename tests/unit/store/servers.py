@@ -21,12 +21,16 @@ import torch
 
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
-from blendrag.store.tiers.interface import Opened, Read, Tier
+from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier
 from blendrag.store.tiers.remote import RemoteTier
 from blendrag.store.tiers.spec import TierSpec
 
+KINDS = ["redis", "object"]
+Kind = Literal["redis", "object"]
+WAIT = 0.5  # seconds: timeout of the tiers here
+REST = 0.2  # seconds: their cooldown
 LAYERS = 6
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=LAYERS, num_kv_heads=1, head_size=4)
 LAYOUT = Layout(IDENTITY, "bfloat16")
@@ -63,6 +67,22 @@ def rows_of(tier: Tier, opened: Opened, group: int | None = None) -> torch.Tenso
         (read,) = tier.read([Read(opened, first, first + len(into), into)])
         head.verify(first, read)
     return rows
+
+
+def whole(tier: Tier, key: str) -> bool:
+    """Whether a record is there, and all of it."""
+    opened = tier.open([key]).get(key)
+    if isinstance(opened, Exception):
+        raise opened
+    return opened is not None and len(rows_of(tier, opened)) == LAYOUT.num_layers
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call took that failed as a tier's calls do."""
+    start = time.perf_counter()
+    with pytest.raises(TierError):
+        call()
+    return time.perf_counter() - start
 
 
 def free_port() -> int:
@@ -127,7 +147,7 @@ def running(server: Process) -> Iterator[Process]:
 class Served:
     """A server of either kind, as a tier sees it and behind the tier's back."""
 
-    kind: Literal["redis", "object"]
+    kind: Kind
     server: Process
     folder: Path  # of the S3 server's buckets
 
@@ -155,7 +175,7 @@ class Served:
 
 def tier_at(kind: str, port: int, layout: Layout = LAYOUT, **settings: Any) -> RemoteTier:
     """A tier for what listens on ``port``. Impatient, as tests are."""
-    settings = {"timeout_s": 0.5, "cooldown_s": 0.2, **settings}
+    settings = {"timeout_s": WAIT, "cooldown_s": REST, **settings}
     if kind == "redis":
         return RedisTier(TierSpec(kind="redis", url=f"redis://127.0.0.1:{port}", **settings), layout)
     options = {**S3_OPTIONS, "endpoint": f"http://127.0.0.1:{port}"}
@@ -164,7 +184,7 @@ def tier_at(kind: str, port: int, layout: Layout = LAYOUT, **settings: Any) -> R
 
 
 @contextmanager
-def serving(kind: Literal["redis", "object"], folder: Path) -> Iterator[Served]:
+def serving(kind: Kind, folder: Path) -> Iterator[Served]:
     with running(redis_server(folder) if kind == "redis" else s3_server(folder)) as server:
         yield Served(kind, server, folder)
 
@@ -196,3 +216,7 @@ def answering(answer: Callable[[bytes], Iterable[bytes]]) -> Iterator[int]:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
         listener.close()
+
+
+A, B = make_record(1), make_record(2)
+LONG = make_record(3, tokens=6000)  # its head takes more than one read
