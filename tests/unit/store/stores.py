@@ -97,6 +97,11 @@ def register(
     catalogue.close()
 
 
+def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What to register under an owner: a text and three tokens for each key."""
+    return [(key, f"text of {key}", (1, 2, 3)) for key in keys]
+
+
 def states(root: Path) -> dict[str, str]:
     """State by key, read by a connection of its own."""
     catalogue = Catalogue.open(root, IDENTITY)

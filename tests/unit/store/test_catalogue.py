@@ -1,19 +1,18 @@
+"""What a catalogue says of chunks, owners and uses, whatever was done to it."""
+
 from __future__ import annotations
 
-import os
-import sqlite3
-import stat
 from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import IDENTITY, start
+from stores import IDENTITY, rows
 
-from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
+from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
 
 
@@ -23,113 +22,6 @@ def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
     yield opened
     opened.close()
 
-
-def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(key, f"text of {key}", (1, 2, 3)) for key in keys]
-
-
-# -- identity -------------------------------------------------------------------------------------------
-
-
-def test_store_of_another_model_is_refused_by_name_and_difference(tmp_path: Path) -> None:
-    Catalogue.open(tmp_path, IDENTITY).close()
-    other = replace(IDENTITY, model="larger", weights="weights-2", num_layers=4)
-    with pytest.raises(StoreMismatchError) as caught:
-        Catalogue.open(tmp_path, other)
-    message = str(caught.value)
-    assert "'tiny'" in message and "'larger'" in message and str(tmp_path) in message
-    assert "different: weights, num_layers)" in message
-    Catalogue.open(tmp_path, IDENTITY).close()  # and nothing was changed
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"weights": "weights-2"},
-        {"dtype": "float16"},
-        {"num_layers": 3},
-        {"num_kv_heads": 2},
-        {"head_size": 8},
-        {"codec": "other"},
-        {"prefix": "0123"},
-    ],
-)
-def test_nothing_kv_depends_on_is_left_out_of_the_identity(change: dict[str, object]) -> None:
-    other = replace(IDENTITY, **change)  # type: ignore[arg-type]
-    assert other.digest() != IDENTITY.digest()
-    assert other.chunk_key([1, 2]) != IDENTITY.chunk_key([1, 2])
-    assert IDENTITY.differences(other) == list(change)
-
-
-def test_model_under_another_name_is_the_same_model(tmp_path: Path) -> None:
-    Catalogue.open(tmp_path, IDENTITY).close()
-    Catalogue.open(tmp_path, replace(IDENTITY, model="/elsewhere/tiny")).close()
-
-
-@given(st.lists(st.integers(0, 2**31 - 1), max_size=5), st.lists(st.integers(0, 2**31 - 1), max_size=5))
-def test_two_token_sequences_do_not_share_a_key(one: list[int], other: list[int]) -> None:
-    assert (IDENTITY.chunk_key(one) == IDENTITY.chunk_key(other)) == (one == other)
-    assert len(IDENTITY.chunk_key(one)) == 32
-
-
-def test_store_of_another_version_is_an_error_of_ours(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    catalogue.close()
-    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
-    db.execute("""UPDATE meta SET value = '{"model": "tiny", "rope": "yarn"}'""")
-    db.commit()
-    db.close()
-    with pytest.raises(StoreError, match="another version"):
-        Catalogue.open(tmp_path, IDENTITY)
-
-
-def test_older_catalogue_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
-    db.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-    db.execute("INSERT INTO meta VALUES ('identity', '{}')")
-    db.commit()
-    with pytest.raises(StoreMismatchError, match="another version"):
-        Catalogue.open(tmp_path, IDENTITY)
-    assert db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall() == [("meta",)]
-    db.close()
-
-
-def test_identity_without_one_of_its_fields_is_not_completed_with_a_default(tmp_path: Path) -> None:
-    Catalogue.open(tmp_path, IDENTITY).close()
-    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
-    db.execute("UPDATE meta SET value = json_remove(value, '$.layout')")
-    db.commit()
-    db.close()
-    with pytest.raises(StoreMismatchError, match="another version"):
-        Catalogue.open(tmp_path, IDENTITY)
-
-
-def test_file_that_is_no_catalogue_is_an_error_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "catalogue.sqlite").write_bytes(b"not a database" * 100)
-    with pytest.raises(StoreError, match=r"catalogue\.sqlite"):
-        Catalogue.open(tmp_path, IDENTITY)
-
-
-def test_root_that_is_a_file_is_an_error_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "index").write_text("")
-    with pytest.raises(StoreError, match="index"):
-        Catalogue.open(tmp_path / "index", IDENTITY)
-
-
-def test_reading_a_closed_catalogue_is_an_error_of_ours(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    catalogue.close()
-    for read in (catalogue.owners, catalogue.entries, catalogue.known, catalogue.recent, catalogue.totals):
-        with pytest.raises(StoreError):
-            read()
-    for look_up in (catalogue.ready, catalogue.entries_of):
-        with pytest.raises(StoreError):
-            look_up(["a"])
-    with pytest.raises(StoreError):
-        catalogue.knows("a")
-
-
-# -- owners ---------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from([f"k{n}" for n in range(6)])
 OWNERS = st.sampled_from(["one", "two", "three"])
@@ -326,133 +218,4 @@ def test_uses_add_up_by_owner_and_survive_being_closed(tmp_path: Path) -> None:
     catalogue = Catalogue.open(tmp_path, IDENTITY)
     assert [astuple(row) for row in catalogue.reuse(2)] == [("two", 2, 6, 10), ("one", 2, 6, 6)]
     assert catalogue.counters() == {"ram": {"hits": 10, "misses": 0}, "disk": {"hits": 2}}
-    catalogue.close()
-
-
-def test_engine_of_another_dtype_is_refused_naming_both(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    assert catalogue.dtype is None
-    catalogue.settle_dtype("bfloat16")
-    catalogue.settle_dtype("bfloat16")
-    catalogue.close()
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    with pytest.raises(StoreMismatchError, match=r"in bfloat16, not float32"):
-        catalogue.settle_dtype("float32")
-    assert catalogue.dtype == "bfloat16"
-    catalogue.close()
-
-
-# -- permissions ----------------------------------------------------------------------------------------
-
-
-def modes(folder: Path) -> dict[str, int]:
-    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-
-
-def test_texts_can_be_read_by_nobody_else(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path / "index", IDENTITY)
-    catalogue.register("doc", rows("a"))
-    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
-    made = modes(tmp_path / "index")
-    assert len(made) > 1 and set(made.values()) == {0o600}  # the write-ahead log as well
-    catalogue.close()
-
-
-def test_folder_that_others_were_let_into_stays_theirs(tmp_path: Path) -> None:
-    (tmp_path / "index").mkdir(mode=0o755)
-    Catalogue.open(tmp_path / "index", IDENTITY).close()
-    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o755
-
-
-READER = """
-import os, sys
-from pathlib import Path
-from stores import IDENTITY
-from blendrag.errors import StoreError
-from blendrag.store.catalogue import Catalogue
-if os.geteuid() == 0:  # who may write everywhere
-    os.setgid(65534), os.setuid(65534)
-try:
-    Catalogue.open(Path(sys.argv[1]), IDENTITY)
-except StoreError as error:
-    sys.exit(str(error))
-"""
-
-
-@pytest.mark.parametrize("what", ["folder", "file", "both"])
-def test_index_that_cannot_be_written_to_is_called_so(what: str) -> None:
-    with TemporaryDirectory() as name:  # others cannot look into pytest's
-        root = Path(name)
-        Catalogue.open(root, IDENTITY).close()
-        os.chmod(root / "catalogue.sqlite", 0o444 if what != "folder" else 0o666)
-        os.chmod(root, 0o555 if what != "file" else 0o777)
-        process = start(READER, root)
-        _, errors = process.communicate(timeout=60)
-        os.chmod(root, 0o700)
-    assert process.returncode == 1
-    assert errors.startswith(f"cannot write to the index folder {name!r}") and "Traceback" not in errors
-
-
-# -- two processes --------------------------------------------------------------------------------------
-
-WRITER = """
-import sys
-from pathlib import Path
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
-sys.stdin.readline()
-identity = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
-catalogue = Catalogue.open(Path(sys.argv[1]), identity)
-for n in range(100):
-    catalogue.register(f"{sys.argv[2]}/{n}", [(f"{sys.argv[2]}/{n}", "", (1,)), (f"shared/{n}", "", (1,))])
-    catalogue.mark_ready(f"shared/{n}", 7)
-    catalogue.entries()
-catalogue.close()
-"""
-
-
-CREATORS = """
-import sys
-from multiprocessing import get_context
-from pathlib import Path
-from stores import IDENTITY
-from blendrag.store.catalogue import Catalogue
-
-def create(root, barrier):
-    for n in range(30):
-        barrier.wait(30)
-        Catalogue.open(root / str(n), IDENTITY).close()
-
-context = get_context("fork")
-barrier = context.Barrier(4)
-workers = [context.Process(target=create, args=(Path(sys.argv[1]), barrier)) for _ in range(4)]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
-sys.exit(any(worker.exitcode for worker in workers))
-"""
-
-
-def test_processes_that_create_the_catalogue_at_once_all_open_it(tmp_path: Path) -> None:
-    process = start(CREATORS, tmp_path)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-
-
-def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
-    processes = [start(WRITER, tmp_path, name) for name in ("a", "b")]
-    for process in processes:  # both create it at once
-        assert process.stdin
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    assert len(catalogue.owners()) == 200
-    assert catalogue.known() == {f"{name}/{n}" for name in ("a", "b", "shared") for n in range(100)}
-    assert catalogue.ready(catalogue.known()) == {f"shared/{n}" for n in range(100)}
-    for n in range(100):
-        assert catalogue.release(f"a/{n}") == [f"a/{n}"]  # b still has the shared one
     catalogue.close()

@@ -1,0 +1,126 @@
+"""When a catalogue is another model's, another version's, or none: it is refused, and left as it was."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stores import IDENTITY
+
+from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.store.catalogue import Catalogue
+
+
+def test_store_of_another_model_is_refused_by_name_and_difference(tmp_path: Path) -> None:
+    Catalogue.open(tmp_path, IDENTITY).close()
+    other = replace(IDENTITY, model="larger", weights="weights-2", num_layers=4)
+    with pytest.raises(StoreMismatchError) as caught:
+        Catalogue.open(tmp_path, other)
+    message = str(caught.value)
+    assert "'tiny'" in message and "'larger'" in message and str(tmp_path) in message
+    assert "different: weights, num_layers)" in message
+    Catalogue.open(tmp_path, IDENTITY).close()  # and nothing was changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "weights-2"},
+        {"dtype": "float16"},
+        {"num_layers": 3},
+        {"num_kv_heads": 2},
+        {"head_size": 8},
+        {"codec": "other"},
+        {"prefix": "0123"},
+    ],
+)
+def test_nothing_kv_depends_on_is_left_out_of_the_identity(change: dict[str, object]) -> None:
+    other = replace(IDENTITY, **change)  # type: ignore[arg-type]
+    assert other.digest() != IDENTITY.digest()
+    assert other.chunk_key([1, 2]) != IDENTITY.chunk_key([1, 2])
+    assert IDENTITY.differences(other) == list(change)
+
+
+def test_model_under_another_name_is_the_same_model(tmp_path: Path) -> None:
+    Catalogue.open(tmp_path, IDENTITY).close()
+    Catalogue.open(tmp_path, replace(IDENTITY, model="/elsewhere/tiny")).close()
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=5), st.lists(st.integers(0, 2**31 - 1), max_size=5))
+def test_two_token_sequences_do_not_share_a_key(one: list[int], other: list[int]) -> None:
+    assert (IDENTITY.chunk_key(one) == IDENTITY.chunk_key(other)) == (one == other)
+    assert len(IDENTITY.chunk_key(one)) == 32
+
+
+def test_store_of_another_version_is_an_error_of_ours(tmp_path: Path) -> None:
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.close()
+    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
+    db.execute("""UPDATE meta SET value = '{"model": "tiny", "rope": "yarn"}'""")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match="another version"):
+        Catalogue.open(tmp_path, IDENTITY)
+
+
+def test_older_catalogue_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
+    db.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    db.execute("INSERT INTO meta VALUES ('identity', '{}')")
+    db.commit()
+    with pytest.raises(StoreMismatchError, match="another version"):
+        Catalogue.open(tmp_path, IDENTITY)
+    assert db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall() == [("meta",)]
+    db.close()
+
+
+def test_identity_without_one_of_its_fields_is_not_completed_with_a_default(tmp_path: Path) -> None:
+    Catalogue.open(tmp_path, IDENTITY).close()
+    db = sqlite3.connect(tmp_path / "catalogue.sqlite")
+    db.execute("UPDATE meta SET value = json_remove(value, '$.layout')")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreMismatchError, match="another version"):
+        Catalogue.open(tmp_path, IDENTITY)
+
+
+def test_file_that_is_no_catalogue_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").write_bytes(b"not a database" * 100)
+    with pytest.raises(StoreError, match=r"catalogue\.sqlite"):
+        Catalogue.open(tmp_path, IDENTITY)
+
+
+def test_root_that_is_a_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "index").write_text("")
+    with pytest.raises(StoreError, match="index"):
+        Catalogue.open(tmp_path / "index", IDENTITY)
+
+
+def test_reading_a_closed_catalogue_is_an_error_of_ours(tmp_path: Path) -> None:
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.close()
+    for read in (catalogue.owners, catalogue.entries, catalogue.known, catalogue.recent, catalogue.totals):
+        with pytest.raises(StoreError):
+            read()
+    for look_up in (catalogue.ready, catalogue.entries_of):
+        with pytest.raises(StoreError):
+            look_up(["a"])
+    with pytest.raises(StoreError):
+        catalogue.knows("a")
+
+
+def test_engine_of_another_dtype_is_refused_naming_both(tmp_path: Path) -> None:
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    assert catalogue.dtype is None
+    catalogue.settle_dtype("bfloat16")
+    catalogue.settle_dtype("bfloat16")
+    catalogue.close()
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    with pytest.raises(StoreMismatchError, match=r"in bfloat16, not float32"):
+        catalogue.settle_dtype("float32")
+    assert catalogue.dtype == "bfloat16"
+    catalogue.close()
