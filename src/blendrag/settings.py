@@ -11,13 +11,16 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from platformdirs import user_cache_path
 from pydantic import Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
 from blendrag.control.prices import Prices
@@ -135,8 +138,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        yaml = YamlConfigSettingsSource(settings_cls, yaml_file=_config_file())
-        return init_settings, env_settings, yaml
+        file = InitSettingsSource(settings_cls, init_kwargs=_read(_config_file()))
+        return init_settings, _Variables(settings_cls), file
 
     @classmethod
     def load(cls, **options: Any) -> Settings:
@@ -149,7 +152,35 @@ class Settings(BaseSettings):
             raise ConfigError(_explain(error)) from None
 
 
-def _config_file() -> Path | None:
+class _Variables(EnvSettingsSource):
+    def prepare_field_value(
+        self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
+    ) -> Any:
+        try:
+            return super().prepare_field_value(field_name, field, value, value_is_complex)
+        except ValueError:  # its value is not shown: there may be a password in it
+            raise ConfigError(f"the variable BLENDRAG_{field_name.upper()} is not JSON") from None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Options by name; none if there is no such file. What is in it is not shown, as of a variable."""
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigError(f"{file} is not YAML{f' (line {mark.line + 1})' if mark else ''}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{file} must have one option per line, as in 'top_k: 6'")
+    return found
+
+
+def _config_file() -> Path:
     named = os.environ.get("BLENDRAG_CONFIG")
     if named:
         if not Path(named).is_file():

@@ -73,6 +73,35 @@ def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path) -> None:
         Settings.load()
 
 
+@pytest.mark.parametrize("name", ["BLENDRAG_TIERS", "BLENDRAG_CHECK_LAYERS"])
+def test_variable_that_is_not_json_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "redis://:SECRET@host")
+    with pytest.raises(ConfigError, match=name) as caught:
+        Settings.load()
+    assert "SECRET" not in str(caught.value) and caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"tiers: [SECRET", b"- SECRET\n", b"SECRET", b"\xffSECRET", b"a: !!python/name:SECRET x", b"1: SECRET"],
+)
+def test_broken_config_file_is_named_and_not_shown(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    for name in ("blendrag.yaml", "other.yaml"):
+        (empty_folder / name).write_bytes(text)
+        if name == "other.yaml":
+            monkeypatch.setenv("BLENDRAG_CONFIG", name)
+        with pytest.raises(ConfigError, match=name) as caught:
+            Settings.load()
+        assert "SECRET" not in str(caught.value)
+
+
+def test_empty_config_file_is_none(empty_folder: Path) -> None:
+    (empty_folder / "blendrag.yaml").write_text("# top_k: 2\n")
+    assert Settings.load() == Settings()
+
+
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=1.000001), st.just("much")))
 def test_ratio_outside_zero_to_one_is_refused_by_name(ratio: object) -> None:
     with pytest.raises(ConfigError, match="'recompute_ratio'"):
