@@ -1,4 +1,4 @@
-"""verify, repair and gc on real folders: whatever happened to the files, it is found, and put right once."""
+"""verify and repair on real folders: whatever happened to the files, it is found, and put right once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from closed import DISK, collected, filled, flip, found, verified, write_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
@@ -29,17 +29,10 @@ from stores import (
 )
 
 from blendrag.errors import StoreError, StoreInUseError
-from blendrag.store.care import verify
 from blendrag.store.care.folder import closed_index
-from blendrag.store.care.gc import Freed, collect
-from blendrag.store.care.progress import CareProgress
-from blendrag.store.care.verify import Verifier, VerifyReport
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.lock import IndexLock
-from blendrag.store.record import Layout, Record
-from blendrag.store.tiers import DiskTier, Tier, TierError, TierSpec
-
-DISK = TierSpec(kind="disk")
+from blendrag.store.record import Layout
 
 
 @pytest.fixture
@@ -52,49 +45,6 @@ def root(tmp_path: Path) -> Path:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all of hypothesis' examples, which leave it as it was."""
     return filled(tmp_path_factory.mktemp("shared") / "index")
-
-
-def filled(root: Path) -> Path:
-    register(root, [A, B, C, D])
-    store = open_stack(root, DISK)
-    for chunk in (A, B, C, D):
-        store.put(chunk.key, chunk.token_ids, chunk.kv)
-    store.close()
-    return root
-
-
-def verified(root: Path, *others: Tier, repair: bool = False) -> VerifyReport:
-    with closed_index(root) as index:
-        return Verifier(index, others, repair=repair).run()
-
-
-def collected(root: Path) -> Freed:
-    with closed_index(root) as index:
-        return collect(index)
-
-
-def found(report: VerifyReport) -> dict[str, list[str]]:
-    kinds: dict[str, list[str]] = {}
-    for problem in report.problems:
-        kinds.setdefault(problem.kind, []).append(problem.name)
-    assert report.counts == {kind: len(names) for kind, names in kinds.items()}
-    return kinds
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
-def write_record(root: Path, record: Record) -> Path:
-    path = root / "kv" / record.key[:2] / f"{record.key}.safetensors"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(record.head.bytes() + record.rows.numpy().tobytes())
-    return path
-
-
-# -- what there is to find --------------------------------------------------------------------------------
 
 
 def test_sound_index_is_called_sound(root: Path) -> None:
@@ -258,132 +208,3 @@ def test_folder_without_an_index_is_not_made_into_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="did you mean 'my-index'"), closed_index(tmp_path / "my-indx"):
         pass
     assert list((tmp_path / "my-index").iterdir()) == [] and not (tmp_path / "my-indx").exists()
-
-
-def test_file_that_cannot_be_read_now_is_not_called_damaged(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a repair under a process with too many open files would put every record aside."""
-
-    def refuse(self: DiskTier, keys: list[str]) -> dict[str, TierError]:
-        return {key: TierError(f"{key}: Too many open files") for key in keys}
-
-    monkeypatch.setattr(DiskTier, "open", refuse)
-    with pytest.raises(StoreError, match="Too many open files"):
-        verified(root, repair=True)
-    monkeypatch.undo()
-    assert (verified(root).records, verified(root).left) == (4, 0)
-
-
-# -- other tiers ------------------------------------------------------------------------------------------
-
-
-class Unreachable(DiskTier):
-    def has(self, keys: object) -> set[str]:
-        raise TierError("gone")
-
-
-def test_chunk_that_another_tier_has_is_not_missing(root: Path, tmp_path: Path) -> None:
-    other = DiskTier(TierSpec(kind="disk"), LAYOUT, tmp_path / "other")
-    other.put(make_record(A))
-    record_of(root, A.key).unlink()
-    assert found(verified(root, other)) == {}
-    record_of(root, B.key).unlink()
-    assert found(verified(root, other)) == {"missing": [B.key]}
-
-
-def test_chunks_of_a_tier_that_cannot_be_asked_are_neither_missing_nor_sound(
-    root: Path, tmp_path: Path
-) -> None:
-    record_of(root, A.key).unlink()
-    report = verified(root, Unreachable(TierSpec(kind="disk"), LAYOUT, tmp_path / "other"), repair=True)
-    assert (report.unasked, report.left, report.records) == (1, 0, 3)
-    assert states(root)[A.key] == "ready"
-
-
-# -- gc ---------------------------------------------------------------------------------------------------
-
-
-def test_gc_takes_all_that_is_useless_and_nothing_else(root: Path) -> None:
-    write_record(root, make_record(make_chunk(99)))
-    (root / "kv" / "tmp" / "half").write_bytes(b"12345")
-    flip(record_of(root, A.key), -1)
-    verified(root, repair=True)
-    (root / "kv" / "tmp" / "half").write_bytes(b"12345")
-    write_record(root, make_record(make_chunk(99)))
-    catalogue = Catalogue.open(root, IDENTITY)
-    catalogue.evict([B.key])
-    catalogue.evict([C.key], keep_ready=True)
-    catalogue.close()
-    size = record_of(root, D.key).stat().st_size
-    freed = collected(root)
-    assert freed.files == {"orphan": 1, "doomed": 2, "quarantined": 1, "half-written": 1}
-    assert {kind: freed.bytes[kind] for kind in freed.files} == {
-        "orphan": size, "doomed": 2 * size, "quarantined": size, "half-written": 5
-    }  # fmt: skip
-    left = [path.name for path in (root / "kv").rglob("*") if path.is_file()]
-    assert left == [f"{D.key}.safetensors"]
-    assert states(root) == {A.key: "pending", B.key: "evicted", C.key: "ready", D.key: "ready"}
-    assert collected(root).files == {}
-
-
-def test_gc_gives_back_what_deleted_texts_took(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    catalogue.register("doc", [(f"{n:032x}", f"SECRET {n}" * 1000, (n,)) for n in range(100)])
-    catalogue.release("doc")
-    catalogue.close()
-    before = (tmp_path / "catalogue.sqlite").stat().st_size
-    freed = collected(tmp_path)
-    assert freed.bytes["catalogue.sqlite"] > 500_000
-    assert (tmp_path / "catalogue.sqlite").stat().st_size < before / 10
-    assert b"SECRET" not in (tmp_path / "catalogue.sqlite").read_bytes()
-
-
-# -- size -------------------------------------------------------------------------------------------------
-
-
-class Counting(CareProgress):
-    def __init__(self) -> None:
-        self.expected, self.done = 0, 0
-
-    def expect(self, nbytes: int) -> None:
-        self.expected = nbytes
-
-    def advance(self, nbytes: int) -> None:
-        self.done += nbytes
-
-
-def test_progress_ends_near_what_it_promised(root: Path) -> None:
-    progress = Counting()
-    with closed_index(root) as index:
-        Verifier(index, progress=progress).run()
-    heads = 4 * make_record(A).head.begin
-    assert progress.done + heads == progress.expected > 0
-
-
-def test_only_a_thousand_problems_are_listed_and_all_are_counted(tmp_path: Path) -> None:
-    catalogue = Catalogue.open(tmp_path, IDENTITY)
-    catalogue.settle_dtype("bfloat16")
-    catalogue.register("doc", [(f"{n:032x}", "", (n,)) for n in range(1200)])
-    for n in range(1200):
-        catalogue.mark_ready(f"{n:032x}", 1)
-    catalogue.close()
-    report = verified(tmp_path)
-    assert len(report.problems) == 1000 and report.counts["missing"] == 1200 == report.left
-
-
-def test_record_is_read_a_few_layers_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory: one layer of one record at least, and no more than the limit else."""
-    monkeypatch.setattr(verify, "_AT_ONCE", 1)
-    largest = 0
-    empty = torch.empty
-
-    def watched(*shape: object, **options: object) -> torch.Tensor:
-        nonlocal largest
-        made: torch.Tensor = empty(*shape, **options)  # type: ignore[call-overload]
-        largest = max(largest, made.numel())
-        return made
-
-    monkeypatch.setattr(torch, "empty", watched)
-    assert verified(root).records == 4
-    assert largest == make_record(A).head.row_bytes
