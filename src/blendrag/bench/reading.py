@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from blendrag.bench.cold import drop_page_cache
 from blendrag.bench.statistics import spread
-from blendrag.control.tier_speed import drop_page_cache
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, Opened, Read, TierSpec
 

@@ -12,7 +12,7 @@ from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker
 from blendrag.bench.statistics import spread
-from blendrag.control.runs import text_pieces
+from blendrag.bench.texts import text_pieces
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError, ModelNotSupportedError

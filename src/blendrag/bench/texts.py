@@ -12,6 +12,7 @@ from typing import Any
 
 from blendrag.errors import ConfigError, SourceError
 from blendrag.index.formats import Unusable, decode
+from blendrag.prompt import encode_document
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -93,3 +94,15 @@ def cut_chunks(
             " give more text (--data), or ask for fewer or smaller chunks"
         )
     return list(found)[:most]
+
+
+def text_pieces(tokenizer: Any, count: int, tokens: int) -> list[tuple[int, ...]]:
+    """Different chunks of real text: which tokens deviate, and how scattered they are, depends on it.
+
+    Raises ConfigError if the installed packages have too little of it.
+    """
+
+    def encode(text: str) -> Sequence[int]:
+        return encode_document(tokenizer, text)
+
+    return cut_chunks(installed_texts(), encode, tokens, least=count, most=count)

@@ -15,8 +15,8 @@ from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, StoredChunk, Trial
 from blendrag.bench.reading import reading_speed
 from blendrag.bench.statistics import spread, summarise
-from blendrag.control.runs import text_pieces
-from blendrag.control.trial_store import TrialStore, trial_store
+from blendrag.bench.texts import text_pieces
+from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ModelNotSupportedError
@@ -40,8 +40,11 @@ class TierBenchOptions:
 
 
 def tiers_of(settings: Settings, options: TierBenchOptions) -> dict[str, TierSpec]:
-    """The tiers that are compared, by name: RAM, disk, a slowed disk, and every server that is configured."""
-    servers = [spec for spec in settings.tiers if spec.kind in ("redis", "object")]
+    """The tiers that are compared, by name: RAM, disk, a slowed disk, and every server that is configured and
+    may be written."""
+    servers = [
+        spec for spec in settings.tiers if spec.kind in ("redis", "object") and spec.writes != "never"
+    ]
     return {
         "ram": TierSpec(kind="ram"),
         "disk": TierSpec(kind="disk"),

@@ -43,6 +43,9 @@ def profile(
     if json == "-":
         sys.stdout.write(measured.model_dump_json(indent=2) + "\n")
     _print(measured, err() if json == "-" else out())
+    for spec in settings.stack:
+        if spec.label not in measured.tiers:
+            say(f"{spec.label}: not measured, because it may not be written")
     say(f"written to {path}")
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import QUESTIONS, Prompt, PromptMaker
+from blendrag.bench.texts import text_pieces
+from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.control.choose import ChunkCost, Controller
 from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus
-from blendrag.control.runs import Run, blend_run, interleaved, prefill_run, text_pieces
-from blendrag.control.trial_store import TrialStore, trial_store
+from blendrag.control.runs import Run, blend_run, interleaved, prefill_run
 from blendrag.engine.handle import Engine
 from blendrag.settings import Settings
 

@@ -10,10 +10,11 @@ from typing import Any
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import QUESTIONS, PromptMaker
+from blendrag.bench.texts import text_pieces
+from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
-from blendrag.control.runs import Run, Times, blend_run, interleaved, prefill_run, text_pieces
+from blendrag.control.runs import Run, Times, blend_run, interleaved, prefill_run
 from blendrag.control.tier_speed import measure_tiers
-from blendrag.control.trial_store import TrialStore, trial_store
 from blendrag.engine.handle import Engine
 from blendrag.errors import ModelNotSupportedError, PromptTooLongError
 from blendrag.serving.identity import kv_identity

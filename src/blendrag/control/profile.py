@@ -16,7 +16,7 @@ from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
 
 VERSION = 1
-_NONE = "there is no profile of this model on this machine: run blendrag profile"
+NO_PROFILE = "there is no profile of this model on this machine: run blendrag profile"
 _SAME_MACHINE = ("cpu", "threads", "device", "dtype", "vllm")
 
 
@@ -129,7 +129,7 @@ def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
     paths = profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json")
     found = [read_profile(path, digest, {}) for path in sorted(paths)]
     profiles = [one for one in found if isinstance(one, Profile)]
-    return max(profiles, key=lambda one: one.date) if profiles else (found or [_NONE])[0]
+    return max(profiles, key=lambda one: one.date) if profiles else (found or [NO_PROFILE])[0]
 
 
 def read_profile(path: Path, digest: str, machine: Mapping[str, Any]) -> Profile | str:
@@ -138,7 +138,7 @@ def read_profile(path: Path, digest: str, machine: Mapping[str, Any]) -> Profile
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return _NONE
+        return NO_PROFILE
     except (OSError, UnicodeDecodeError) as error:
         return f"the profile {str(path)!r} cannot be read ({error}): {remedy}"
     try:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from blendrag.bench.arms import reset
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import Prompt
-from blendrag.bench.texts import cut_chunks, installed_texts
-from blendrag.control.trial_store import TrialStore
+from blendrag.bench.trial_store import TrialStore
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
-from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 
 FIRST_TOKEN = Sampling(max_tokens=1)
@@ -40,18 +38,6 @@ def interleaved(
                 found[key].append(times)
             progress.step()
     return found
-
-
-def text_pieces(tokenizer: Any, count: int, tokens: int) -> list[tuple[int, ...]]:
-    """Different chunks of real text: which tokens deviate, and how scattered they are, depends on it.
-
-    Raises ConfigError if the installed packages have too little of it.
-    """
-
-    def encode(text: str) -> Sequence[int]:
-        return encode_document(tokenizer, text)
-
-    return cut_chunks(installed_texts(), encode, tokens, least=count, most=count)
 
 
 def prefill_run(engine: Engine, ids: Sequence[int], cached: int = 0) -> Run:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
+from blendrag.bench.cold import drop_page_cache, temporary_folder
 from blendrag.bench.progress import BenchProgress
 from blendrag.control.profile import TierSpeed
 from blendrag.errors import StoreError
-from blendrag.load.loader import LayerLoader, LoadSpan
+from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
 from blendrag.settings import Settings
+from blendrag.store.home import home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
 from blendrag.store.tiers import Opened, Tier, TierError, make_tier
@@ -34,30 +34,21 @@ def measure_tiers(
 ) -> dict[str, TierSpeed]:
     """Read random records through every tier of ``settings.stack``; they are removed afterwards.
 
-    A disk tier's page cache is dropped before each read. A server is asked under a namespace of its own.
-    Raises StoreError, naming the tier that cannot be used.
+    A disk tier's page cache is dropped before each read. A server is asked under a namespace of its own. A
+    tier that may not be written is left out. Raises StoreError, naming the tier that cannot be used, and
+    ConfigError if none may be written.
     """
+    home_at(settings.stack)
     own = replace(identity, namespace=f"profile-{uuid.uuid4().hex}")
     layout = Layout(own, dtype)
     found: dict[str, TierSpeed] = {}
     for spec in settings.stack:
-        progress.note(f"reading from {spec.label}")
-        with temporary_folder(settings, spec) as folder:
-            found[spec.label] = measure_tier(spec, layout, folder, settings.layers_in_flight)
+        if spec.writes != "never":
+            progress.note(f"reading from {spec.label}")
+            with temporary_folder(settings, spec) as folder:
+                found[spec.label] = measure_tier(spec, layout, folder, settings.layers_in_flight)
         progress.step()
     return found
-
-
-@contextlib.contextmanager
-def temporary_folder(settings: Settings, spec: TierSpec) -> Iterator[Path]:
-    """A folder for a while, on the disk that the tier uses: its own, else the one with the cache folder."""
-    beside = (spec.path or settings.cache_dir).expanduser()
-    try:
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".blendrag-", dir=beside, ignore_cleanup_errors=True) as name:
-            yield Path(name)
-    except OSError as error:
-        raise StoreError(f"cannot write to {str(beside)!r}: {error.strerror}") from error
 
 
 def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight: int) -> TierSpeed:
@@ -75,7 +66,7 @@ def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight:
         finally:
             with contextlib.suppress(TierError):
                 tier.delete(record.key for record in (*few, *many))
-    except TierError as error:
+    except (TierError, LoadFailedError) as error:
         raise StoreError(f"the tier {tier.name!r} cannot be measured: {error}") from error
     finally:
         tier.close()
@@ -122,16 +113,3 @@ def _seconds(
                 layers.synchronize(layer)
         taken.append(time.perf_counter() - begin)
     return min(taken[1:])
-
-
-def drop_page_cache(folder: Path) -> None:
-    """Have the system forget the contents of the files in ``folder``, where it can: they were all synced."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)

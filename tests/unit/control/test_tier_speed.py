@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import blendrag
 from blendrag.bench.progress import BenchProgress
 from blendrag.control import tier_speed
 from blendrag.control.tier_speed import measure_tier, measure_tiers
-from blendrag.errors import StoreError
+from blendrag.errors import ConfigError, StoreError
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout
-from blendrag.store.tiers import DiskTier, Read, TierSpec
+from blendrag.store.tiers import DiskTier, Read, TierError, TierSpec
 
 IDENTITY = KVIdentity("small", "weights-1", "bfloat16", num_layers=4, num_kv_heads=2, head_size=64)
 DISK = TierSpec(kind="disk")
@@ -66,3 +67,36 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file"):
         measure_tiers(Settings(cache_dir=tmp_path / "file"), IDENTITY, "bfloat16", BenchProgress())
+
+
+class FailingDisk(DiskTier):
+    def read(self, wanted: Sequence[Read]) -> list[torch.Tensor]:
+        raise TierError("gone")
+
+
+def test_tier_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        tier_speed, "make_tier", lambda spec, layout, folder: FailingDisk(spec, layout, folder)
+    )
+    with pytest.raises(StoreError, match="'disk' cannot be measured"):
+        measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path, 8)
+
+
+def test_tier_that_is_only_read_is_not_written_to_be_measured(tmp_path: Path) -> None:
+    library = TierSpec(kind="disk", path=tmp_path / "library", write="never")
+    server = TierSpec(kind="redis", url="redis://127.0.0.1:1", write="never")
+    settings = Settings(cache_dir=tmp_path / "cache", tiers=(TierSpec(kind="ram"), library, server))
+    assert list(measure_tiers(settings, IDENTITY, "bfloat16", BenchProgress())) == ["ram"]
+    assert not (tmp_path / "library").exists()
+
+
+def test_stack_without_a_tier_to_measure_is_refused(tmp_path: Path) -> None:
+    settings = Settings(cache_dir=tmp_path, tiers=(TierSpec(kind="disk", write="never"),))
+    with pytest.raises(ConfigError, match="none of the tiers may be written"):
+        measure_tiers(settings, IDENTITY, "bfloat16", BenchProgress())
+
+
+def test_benchmarks_do_not_need_the_controller_that_needs_them() -> None:
+    """Else neither could be imported first, or read alone."""
+    folder = Path(blendrag.__file__).parent / "bench"
+    assert [path.name for path in folder.glob("*.py") if "blendrag.control" in path.read_text()] == []

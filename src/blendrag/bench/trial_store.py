@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from blendrag.bench.cold import drop_page_cache, temporary_folder
 from blendrag.bench.prompts import StoredChunk
-from blendrag.control.tier_speed import drop_page_cache, temporary_folder
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
 from blendrag.serving.identity import kv_identity
