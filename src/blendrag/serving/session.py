@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.handle import Engine
-from blendrag.errors import BlendragError, EngineClosedError
+from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.serving.progress import IngestProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -25,7 +26,7 @@ class EngineSession:
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
         self._store_id = ""
-        self._closed = False
+        self._closed = self._warned = False
 
     @property
     def store_id(self) -> str:
@@ -53,7 +54,7 @@ class EngineSession:
                             str(self._root),
                             asdict(self._identity),
                             [spec.plain() for spec in self._settings.stack],
-                            self._profile(engine),
+                            self._profile(engine.facts),
                         )
                 except BaseException:
                     engine.release()
@@ -61,15 +62,22 @@ class EngineSession:
                 self._engine = engine
             return self._engine
 
-    def _profile(self, engine: Engine) -> dict[str, Any] | None:
-        """What `blendrag profile` measured of this model on this machine, for the controller."""
-        from blendrag.control.profile import Profile, load_profile, profile_digest
-
+    def _profile(self, facts: dict[str, Any]) -> dict[str, Any] | None:
+        """What `blendrag profile` measured of this model on this machine, for the controller. A profile that
+        is there and cannot be used is warned of, once. facts: the engine's."""
         if not self._settings.controller:
             return None
-        digest = profile_digest(self._identity)
-        found = load_profile(self._settings.cache_dir, digest, {"device": engine.facts["device"]})
-        return found.model_dump(mode="json") if isinstance(found, Profile) else None
+        from blendrag.bench.machine import describe_machine
+        from blendrag.control.profile import NO_PROFILE, Profile, load_profile, profile_digest
+
+        machine = describe_machine(self._settings.model, facts)
+        found = load_profile(self._settings.cache_dir, profile_digest(self._identity), machine)
+        if isinstance(found, Profile):
+            return found.model_dump(mode="json")
+        if found != NO_PROFILE and not self._warned:
+            self._warned = True
+            warnings.warn(f"the controller is off: {found}", BlendragWarning, stacklevel=2)
+        return None
 
     def call(self, method: str, *args: Any) -> Any:
         """One of the data plane's operations on this index's store."""

@@ -1,0 +1,64 @@
+"""Whether the profile that the controller gets is of this machine. No engine is started."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper_machine import make_profile
+
+from blendrag.bench.machine import describe_machine
+from blendrag.control.profile import profile_digest
+from blendrag.errors import BlendragWarning
+from blendrag.serving.session import EngineSession
+from blendrag.settings import Settings
+from blendrag.store.identity import KVIdentity
+
+IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
+DIGEST = profile_digest(IDENTITY)
+FACTS = {"device": "cpu", "threads": 2, "dtype": "bfloat16"}
+
+Save = Callable[..., None]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> EngineSession:
+    return EngineSession(tmp_path / "index", Settings(cache_dir=tmp_path / "cache"), IDENTITY)
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    def save(**machine: Any) -> None:
+        here = describe_machine("tiny", FACTS) | machine
+        make_profile(identity=DIGEST, machine=here).save(tmp_path / "cache")
+
+    return save
+
+
+def test_profile_of_this_machine_is_not_refused(session: EngineSession, save: Save) -> None:
+    save()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = session._profile(FACTS)
+    assert found is not None and found["identity"] == DIGEST
+
+
+@pytest.mark.parametrize("fact", ["cpu", "threads", "dtype", "vllm"])
+def test_profile_of_another_machine_is_not_used_nor_kept_quiet_about(
+    session: EngineSession, save: Save, fact: str
+) -> None:
+    save(**{fact: "other"})
+    with pytest.warns(BlendragWarning, match=f"different: {fact}"):
+        assert session._profile(FACTS) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert session._profile(FACTS) is None, "said once"
+
+
+def test_machine_without_a_profile_is_not_warned_about(session: EngineSession) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert session._profile(FACTS) is None
