@@ -69,6 +69,7 @@ class Blender:
         opened = self._stores.pop(store, None)
         if opened:
             opened.prefetcher.close()
+            self._loader.drain()
             try:
                 self._drain(opened)
             finally:

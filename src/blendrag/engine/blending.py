@@ -94,7 +94,9 @@ class Blending:
         # The prompt's last token is the engine's, whatever it belongs to.
         cut = [(key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in self._order.recipe.spans]
         wanted = sorted((span.start, key, span) for key, span in cut if key not in without)
-        found = self._kv.open_records([(key, ids[at : at + span.length]) for at, key, span in wanted])
+        found = self._kv.open_records(
+            [(key, ids[at : at + span.length]) for at, key, span in wanted], use=not without
+        )
         spans = []
         for (_, key, span), opened in zip(wanted, found, strict=True):
             if isinstance(opened, Miss):
@@ -111,18 +113,31 @@ class Blending:
         costs = [ChunkCost(span.length, opened.head.nbytes, opened.tier.name) for span, opened in spans]
         fresh = len(self._order.token_ids) - sum(span.length for span, _ in spans)
         controller = Controller(self._estimate, recipe.ratio)
-        decision = controller.decide(costs, fresh, None if recipe.auto else recipe.ratio)
+        try:
+            decision = controller.decide(costs, fresh, None if recipe.auto else recipe.ratio)
+        except Exception as error:  # its advice is not worth a request
+            self._decision = f"the controller failed: {type(error).__name__}"
+            return spans
         self._decision = decision.why
         if any(decision.load):
             self._options = replace(recipe.options, ratio=decision.ratio)
-        left = [span for span, load in zip(spans, decision.load, strict=True) if not load]
-        self._kv.close_records([opened for _, opened in left])
-        return [span for span, load in zip(spans, decision.load, strict=True) if load]
+        kept = [span for span, load in zip(spans, decision.load, strict=True) if load]
+        still = {id(opened) for _, opened in kept}  # a chunk may stand in a prompt twice
+        self._kv.close_records([opened for _, opened in spans if id(opened) not in still])
+        return kept
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> FusedStats:
         model, order, kv = self._model, self._order, self._kv
-        load = [LoadSpan(opened, span.length, whole_rows(opened, kv.ram)) for span, opened in spans]
-        with self._loader.load(load, kv.layout, model.device, self._trace, kv.promote_behind) as layers:
+        try:
+            load = [
+                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.wants(opened) else None)
+                for span, opened in spans
+            ]
+            layers = self._loader.load(load, kv.layout, model.device, self._trace, kv.promote_behind)
+        except BaseException:
+            kv.close_records([opened for _, opened in spans])
+            raise
+        with layers:
             return FusedPrefill(
                 model.decoder,
                 model.runner,
@@ -137,5 +152,6 @@ class Blending:
 
     def _note(self, failure: LoadFailedError) -> None:
         for opened in failure.opened:
-            reason = self._kv.damaged(opened).reason if failure.damaged else "unavailable"
-            self._missing[opened.head.key] = reason
+            if failure.reason == "damaged":
+                self._kv.damaged(opened)
+            self._missing[opened.head.key] = failure.reason

@@ -92,8 +92,10 @@ class BlendWorker:
     def _blendrag_flush(self, store: str) -> int:
         return self._blendrag.flush(store)
 
-    def _blendrag_delete(self, store: str, keys: list[str]) -> tuple[int, list[str]]:
-        return self._blendrag.store(store).delete(keys)
+    def _blendrag_delete(
+        self, store: str, keys: list[str], everywhere: bool = False
+    ) -> tuple[int, list[str]]:
+        return self._blendrag.store(store).delete(keys, everywhere=everywhere)
 
     def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
         self._blendrag.prefetch(store, keys)

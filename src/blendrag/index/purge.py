@@ -46,7 +46,7 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     owned = len(catalogue.owners(source).get(source, ()))
     keys = catalogue.only_of(source)
     if session.store_id:
-        _, unreachable = session.call("delete", keys)
+        _, unreachable = session.call("delete", keys, True)
         tiers = [spec.label for spec in library.settings.stack if spec.writes != "never"]
     else:
         with other_tiers(catalogue, library.settings.stack) as others:

@@ -19,18 +19,26 @@ import torch
 from blendrag.load.layers import StoredLayers
 from blendrag.load.slots import Slots, make_slots
 from blendrag.load.trace import Trace
-from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.tiers import Opened, RamTier, Read, Tier, TierError
+from blendrag.store.miss import Reason
+from blendrag.store.record import DamagedError, Head, Layout, Record
+from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
 
 _BYTE = torch.uint8
 
 
 class LoadFailedError(Exception):
-    """Rows of these records cannot be used: they are damaged, or their tier cannot be reached now."""
+    """Rows of these records cannot be used: they are damaged, or not there any more, or their tier cannot be
+    reached now."""
 
     def __init__(self, opened: Sequence[Opened], problem: DamagedError | TierError) -> None:
         super().__init__(str(problem))
-        self.opened, self.damaged = opened, isinstance(problem, DamagedError)
+        self.opened, self.reason = opened, _reason(problem)
+
+
+def _reason(problem: DamagedError | TierError) -> Reason:
+    if isinstance(problem, DamagedError):
+        return "damaged"
+    return "missing" if isinstance(problem, GoneError) else "unavailable"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +62,7 @@ class LayerLoader:
         self._in_flight = in_flight
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
         self._slots: Slots | None = None
-        self._shape: tuple[object, ...] = ()
+        self._kind: tuple[object, ...] = ()
 
     def load(
         self,
@@ -67,11 +75,17 @@ class LayerLoader:
         """The layers of ``spans``, one after the other. ``filled`` gets the records that were read whole, in
         the loader's thread, and the tiers they came from. Waiting for a layer raises LoadFailedError."""
         count = min(self._in_flight, layout.num_layers)
-        shape = (2, sum(span.length for span in spans), layout.heads, layout.size)
-        kind = (count, shape, layout.dtype, device)
-        if self._slots is None or kind != self._shape:
-            self._slots, self._shape = make_slots(count, shape, layout.dtype, device), kind
-        return _Loading(self._thread, self._slots, count, spans, layout, trace, filled)
+        tokens = sum(span.length for span in spans)
+        numbers, kind = 2 * tokens * layout.heads * layout.size, (count, layout.dtype, device)
+        if self._slots is None or kind != self._kind or numbers > self._slots.numbers:
+            self.drain()
+            room = 1 << (numbers - 1).bit_length() if numbers else 0  # prompts differ: not for each a buffer
+            self._slots, self._kind = make_slots(count, room, layout.dtype, device), kind
+        return _Loading(self._thread, self._slots, count, tokens, spans, layout, trace, filled)
+
+    def drain(self) -> None:
+        """Wait until no former request's loading goes on."""
+        self._thread.submit(lambda: None).result()
 
 
 class _Loading(StoredLayers):
@@ -80,6 +94,7 @@ class _Loading(StoredLayers):
         thread: ThreadPoolExecutor,
         slots: Slots,
         count: int,
+        tokens: int,
         spans: Sequence[LoadSpan],
         layout: Layout,
         trace: Trace,
@@ -87,6 +102,8 @@ class _Loading(StoredLayers):
     ) -> None:
         self._thread, self._slots, self._count = thread, slots, count
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
+        self._shape = (2, tokens, layout.heads, layout.size)
+        self._numbers = 2 * tokens * layout.heads * layout.size
         self._free = threading.Semaphore(count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._held: int | None = None
@@ -112,7 +129,7 @@ class _Loading(StoredLayers):
                 raise ready
             self._held = ready
             if ready == layer:
-                key, value = self._slots.receive(ready % self._count)
+                key, value = self._slots.receive(ready % self._count)[: self._numbers].view(self._shape)
                 return key, value
             assert ready < layer, "layers are asked for in ascending order"
 
@@ -160,13 +177,13 @@ class _Loading(StoredLayers):
             rows = self._read(first, last)
             for layer in range(first, last):
                 slot = layer % self._count
-                both, at = self._slots.host(slot), 0
+                both, at = self._slots.host(slot)[: self._numbers].view(self._shape), 0
                 for span, read in zip(self._spans, rows, strict=True):
                     key, value = both[:, at : at + span.length]
                     tokens = span.opened.head.tokens
                     self._layout.codec.decode(read[layer - first], tokens, key, value)
                     at += span.length
-                self._slots.send(slot)
+                self._slots.send(slot, self._numbers)
                 self._ready.put(layer)
 
     def _read(self, first: int, last: int) -> list[torch.Tensor]:
@@ -181,7 +198,7 @@ class _Loading(StoredLayers):
                 for one, read in zip(wanted, answers, strict=True):
                     if not isinstance(one.opened.source, Record):  # that one was verified when it came in
                         one.opened.head.verify(first, read)
-            except DamagedError as problem:
+            except (DamagedError, GoneError) as problem:
                 culprits = [one.opened for one in wanted if one.opened.head.key == problem.key]
                 raise LoadFailedError(culprits, problem) from problem
             except TierError as problem:
@@ -223,13 +240,9 @@ class _Loading(StoredLayers):
             filled(records, tiers)
 
 
-def whole_rows(opened: Opened, ram: RamTier | None) -> torch.Tensor | None:
-    """A buffer for all rows of a record that the RAM tier will have; None if it has it or would not keep
-    it."""
-    head = opened.head
-    if ram is None or opened.tier is ram or not ram.admits(head.nbytes):
-        return None
-    return torch.empty(head.layout.num_layers, head.row_bytes, dtype=torch.uint8)
+def whole_rows(head: Head) -> torch.Tensor:
+    """A buffer for all rows of a record."""
+    return torch.empty(head.layout.num_layers, head.row_bytes, dtype=_BYTE)
 
 
 def stay_aside() -> None:

@@ -6,21 +6,21 @@ import torch
 
 
 class Slots:
-    """``count`` layers of [2 (K, V), tokens, kv_heads, head_size]. On the CPU a slot is used where it was
-    filled."""
+    """``count`` slots of ``numbers`` numbers. On the CPU a slot is used where it was filled."""
 
-    def __init__(self, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._host = torch.empty(count, *shape, dtype=dtype)
+    def __init__(self, count: int, numbers: int, dtype: torch.dtype) -> None:
+        self.numbers = numbers
+        self._host = torch.empty(count, numbers, dtype=dtype)
 
     def host(self, slot: int) -> torch.Tensor:
         """Where a layer is decoded to; waits until the former content has left."""
         return self._host[slot]
 
-    def send(self, slot: int) -> None:
-        """Begin to move what was decoded to the device."""
+    def send(self, slot: int, numbers: int) -> None:
+        """Begin to move what was decoded, the first ``numbers``, to the device."""
 
     def receive(self, slot: int) -> torch.Tensor:
-        """The layer, for the computation that is put in next."""
+        """The slot on the device, for the computation that is put in next."""
         return self._host[slot]
 
     def done(self, slot: int) -> None:
@@ -30,22 +30,24 @@ class Slots:
 class CudaSlots(Slots):
     """Pinned buffers, each with a twin on the device, and a stream of its own for the copies between them."""
 
-    def __init__(self, count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._host = torch.empty(count, *shape, dtype=dtype, pin_memory=True)
-        self._device = torch.empty(count, *shape, dtype=dtype, device=device)
+    def __init__(self, count: int, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.numbers = numbers
+        self._host = torch.empty(count, numbers, dtype=dtype, pin_memory=True)
+        self._device = torch.empty(count, numbers, dtype=dtype, device=device)
         self._stream = torch.cuda.Stream(device)
         self._sent = [torch.cuda.Event() for _ in range(count)]
         self._done = [torch.cuda.Event() for _ in range(count)]
-        self._stream.wait_stream(torch.cuda.current_stream(device))  # the buffer may be a former request's
+        self._device.record_stream(self._stream)  # what is sent may be under way when this object goes
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been another's
 
     def host(self, slot: int) -> torch.Tensor:
         self._sent[slot].synchronize()
         return self._host[slot]
 
-    def send(self, slot: int) -> None:
+    def send(self, slot: int, numbers: int) -> None:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._done[slot])
-            self._device[slot].copy_(self._host[slot], non_blocking=True)
+            self._device[slot, :numbers].copy_(self._host[slot, :numbers], non_blocking=True)
             self._sent[slot].record(self._stream)
 
     def receive(self, slot: int) -> torch.Tensor:
@@ -56,7 +58,7 @@ class CudaSlots(Slots):
         self._done[slot].record(torch.cuda.current_stream(self._device.device))
 
 
-def make_slots(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Slots:
+def make_slots(count: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Slots:
     if device.type == "cuda":
-        return CudaSlots(count, shape, dtype, device)
-    return Slots(count, shape, dtype)
+        return CudaSlots(count, numbers, dtype, device)
+    return Slots(count, numbers, dtype)

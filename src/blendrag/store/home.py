@@ -15,28 +15,30 @@ from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError, TierSpec
 class Home:
     """Also over a crash: before a file may be deleted the catalogue notes it, and a file that nobody waits
     for is noted before it is written. So :meth:`recover` has to look at few files, however many there are.
-
-    ``keep_ready``: a chunk that has to leave can still be had from a slower tier.
     """
 
     tier: Tier
 
-    def __init__(self, catalogue: Catalogue, keep_ready: bool) -> None:
-        self._catalogue, self._keep_ready = catalogue, keep_ready
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._faster: Sequence[RamTier] = ()
+        self._slower: Sequence[Tier] = ()
         self._evicted: list[str] = []
         self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
 
-    def move_in(self, tier: Tier, faster: Iterable[Tier]) -> None:
-        """``faster``: the tiers above, which do not keep a chunk that has left for good."""
-        self.tier = tier
+    def move_in(self, tier: Tier, faster: Iterable[Tier], slower: Sequence[Tier]) -> None:
+        """``faster``: the tiers above, which do not keep a chunk that has left for good. ``slower``: those
+        below, from which it can still be had if they have it."""
+        self.tier, self._slower = tier, slower
         self._faster = [one for one in faster if isinstance(one, RamTier)]
 
     def evicting(self, key: str) -> None:
         """The tier is about to drop a record for another one."""
-        self._catalogue.evict([key], keep_ready=self._keep_ready)
-        self._evicted.append(key)
-        if not self._keep_ready:
+        below = any(_has(tier, key) for tier in self._slower)
+        with self._state:
+            self._catalogue.evict([key], keep_ready=below)
+            self._evicted.append(key)
+        if not below:
             for tier in self._faster:
                 tier.delete([key])
 
@@ -49,7 +51,8 @@ class Home:
         try:
             self.tier.put(record)
         finally:
-            gone, self._evicted[:] = list(self._evicted), []
+            with self._state:
+                gone, self._evicted = self._evicted, []
             self.bury(gone)
         return self._note_ready(record)
 
@@ -63,16 +66,16 @@ class Home:
 
     def _note_ready(self, record: Record) -> bool:
         key = record.key
-        with self._state:
-            try:
+        try:
+            with self._state:
                 noted = bool(self.tier.has([key])) and self._catalogue.mark_ready(key, record.head.nbytes)
-            except (StoreError, TierError):
-                if not self._catalogue.ready([key]):  # what was acknowledged before stays
-                    delete_from(self.tier, [key])
-                raise
-            if not noted:  # deleted while it was being written
+        except (StoreError, TierError):
+            if not self._catalogue.ready([key]):  # what was acknowledged before stays
                 delete_from(self.tier, [key])
-            return noted
+            raise
+        if not noted:  # deleted while it was being written
+            delete_from(self.tier, [key])
+        return noted
 
     def bury(self, keys: Sequence[str]) -> None:
         """The files of these chunks are gone. One that could not be removed stays doomed: the next opening
@@ -87,16 +90,29 @@ class Home:
             if not self.tier.has([key]) and self._catalogue.ready([key]):
                 self._catalogue.mark([key], "pending")
 
+    def released(self) -> list[str]:
+        """Chunks that nobody owns any more, whose records were not yet deleted from every tier."""
+        doomed = self._catalogue.doomed()
+        return sorted(set(doomed) - self._catalogue.known(doomed))
+
     def recover(self) -> list[str]:
-        """Finish the deletions that a crash interrupted; keys of files that were written and not noted."""
+        """Finish the evictions that a crash interrupted; keys of files that were written and not noted."""
         if isinstance(self.tier, RamTier):
             self._catalogue.mark([key for key, _ in self._catalogue.recent()], "pending")
         if not isinstance(self.tier, DiskTier):
             return []
         doomed = self._catalogue.doomed()
-        self.tier.delete(doomed)
-        self.bury(doomed)
+        evicted = self._catalogue.known(doomed)
+        self.tier.delete(sorted(evicted))
+        self.bury(sorted(evicted))
         return sorted(self.tier.has(self._catalogue.pending_keys()))
+
+
+def _has(tier: Tier, key: str) -> bool:
+    try:
+        return bool(tier.has([key]))
+    except TierError:
+        return False
 
 
 def delete_from(tier: Tier, keys: Sequence[str]) -> int | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.home import Home, delete_from, home_at
 from blendrag.store.identity import KVIdentity
@@ -19,6 +20,8 @@ from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
 from blendrag.store.tiers.local import LocalTier
 from blendrag.store.usage import UsageLog
+
+_MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 Wanted = Sequence[tuple[str, Sequence[int]]]
 
@@ -37,7 +40,9 @@ class KVStore:
         self._catalogue, self._home = catalogue, home
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
         self._usage = UsageLog(catalogue, tiers)
-        self._behind = ThreadPoolExecutor(1, thread_name_prefix="blendrag-behind")
+        self._copies = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
+        self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
+        self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
@@ -46,18 +51,19 @@ class KVStore:
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
         """
         catalogue = Catalogue.open(root, identity)
+        tiers: list[Tier] = []
         try:
             catalogue.settle_dtype(dtype)
             layout, at = Layout(identity, dtype), home_at(stack)
-            home = Home(catalogue, keep_ready=any(spec.writes != "never" for spec in stack[at + 1 :]))
-            tiers = [
-                make_tier(spec, layout, root / "kv", catalogue.recent, home.evicting if own == at else None)
-                for own, spec in enumerate(stack)
-            ]
-            home.move_in(tiers[at], tiers[:at])
+            home = Home(catalogue)
+            for own, spec in enumerate(stack):
+                evicting = home.evicting if own == at else None
+                tiers.append(make_tier(spec, layout, root / "kv", catalogue.recent, evicting))
+            home.move_in(tiers[at], tiers[:at], tiers[at + 1 :])
             store = cls(catalogue, tiers, layout, home)
             store._recover()
         except BaseException:
+            _close_all(tiers)
             catalogue.close()
             raise
         return store
@@ -76,6 +82,7 @@ class KVStore:
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""
+        self._leaving.discard(record.key)
         try:
             if not self._home.put(record):
                 return 0
@@ -85,41 +92,61 @@ class KVStore:
             if tier is not self._home.tier and tier.spec.writes == "through":
                 self._copy(tier, record)
             elif tier is not self._home.tier and tier.spec.writes == "behind":
-                self._behind.submit(self._copy, tier, record)
+                self._copies.do(partial(self._copy, tier, record), record.nbytes)
         self._drop_if_deleted(record.key)
-        self._usage.used(record.key)
+        self._usage.seen(record.key)
         return record.head.nbytes
 
-    @staticmethod
-    def _copy(tier: Tier, record: Record) -> None:
-        with contextlib.suppress(StoreError, TierError):  # counted by the tier; the record is at home
-            tier.put(record)
+    def _copy(self, tier: Tier, record: Record) -> None:
+        if self._wanted(record.key):
+            with contextlib.suppress(StoreError, TierError):  # counted by the tier; the record is at home
+                tier.put(record)
+            if not self._wanted(record.key):  # deleted meanwhile
+                delete_from(tier, [record.key])
 
-    def delete(self, keys: Iterable[str]) -> tuple[int, list[str]]:
-        """Drop chunks from all tiers: how many home had, and the names of tiers that could not be reached."""
+    def _wanted(self, key: str) -> bool:
+        return key not in self._leaving and self._catalogue.knows(key)
+
+    def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> tuple[int, list[str]]:
+        """Drop chunks from all tiers: how many home had, and the names of tiers that could not be reached.
+
+        Those are tried again when the store is next opened. With ``everywhere``, nothing is dropped here
+        unless all of them could be reached.
+        """
         keys = list(keys)
-        dropped, unreachable = 0, []
-        for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
-            there = delete_from(tier, keys)
-            if there is None:
-                unreachable.append(tier.name)
-            elif tier is self._home.tier:
-                dropped = there
-        self._home.bury(keys)
+        self._leaving.update(keys)
+        home = self._home.tier
+        unreachable = [
+            tier.name
+            for tier in reversed(self.tiers)
+            if tier.local is False and tier is not home and delete_from(tier, keys) is None
+        ]
+        dropped = 0
+        if not (everywhere and unreachable):
+            for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
+                if tier is home or tier.local:
+                    there = delete_from(tier, keys)
+                    if there is None:
+                        unreachable.append(tier.name)
+                    elif tier is home:
+                        dropped = there
+            if not unreachable:
+                self._home.bury(keys)
+        self._copies.do(partial(self._promotions.do, partial(self._leaving.difference_update, keys)))
         return dropped, unreachable
 
     def _drop_if_deleted(self, key: str) -> None:
         """Of two threads, one may give a chunk to RAM that the other has just deleted."""
-        if self.ram is not None and not self._catalogue.knows(key):
+        if self.ram is not None and not self._wanted(key):
             self.ram.delete([key])
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def open_records(self, wanted: Wanted) -> list[Opened | Miss]:
+    def open_records(self, wanted: Wanted, *, use: bool = False) -> list[Opened | Miss]:
         """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
 
         Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is
-        asked.
+        asked. ``use``: for a prompt, which counts as a use of these chunks.
         """
         found: dict[str, Opened] = {}
         reasons: dict[str, Reason] = {}
@@ -143,13 +170,13 @@ class KVStore:
                 answers.append(Miss("mismatch"))
             else:
                 answers.append(found[key])
-                self._usage.used(key)
+                self._usage.seen(key, uses=int(use))
         used = {id(one) for one in answers}
         self.close_records([one for one in found.values() if id(one) not in used])
         home = self._home.tier
         home.used([key for key, one in found.items() if one.tier is not home])
         if self._usage.due():
-            self._behind.submit(self._usage.flush)
+            self._promotions.do_if_room(self._usage.flush)
         return answers
 
     @staticmethod
@@ -180,24 +207,35 @@ class KVStore:
         self.promote(record, opened.tier)
         return record
 
+    def wants(self, opened: Opened) -> bool:
+        """Whether a faster tier would keep this record."""
+        return bool(self._faster(opened.tier, opened.head.nbytes))
+
+    def _faster(self, found_in: Tier, nbytes: int) -> list[Tier]:
+        return [
+            tier
+            for tier in self.tiers[: self.tiers.index(found_in)]
+            if tier.spec.writes != "never" and not (isinstance(tier, RamTier) and not tier.admits(nbytes))
+        ]
+
     def promote(self, record: Record, found_in: Tier) -> None:
         """Give a verified record to the tiers that are faster than the one it was found in."""
-        for tier in self.tiers[: self.tiers.index(found_in)]:
-            full = isinstance(tier, RamTier) and not tier.admits(record.head.nbytes)
-            if full or tier.spec.writes == "never":
-                continue
+        if not self._wanted(record.key):
+            return
+        for tier in self._faster(found_in, record.head.nbytes):
             with contextlib.suppress(StoreError, TierError):
                 if tier is self._home.tier:
                     self._home.put(record)
                 else:
                     tier.put(record)
                 tier.count(promotions=1)
-        self._drop_if_deleted(record.key)
+            if not self._wanted(record.key):  # deleted meanwhile
+                delete_from(tier, [record.key])
 
     def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
-        """:meth:`promote`, in the background."""
+        """:meth:`promote`, in the background, as far as there is room for it."""
         for record, tier in zip(records, found_in, strict=True):
-            self._behind.submit(self.promote, record, tier)
+            self._promotions.do_if_room(partial(self.promote, record, tier), record.nbytes)
 
     def prefetch(self, key: str) -> None:
         """Bring a chunk into the RAM tier, if it can be had and kept."""
@@ -251,26 +289,34 @@ class KVStore:
 
     def wait(self) -> None:
         """Until what is written behind is written."""
-        self._behind.submit(lambda: None).result()
+        self._copies.wait()
+        self._promotions.wait()
 
     def close(self) -> None:
-        self._behind.shutdown()
+        self._copies.close()
+        self._promotions.close()
         self._usage.flush()
-        for tier in self.tiers:
-            with contextlib.suppress(TierError):
-                tier.close()
+        _close_all(self.tiers)
         self._catalogue.close()
 
     def _recover(self) -> None:
         for tier in self.tiers:
             if isinstance(tier, DiskTier) and tier.spec.writes != "never":
                 tier.sweep()
-        for key in self._home.recover():
+        written = self._home.recover()
+        self.delete(self._home.released())
+        for key in written:
             record = self.get(key, ())
             if isinstance(record, Record):
                 self._catalogue.mark_ready(key, record.head.nbytes)
         if isinstance(self._home.tier, LocalTier):
             self._home.tier.trim()
+
+
+def _close_all(tiers: Iterable[Tier]) -> None:
+    for tier in tiers:
+        with contextlib.suppress(TierError):
+            tier.close()
 
 
 def read_whole(opened: Opened) -> Record:

@@ -26,11 +26,12 @@ class UsageLog:
         self._flushed = time.monotonic()
         self._lock = threading.Lock()
 
-    def used(self, key: str) -> None:
+    def seen(self, key: str, uses: int = 0) -> None:
+        """A chunk is of interest now: it should not be the next to leave. uses: by how many prompts."""
         with self._lock:
             self._now = max(self._now + 1, time.time_ns())  # the clock may be set back
             _, times = self._uses.get(key, (0, 0))
-            self._uses[key] = (self._now, times + 1)
+            self._uses[key] = (self._now, times + uses)
 
     def due(self) -> bool:
         """Whether it is time to flush; says so once per interval."""

@@ -46,7 +46,7 @@ def test_damaged_layer_names_its_record_after_the_sound_layers_came(bench: Any, 
             layers.synchronize(number)
         with pytest.raises(LoadFailedError, match=f"checksum of layer {layer}") as caught:
             layers.synchronize(layer)
-    assert (caught.value.opened, caught.value.damaged) == ([opened[1]], True)
+    assert (caught.value.opened, caught.value.reason) == ([opened[1]], "damaged")
     assert bench.store.damaged(opened[1]) == Miss("damaged")
     assert [one.head.key for one in bench.open()] == [bench.chunks[n].key for n in (0, 2)]
 
@@ -58,7 +58,7 @@ def test_record_cut_off_on_the_way_is_damaged(bench: Any) -> None:
         layers.fetch_kv(0)
         with pytest.raises(LoadFailedError, match="cut off") as caught:
             layers.synchronize(0)
-    assert (caught.value.opened, caught.value.damaged) == ([opened[2]], True)
+    assert (caught.value.opened, caught.value.reason) == ([opened[2]], "damaged")
 
 
 def test_tier_in_trouble_names_all_of_its_records_and_blames_none(make_bench: Callable[..., Any]) -> None:
@@ -71,7 +71,7 @@ def test_tier_in_trouble_names_all_of_its_records_and_blames_none(make_bench: Ca
         layers.fetch_kv(0)
         with pytest.raises(LoadFailedError) as caught:
             layers.synchronize(0)
-    assert (caught.value.opened, caught.value.damaged) == ([opened[0], opened[2]], False)
+    assert (caught.value.opened, caught.value.reason) == ([opened[0], opened[2]], "unavailable")
     assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
 
 

@@ -211,15 +211,18 @@ class DiskTier(LocalTier):
 
 
 class _File:
-    """A descriptor that is closed once."""
+    """A descriptor that is closed once, whichever threads ask for it."""
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self._open = [descriptor]
+
+    @property
+    def descriptor(self) -> int:
+        return self._open[0] if self._open else -1
 
     def close(self) -> None:
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        with contextlib.suppress(IndexError):
+            os.close(self._open.pop())
 
 
 def _trouble(key: str, error: OSError) -> Exception:

@@ -17,6 +17,14 @@ class TierError(Exception):
     """A tier could not do what was asked, and may be able to later. Never leaves the store."""
 
 
+class GoneError(TierError):
+    """A record that was opened is not there any more. The message is "key: what happened"."""
+
+    @property
+    def key(self) -> str:
+        return str(self).partition(":")[0]
+
+
 @dataclass(slots=True)
 class TierStats:
     """Counters since the tier was opened; ``chunks`` and ``bytes``: what it holds now, as far as it knows.
@@ -88,7 +96,7 @@ class Tier(ABC):
         """The rows of each, as uint8 [last - first, row], not verified: in ``into``, or where they lie
         already.
 
-        Raises DamagedError (cut off meanwhile), TierError.
+        Raises DamagedError (cut off meanwhile), GoneError, TierError.
         """
 
     def close_record(self, opened: Opened) -> None:  # noqa: B027  (most have nothing to do)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.tiers.interface import Read, TierError
+from blendrag.store.tiers.interface import GoneError, Read, TierError
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
 from blendrag.store.tiers.spec import TierSpec
 
@@ -96,7 +96,7 @@ class ObjectTier(RemoteTier):
         try:
             got, _, _ = await self._get(head.key, begin, into, place.version)
         except FileNotFoundError:
-            raise TierError(f"{head.key}: gone since it was opened") from None
+            raise GoneError(f"{head.key}: gone since it was opened") from None
         if got < len(into):
             raise DamagedError(f"{head.key}: cut off")
 
@@ -112,7 +112,7 @@ class ObjectTier(RemoteTier):
         try:
             answer = await self._store.get_async(self._path(key), options=options)  # type: ignore[arg-type]
         except PreconditionError:
-            raise TierError(f"{key}: replaced since it was opened") from None
+            raise GoneError(f"{key}: replaced since it was opened") from None
         except PermissionDeniedError as error:
             raise TierError(f"{key}: {describe(error)}") from None
         got = 0

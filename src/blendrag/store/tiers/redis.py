@@ -12,7 +12,7 @@ import numpy as np
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.tiers.interface import Read, TierError
+from blendrag.store.tiers.interface import GoneError, Read, TierError
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
 from blendrag.store.tiers.spec import TierSpec
 
@@ -76,7 +76,7 @@ class RedisTier(RemoteTier):
             if not isinstance(data, bytes) or len(data) > one.into.numel():
                 raise GarbageError(f"{type(data).__name__} for rows")
             if not data:
-                raise TierError(f"{key}: gone since it was opened")
+                raise GoneError(f"{key}: gone since it was opened")
             if len(data) < one.into.numel():
                 raise DamagedError(f"{key}: cut off")
             one.into.numpy()[:] = np.frombuffer(data, np.uint8).reshape(one.into.shape)
