@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
 from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
