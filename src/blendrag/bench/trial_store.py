@@ -27,17 +27,22 @@ class TrialStore:
     identity: KVIdentity
     tier: str
     chunks: tuple[StoredChunk, ...]
+    engine: Engine
 
     def make_cold(self) -> None:
-        """Have the system forget what a disk tier's files hold. Nothing happens to other tiers."""
-        drop_page_cache(Path(self.id))
+        """Have RAM forget what came from the tier below, and the system what the files hold; unless the tier
+        is RAM itself."""
+        if self.tier != "ram":
+            self.engine.call("empty_ram", self.id)
+            drop_page_cache(Path(self.id))
 
 
 @contextlib.contextmanager
 def trial_store(
     engine: Engine, settings: Settings, spec: TierSpec, pieces: Sequence[tuple[int, ...]]
 ) -> Iterator[TrialStore]:
-    """Chunks of these tokens, prefilled, in a tier like ``spec`` and in no faster one; gone afterwards.
+    """Chunks of these tokens, prefilled, in a tier like ``spec``, below RAM if it is another; gone
+    afterwards.
 
     Records in RAM need a home below; servers are asked under a namespace of its own.
     """
@@ -45,7 +50,7 @@ def trial_store(
     identity = replace(identity, namespace=f"trial-{uuid.uuid4().hex}")
     chunks = tuple(StoredChunk(identity.chunk_key(ids), ids) for ids in pieces)
     own = spec.model_copy(update={"write": "through", "bytes": None, "chunks": None, "path": None})
-    stack = (own, TierSpec(kind="disk")) if spec.kind == "ram" else (own,)
+    stack = (own, TierSpec(kind="disk")) if spec.kind == "ram" else (TierSpec(kind="ram"), own)
     with temporary_folder(settings, spec) as folder:
         with contextlib.closing(Catalogue.open(folder, identity)) as catalogue:
             catalogue.register("trial", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
@@ -55,7 +60,7 @@ def trial_store(
             for chunk in chunks:
                 engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)]])
             engine.call("flush", store)
-            yield TrialStore(store, identity, spec.label, chunks)
+            yield TrialStore(store, identity, spec.label, chunks, engine)
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed
                 engine.call("delete", store, [chunk.key for chunk in chunks])

@@ -97,6 +97,9 @@ class BlendWorker:
     ) -> tuple[int, list[str]]:
         return self._blendrag.store(store).delete(keys, everywhere=everywhere)
 
+    def _blendrag_empty_ram(self, store: str) -> None:
+        self._blendrag.store(store).empty_ram()
+
     def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
         self._blendrag.prefetch(store, keys)
 

@@ -242,6 +242,12 @@ class KVStore:
         if self.ram is not None and self.ram.admits(1) and not self.ram.has([key]):
             self.get(key, ())
 
+    def empty_ram(self) -> None:
+        """Drop what the RAM tier has, to see what reading it again takes."""
+        self.wait()
+        if self.ram is not None:
+            self.ram.clear()
+
     def adopt(self, wanted: Wanted) -> set[str]:
         """Keys of those chunks that another engine has put into a tier below home: they are home now."""
         if self.tiers[-1] is self._home.tier:

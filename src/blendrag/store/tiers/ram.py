@@ -40,6 +40,10 @@ class RamTier(LocalTier):
         assert isinstance(one.opened.source, Record)
         return one.opened.source.rows[one.first : one.last]
 
+    def clear(self) -> None:
+        """Drop all records."""
+        self.delete(list(self._records))
+
     def has(self, keys: Iterable[str]) -> set[str]:
         return {key for key in keys if key in self._records}
 
