@@ -64,13 +64,13 @@ class Bench:
     pieces: list[Piece] = field(default_factory=list)
     store: str = ""
 
-    def open(self, ram_bytes: int = 1 << 30) -> Bench:
-        """Register and prefill all pieces in a new store."""
+    def open(self, ram_bytes: int = 1 << 30, stack: Sequence[dict[str, Any]] | None = None) -> Bench:
+        """Register and prefill all pieces in a new store: RAM over disk, or another stack."""
         catalogue = Catalogue.open(self.root, self.identity)
         catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
         catalogue.close()
-        stack = [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}]
-        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), stack)
+        tiers = list(stack or [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}])
+        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), tiers)
         self.ingest(self.pieces)
         return self
 
