@@ -37,7 +37,7 @@ def verify(
         other_tiers(opened.catalogue, stack) as others,
         care_bar() as bar,
     ):
-        report = Verifier(opened, others, progress=bar, repair=repair).run()
+        report = Verifier(opened, others, stack=stack, progress=bar, repair=repair).run()
     if json:
         print_json(report.to_dict())
     else:
@@ -54,6 +54,10 @@ def _print(report: VerifyReport, repair: bool) -> None:
     if report.unasked:
         say(f"{report.unasked:,} chunks may be in another tier, which cannot be reached now")
     typer.echo(f"{report.records:,} records are sound ({report.bytes / 2**20:,.0f} MiB)")
+    if report.elsewhere:
+        typer.echo(f"{report.elsewhere:,} chunks are in other tiers only, which are not read here")
+    if report.foreign:
+        typer.echo(f"{report.foreign:,} records in a folder that may be shared are not this index's")
     if total:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.counts.items()))
         typer.echo(f"problems: {kinds}; repaired: {report.repaired:,}")

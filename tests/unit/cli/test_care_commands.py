@@ -157,3 +157,25 @@ def test_purge_of_an_unknown_document_is_corrected(blendrag: Blendrag, made: Pat
     result = blendrag("purge", "--document", "handbook.md", "--model", model_dir)
     assert result.exit_code == 0 and "handbook.md: 1 chunks" in result.stdout
     assert "did you mean" not in blendrag("purge", "-d", "handbook.md", "--model", model_dir).stderr
+
+
+def test_gc_and_verify_look_where_the_settings_say(
+    blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = TierSpec(kind="disk", path=workdir / "big")
+    root = workdir / "blendrag-index"
+    register(root, [A])
+    store = open_stack(root, home)
+    store.put(A.key, A.token_ids, A.kv)
+    store.close()
+    monkeypatch.setenv("BLENDRAG_TIERS", json.dumps([home.plain()]))
+    assert "1 records are sound" in blendrag("verify").stdout
+    catalogue = Catalogue.open(root, IDENTITY)
+    catalogue.release("doc")
+    catalogue.close()
+    (workdir / "big").rename(workdir / "unmounted")
+    result = blendrag("gc")
+    assert result.exit_code == 1 and "1 chunks to be deleted are in a tier" in result.stderr
+    (workdir / "unmounted").rename(workdir / "big")
+    assert "doomed: 1 files" in blendrag("gc").stdout
+    assert not list((workdir / "big").rglob("*.safetensors"))

@@ -95,7 +95,7 @@ def _settle(catalogue: Path, index: ClosedIndex, kv: bool) -> _Totals:
         if not kv:
             db.execute("UPDATE records SET state = 'pending', bytes = 0 WHERE state = 'ready'")
         else:
-            for shard, records in index.shards():
+            for shard, records in index.kv.shards():
                 ready = index.catalogue.ready_from(shard)
                 there = records.keys() & ready
                 totals.files += len(there)
@@ -109,9 +109,9 @@ def _settle(catalogue: Path, index: ClosedIndex, kv: bool) -> _Totals:
 
 
 def _records(index: ClosedIndex) -> Iterator[tuple[str, Path]]:
-    for shard, records in index.shards():
+    for shard, records in index.kv.shards():
         for key in sorted(records.keys() & index.catalogue.ready_from(shard)):
-            path = index.path(key)
+            path = index.kv.path(key)
             yield path.relative_to(index.root).as_posix(), path
 
 

@@ -6,52 +6,56 @@ import contextlib
 import difflib
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from blendrag.errors import StoreError
+from blendrag.store.care.disk import disk_errors
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.lock import IndexLock
-from blendrag.store.tiers.disk import QUARANTINE, SUFFIX, TEMPORARY
+from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
 
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedIndex:
-    """Made by :func:`closed_index`. Every listing takes one folder's worth of memory."""
+class RecordFolder:
+    """The files of a disk tier. Every listing takes one folder's worth of memory, and raises StoreError.
+
+    shared: it may have records of other indexes, and they may be writing now.
+    """
 
     root: Path
-    catalogue: Catalogue
-
-    @property
-    def kv(self) -> Path:
-        return self.root / "kv"
+    shared: bool = False
 
     def path(self, key: str) -> Path:
-        return self.kv / key[:2] / f"{key}{SUFFIX}"
+        return self.root / key[:2] / f"{key}{SUFFIX}"
 
     def shards(self) -> Iterator[tuple[str, dict[str, int]]]:
         """For all two first digits that a key can have: the size of each record's file, by key."""
         for number in range(256):
             name = f"{number:02x}"
-            files = _files(self.kv / name)
-            yield name, {match[1]: size for file, size in files if (match := record_name(file, name))}
+            files = _files(self.root / name)
+            yield name, {match[1]: file.st_size for at, file in files if (match := record_name(at, name))}
 
     def temporary(self) -> list[tuple[Path, int]]:
-        """Files that were being written when a process died."""
-        return [(self.kv / TEMPORARY / file, size) for file, size in _files(self.kv / TEMPORARY)]
+        """Files that were being written when a process died, with their sizes."""
+        folder, latest = self.root / TEMPORARY, time.time() - LONGEST_WRITE_S
+        files = [one for one in _files(folder) if not self.shared or one[1].st_mtime < latest]
+        return [(folder / name, file.st_size) for name, file in files]
 
     def quarantined(self) -> list[tuple[Path, int]]:
-        """Damaged records that were put aside."""
-        return [(self.kv / QUARANTINE / file, size) for file, size in _files(self.kv / QUARANTINE)]
+        """Damaged records that were put aside, with their sizes."""
+        folder = self.root / QUARANTINE
+        return [(folder / name, file.st_size) for name, file in _files(folder)]
 
     def strangers(self) -> Iterator[Path]:
         """What lies among the KV and is not the store's."""
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.kv):
+        with disk_errors(f"cannot read {str(self.root)!r}"), contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self.root):
                 if entry.name in (TEMPORARY, QUARANTINE):
                     continue
                 if not _SHARD.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
@@ -60,6 +64,24 @@ class ClosedIndex:
                 for file in os.scandir(entry.path):
                     if not file.is_file(follow_symlinks=False) or not record_name(file.name, entry.name):
                         yield Path(file.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedIndex:
+    """Made by :func:`closed_index`. kv: the KV in its own folder; tiers may have theirs elsewhere."""
+
+    root: Path
+    catalogue: Catalogue
+
+    @property
+    def kv(self) -> RecordFolder:
+        return RecordFolder(self.root / "kv")
+
+
+def remove(path: Path) -> None:
+    """Raises StoreError."""
+    with disk_errors(f"cannot remove {str(path)!r}"):
+        path.unlink(missing_ok=True)
 
 
 def record_name(file: str, shard: str) -> re.Match[str] | None:
@@ -93,10 +115,14 @@ def no_index(folder: Path | str) -> StoreError:
     return StoreError(f"no index at {str(folder)!r}{hint}: ingest something first")
 
 
-def _files(folder: Path) -> list[tuple[str, int]]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
+    with (
+        disk_errors(f"cannot read {str(folder)!r}"),
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        os.scandir(folder) as entries,
+    ):
         return [
-            (entry.name, entry.stat(follow_symlinks=False).st_size)
+            (entry.name, entry.stat(follow_symlinks=False))
             for entry in entries
             if entry.is_file(follow_symlinks=False)
         ]

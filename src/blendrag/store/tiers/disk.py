@@ -14,15 +14,15 @@ import torch
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.record import HEAD_READ, DamagedError, Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, Read, TierError
 from blendrag.store.tiers.local import LocalTier
-from blendrag.store.tiers.spec import TierSpec
 
 SUFFIX = ".safetensors"
 TEMPORARY = "tmp"  # folder of files that are being written
 QUARANTINE = "quarantine"  # folder of damaged records, kept to be looked at
 _MOST_QUARANTINED = 16
-_LONGEST_WRITE_S = 3600.0
+LONGEST_WRITE_S = 3600.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Found = Callable[[], Iterable[tuple[str, int]]]
@@ -66,7 +66,7 @@ class DiskTier(LocalTier):
         shared = self.spec.path is not None
         with contextlib.suppress(OSError):
             for file in os.scandir(self._root / TEMPORARY):
-                if not shared or file.stat().st_mtime < time.time() - _LONGEST_WRITE_S:
+                if not shared or file.stat().st_mtime < time.time() - LONGEST_WRITE_S:
                     os.unlink(file.path)
 
     # -- reading ------------------------------------------------------------------------------------------
