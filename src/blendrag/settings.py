@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
-from blendrag.store.tiers.spec import TierSpec
+from blendrag.store.spec import TierSpec
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"

@@ -29,9 +29,9 @@ from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.codec import Codec, codec_names
 from blendrag.store.record import Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
-from blendrag.store.tiers.spec import TierSpec
 
 REFERENCE = "raw"
 _READ_BACK = 6  # chunks whose KV every codec is measured on

@@ -22,7 +22,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.errors import ModelNotSupportedError
 from blendrag.settings import Settings
 from blendrag.store.record import Layout
-from blendrag.store.tiers.spec import TierSpec
+from blendrag.store.spec import TierSpec
 
 _POOL = 2  # chunks in a store, per chunk of a prompt
 

@@ -16,7 +16,7 @@ from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.tiers.spec import TierSpec
+from blendrag.store.spec import TierSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from blendrag.engine.handle import Engine
 from blendrag.errors import ModelNotSupportedError, PromptTooLongError
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.tiers.spec import TierSpec
+from blendrag.store.spec import TierSpec
 
 _CHUNK_TOKENS = 512
 _ROOM = 192  # tokens of a prompt around its chunks, at most

@@ -22,8 +22,8 @@ from blendrag.settings import Settings
 from blendrag.store.home import home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers import Opened, Tier, TierError, make_tier
-from blendrag.store.tiers.spec import TierSpec
 
 _CHUNKS, _TOKENS, _FEW_TOKENS = 6, 512, 1
 _REPEATS = 5

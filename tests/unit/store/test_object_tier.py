@@ -14,9 +14,9 @@ from servers import BUCKET, LAYOUT, S3_OPTIONS, Served, free_port, make_record, 
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.object import ObjectTier
-from blendrag.store.tiers.spec import TierSpec
 
 A = make_record(1)
 

@@ -12,9 +12,9 @@ from servers import LAYOUT, Served, make_record, raw, redis_server, rows_of, run
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
-from blendrag.store.tiers.spec import TierSpec
 
 A = make_record(1)
 

@@ -11,9 +11,9 @@ import redis
 from servers import IDENTITY, LAYOUT, make_record, redis_server, rows_of, running
 
 from blendrag.store.record import DamagedError, Layout
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
-from blendrag.store.tiers.spec import TierSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 OURS, THEIRS = (Layout(replace(IDENTITY, namespace=name), "bfloat16") for name in ("a", "b"))

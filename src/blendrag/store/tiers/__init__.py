@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blendrag.store.record import Layout
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.disk import DiskTier, Found
 from blendrag.store.tiers.interface import GoneError, Opened, Read, Tier, TierError
 from blendrag.store.tiers.ram import RamTier
-from blendrag.store.tiers.spec import TierSpec
 from blendrag.store.tiers.throttle import throttle
 
 __all__ = ["DiskTier", "GoneError", "Opened", "RamTier", "Read", "Tier", "TierError", "TierSpec", "make_tier"]

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from blendrag.store.record import Head, Layout, Record
-from blendrag.store.tiers.spec import TierSpec
+from blendrag.store.spec import TierSpec
 
 
 class TierError(Exception):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, make_policy
 from blendrag.store.record import Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Tier
-from blendrag.store.tiers.spec import TierSpec
 
 
 class LocalTier(Tier):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError, Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import GoneError, Read, TierError
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
-from blendrag.store.tiers.spec import TierSpec
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore, RetryConfig

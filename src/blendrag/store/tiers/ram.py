@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from blendrag.store.record import Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, Read
 from blendrag.store.tiers.local import LocalTier
-from blendrag.store.tiers.spec import TierSpec
 
 
 class RamTier(LocalTier):

@@ -12,9 +12,9 @@ import numpy as np
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError, Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import GoneError, Read, TierError
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
-from blendrag.store.tiers.spec import TierSpec
 
 if TYPE_CHECKING:
     from redis import ConnectionPool

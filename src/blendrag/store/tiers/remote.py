@@ -15,9 +15,9 @@ import torch
 
 from blendrag.errors import BlendragError
 from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout, Record
+from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
-from blendrag.store.tiers.spec import TierSpec
 
 _SLOWEST = 25e6  # bytes per second; a server slower than that has failed
 _MOST_TEXT = 200  # characters of a library's message that are passed on
