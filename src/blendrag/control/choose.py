@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blendrag.control.estimate import Estimator
 
+_ABOVE_ZERO = 1e-9  # from here on T_recompute is linear in the ratio
 LEAST_RATIO = 0.15  # r*: the paper's least ratio without a loss in quality (section 5.1, figure 16)
 
 
@@ -50,10 +51,13 @@ def ratio_for(
 
     More than that would be waited for; less would let the processor wait for the tier.
     """
-    none, everything = (estimate.recompute_s(cached, fresh, ratio) for ratio in (0.0, 1.0))
+    everything = estimate.recompute_s(cached, fresh, 1.0)
     if load_s >= everything:
         return 1.0
-    return min(1.0, max(least, (load_s - none) / (everything - none))) if everything > none else least
+    hardly_any = estimate.recompute_s(cached, fresh, _ABOVE_ZERO)
+    if load_s <= hardly_any:
+        return least
+    return max(least, (load_s - hardly_any) / (everything - hardly_any))
 
 
 def cheapest_tier(

@@ -73,7 +73,8 @@ class Recompute:
 
     The paper has T_recompute = r * Prefill(L). But the first layers and the writing of KV cost time for every
     token whatever the ratio, and fresh tokens are always computed. So it is fitted to measurements: a call,
-    every token, every computed token, and the pairs in which a computed token attends.
+    every token, every computed token, the pairs in which a computed token attends, and every cached token
+    where some are chosen at a check layer (at ratio 0 none are). Above 0 it is linear in the ratio.
     error: mean relative error at the points; paper_error: of the paper's formula at the same.
     """
 
@@ -94,14 +95,14 @@ class Recompute:
         )
 
     def seconds(self, cached: int, fresh: int, ratio: float) -> float:
-        a, b, c, d = self.coefficients  # written out: this is most of what a decision computes
+        a, b, c, d, e = self.coefficients  # written out: this is most of what a decision computes
         tokens, computed = cached + fresh, ratio * cached + fresh
-        return a + b * tokens + (c + d * tokens) * computed
+        return a + b * tokens + (c + d * tokens) * computed + (e * cached if ratio else 0.0)
 
 
 def _recompute_terms(cached: int, fresh: int, ratio: float) -> tuple[float, ...]:
     tokens, computed = cached + fresh, ratio * cached + fresh
-    return 1.0, tokens, computed, computed * tokens
+    return 1.0, tokens, computed, computed * tokens, cached if ratio else 0.0
 
 
 @dataclass(frozen=True, slots=True)

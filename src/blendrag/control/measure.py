@@ -23,12 +23,12 @@ from blendrag.store.spec import TierSpec
 
 _CHUNK_TOKENS = 512
 _ROOM = 192  # tokens of a prompt around its chunks, at most
-_LEAST_POINTS = 4  # of each kind, as many as there are terms in a fit
+_LEAST_POINTS = 4  # of each kind
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured. cached, new: tokens, of plain prefill. blend: (chunks with KV, chunks without) of a
+    """What is measured. cached, new: tokens, of plain prefill. blend: (chunks with KV, fewer without) of a
     prompt, each at all ratios. What does not fit the model's window is left out."""
 
     cached: tuple[int, ...] = (0, 512, 1536)
@@ -110,8 +110,10 @@ def _blend_runs(
         if (stored + without) * _CHUNK_TOKENS + _ROOM >= engine.max_model_len:
             continue
         prompt = maker.make(store.chunks[: stored + without], QUESTIONS[0])
-        # Those without KV stand first: behind the others they would be the engine's, not the fused prefill's.
-        prompt = replace(prompt, spans=prompt.spans[without:])
+        # Those without KV stand between the others, where they have the average number of tokens before them.
+        gaps = range(1, 2 * without, 2)
+        spans = (span for at, span in enumerate(prompt.spans) if at not in gaps)
+        prompt = replace(prompt, spans=tuple(spans))
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
             point = (cached, len(prompt.token_ids) - cached, ratio)

@@ -21,7 +21,8 @@ def prefill_s(cached: int, new: int) -> float:
 
 def recompute_s(cached: int, fresh: int, ratio: float) -> float:
     tokens, computed = cached + fresh, ratio * cached + fresh
-    return CALL + 0.06 * TOKEN * tokens + 0.94 * TOKEN * computed + PAIR * computed * tokens
+    checked = cached if ratio else 0
+    return CALL + TOKEN * (0.03 * tokens + 0.94 * computed + 0.05 * checked) + PAIR * computed * tokens
 
 
 def make_profile(**changes: Any) -> Profile:
