@@ -124,6 +124,11 @@ def load_profile(cache_dir: Path, digest: str, machine: Mapping[str, Any]) -> Pr
     return read_profile(profile_path(cache_dir, digest, str(machine.get("device", ""))), digest, machine)
 
 
+def any_profile(cache_dir: Path, digest: str) -> bool:
+    """Whether this model was measured at all, wherever that was."""
+    return any(profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json"))
+
+
 def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
     """The latest of this model's profiles, whatever machine it was measured on, or why there is none."""
     paths = profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json")
