@@ -18,12 +18,12 @@ from blendrag.bench.ingest import TemporaryStore, rounds_of, temporary_store
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
+from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import first_token_kl, spread
 from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
 from blendrag.bench.ttft import POOL, BenchOptions, check_length
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import ModelNotSupportedError
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
@@ -51,13 +51,8 @@ def run_codecs(settings: Settings, options: BenchOptions, progress: BenchProgres
     Raises what ``run_ttft`` does.
     """
     texts = file_texts(options.data) if options.data else None
-    engine = Engine.shared(settings, progress.note)
-    try:
-        if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+    with blending_engine(settings, progress) as engine:
         return _measure(engine, settings, options, installed_texts() if texts is None else texts, progress)
-    finally:
-        engine.release()
 
 
 def _measure(

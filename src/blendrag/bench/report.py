@@ -35,8 +35,8 @@ def write_json(results: Mapping[str, Any], path: Path) -> None:
 
 def print_table(results: Mapping[str, Any], console: Console) -> None:
     """A row per arm: how fast and how close to full prefill; then where the time went; then what it was."""
-    speed = _table("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
-    split = _table("arm", "recomputed", *PARTS, "engine")
+    speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
+    split = table_with("arm", "recomputed", *PARTS, "engine")
     for name, arm in results["arms"].items():
         ttft, speedup, parts = arm["ttft_ms"], arm["speedup_vs_full"], arm["split_ms"]
         speed.add_row(
@@ -63,7 +63,8 @@ def was_blended(arm: Mapping[str, Any]) -> bool:
     return any(arm["split_ms"][part] for part in PARTS)
 
 
-def _table(first: str, *columns: str) -> Table:
+def table_with(first: str, *columns: str) -> Table:
+    """An empty table: the first column to the left, the others, numbers, to the right."""
     table = Table()
     table.add_column(first)
     for column in columns:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from blendrag.bench.report import table_with
 
 
 def print_tiers(results: Mapping[str, Any], console: Console) -> None:
     """A row per tier; what was asked of them, as ratios; how fast files are read."""
-    table = _table("KV is", "TTFT ms", "p10-p90", "speed-up", "load ms", "recompute ms")
+    table = table_with("KV is", "TTFT ms", "p10-p90", "speed-up", "load ms", "recompute ms")
     for name, arm in results["arms"].items():
         ttft, split = arm["ttft_ms"], arm["split_ms"]
         table.add_row(
@@ -22,10 +23,10 @@ def print_tiers(results: Mapping[str, Any], console: Console) -> None:
             f"{split['load']:,.0f}" if name not in ("full", "miss") else "",
             f"{split['recompute']:,.0f}" if name != "full" else "",
         )
-    ratios = _table("ratio, repeat by repeat", "median", "p10-p90")
+    ratios = table_with("ratio, repeat by repeat", "median", "p10-p90")
     for name, ratio in results["ratios"].items():
         ratios.add_row(name, f"{ratio['median']:.3f}", f"{ratio['p10']:.3f}-{ratio['p90']:.3f}")
-    reading = _table("reading cold files", "MB/s", "p10-p90")
+    reading = table_with("reading cold files", "MB/s", "p10-p90")
     for name in ("raw", "store"):
         speed = {key: value / 1e6 for key, value in results["reading"][name].items()}
         reading.add_row(name, f"{speed['median']:,.0f}", f"{speed['p10']:,.0f}-{speed['p90']:,.0f}")
@@ -45,7 +46,7 @@ def print_tiers(results: Mapping[str, Any], console: Console) -> None:
 
 def print_stream(results: Mapping[str, Any], console: Console) -> None:
     """A row per quarter of the stream."""
-    table = _table("quarter", "speed-up", "p10-p90")
+    table = table_with("quarter", "speed-up", "p10-p90")
     for number, quarter in enumerate(results["quarters"], start=1):
         spread = f"{quarter['p10']:.2f}-{quarter['p90']:.2f}"
         table.add_row(str(number), f"{quarter['median']:.2f}x", spread)
@@ -60,11 +61,3 @@ def print_stream(results: Mapping[str, Any], console: Console) -> None:
         f" {stored['before']:,}, after: {stored['after']:,}.",
         markup=False,
     )
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table()
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

@@ -11,11 +11,12 @@ from blendrag.bench.ingest import fill, rounds_of, temporary_store
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker
+from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import spread
 from blendrag.bench.texts import text_pieces
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import ConfigError, ModelNotSupportedError
+from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 
 _QUARTERS = 4
@@ -47,13 +48,8 @@ def run_stream(settings: Settings, options: StreamOptions, progress: BenchProgre
     chunks came from. quarters: per quarter of the stream the spread of the speed-up. decay: last / first.
     stored: chunks in the store before and after. Every prompt combines chunks in a way not seen before.
     """
-    engine = Engine.shared(settings, progress.note)
-    try:
-        if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+    with blending_engine(settings, progress) as engine:
         return _measure(engine, settings, options, progress)
-    finally:
-        engine.release()
 
 
 def _measure(

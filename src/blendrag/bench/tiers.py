@@ -14,12 +14,12 @@ from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, StoredChunk, Trial
 from blendrag.bench.reading import reading_speed
+from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import spread, summarise
 from blendrag.bench.texts import text_pieces
 from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import ModelNotSupportedError
 from blendrag.settings import Settings
 from blendrag.store.record import Layout
 from blendrag.store.spec import TierSpec
@@ -61,13 +61,8 @@ def run_tiers(settings: Settings, options: TierBenchOptions, progress: BenchProg
 
     Raises ConfigError, ModelError, StoreError, EngineError.
     """
-    engine = Engine.shared(settings, progress.note)
-    try:
-        if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+    with blending_engine(settings, progress) as engine:
         return _measure(engine, settings, options, progress)
-    finally:
-        engine.release()
 
 
 def _measure(

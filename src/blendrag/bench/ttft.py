@@ -13,11 +13,12 @@ from blendrag.bench.ingest import fill, rounds_of, temporary_store
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
+from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import summarise
 from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
-from blendrag.errors import ConfigError, ModelNotSupportedError, PromptTooLongError
+from blendrag.errors import ConfigError, PromptTooLongError
 from blendrag.fuse import make_selector
 from blendrag.fuse.selector import SelectorOptions
 from blendrag.prompt import encode_document
@@ -68,13 +69,8 @@ def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress)
     """
     make_selector(settings.selector, SelectorOptions())  # what is wrong is told before the long start
     texts = file_texts(options.data) if options.data else None
-    engine = Engine.shared(settings, progress.note)
-    try:
-        if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+    with blending_engine(settings, progress) as engine:
         return _measure(engine, settings, options, texts, progress)
-    finally:
-        engine.release()
 
 
 def _measure(

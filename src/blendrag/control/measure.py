@@ -10,13 +10,14 @@ from typing import Any
 from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import QUESTIONS, PromptMaker
+from blendrag.bench.running import blending_engine
 from blendrag.bench.texts import text_pieces
 from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.control.runs import Run, Times, blend_run, interleaved, prefill_run
 from blendrag.control.tier_speed import measure_tiers
 from blendrag.engine.handle import Engine
-from blendrag.errors import ModelNotSupportedError, PromptTooLongError
+from blendrag.errors import PromptTooLongError
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.spec import TierSpec
@@ -56,17 +57,12 @@ def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> 
     Raises ModelNotSupportedError for a model that is not blended, PromptTooLongError for a window too short
     to measure in, ConfigError, StoreError, EngineError.
     """
-    engine = Engine.shared(settings, progress.note)
-    try:
-        if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+    with blending_engine(settings, progress) as engine:
         prefills, blends = _engine_times(engine, settings, grid, progress)
         identity = kv_identity(settings, engine.model_path)
         tiers = measure_tiers(settings, identity, engine.facts["dtype"], progress)
         machine = describe_machine(settings.model, engine.facts)
         return _profile(settings, engine, profile_digest(identity), machine, prefills, blends, tiers)
-    finally:
-        engine.release()
 
 
 def _engine_times(
