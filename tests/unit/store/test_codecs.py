@@ -203,3 +203,14 @@ def test_fp8_is_read_otherwise_than_pytorch_reads_it() -> None:
 def test_unknown_codec_is_not_named() -> None:
     with pytest.raises(ConfigError, match=r"'int3'; there are fp8, int4, int8, raw"):
         make_codec("int3", 1, 8, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ALL)
+def test_encoding_changes_the_kv_it_was_given(name: str, dtype: torch.dtype) -> None:
+    with torch.inference_mode():  # as the engine makes it; it is encoded in another thread
+        kv = torch.randn(2, 2, 8, 1, 8).to(dtype)
+        kv[0, 0, 0] = torch.finfo(dtype).max
+        before = kv.clone()
+    make_codec(name, 1, 8, dtype).encode(kv)
+    assert kv.equal(before)

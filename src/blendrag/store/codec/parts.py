@@ -45,7 +45,7 @@ class PartedCodec(Codec):
         layers, _, tokens = kv.shape[:3]
         rows = torch.zeros(layers, self.row_bytes(tokens), dtype=torch.uint8, device=kv.device)
         for row, layer in zip(rows, kv, strict=True):  # one layer at a time stays within the CPU's cache
-            key, value = layer.to(self.dtype).float().clamp_(-self.limit, self.limit)
+            key, value = layer.to(self.dtype).float().clamp(-self.limit, self.limit)
             self.write(self._split(row, tokens), key, value)
         return rows
 
