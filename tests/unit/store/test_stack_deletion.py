@@ -30,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[Process]:
 def redis_tier(server: Process, **options: object) -> TierSpec:
     url = f"redis://127.0.0.1:{server.port}"
     return TierSpec.model_validate(
-        {"kind": "redis", "url": url, "timeout_s": 0.5, "cooldown_s": 0.1, **options}
+        {"kind": "redis", "url": url, "timeout_s": 10, "cooldown_s": 0.1, **options}
     )
 
 
