@@ -29,8 +29,8 @@ from blendrag.store.tiers.remote import RemoteTier
 
 KINDS = ["redis", "object"]
 Kind = Literal["redis", "object"]
-WAIT = 0.5  # seconds: timeout of the tiers here
-REST = 0.2  # seconds: their cooldown
+WAIT = 1.5  # seconds: timeout of the tiers here
+REST = 0.5  # seconds: their cooldown
 LAYERS = 6
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=LAYERS, num_kv_heads=1, head_size=4)
 LAYOUT = Layout(IDENTITY, "bfloat16")

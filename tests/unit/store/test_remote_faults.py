@@ -107,7 +107,7 @@ def test_server_that_drips_is_not_waited_for(served: Served, proxy: Proxy) -> No
     """Every byte would begin a timeout anew."""
     served.tier().put(LONG)
     tier = served.tier(proxy.port)
-    proxy.rate = 20_000
+    proxy.rate = 5_000
     assert seconds(lambda: whole(tier, LONG.key)) < 1.9 * WAIT
 
 
