@@ -21,6 +21,7 @@ from blendrag.serving.progress import IngestProgress
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.codec import check_codec
 from blendrag.store.lock import IndexLock
 
 Messages = Sequence[Mapping[str, Any]]
@@ -38,7 +39,8 @@ class Library:
         from transformers import AutoTokenizer
 
         self.root, self.settings = root, settings
-        # Whatever can be wrong with a model is said before a folder is made.
+        # Whatever can be wrong with a model or a codec is said before a folder is made.
+        check_codec(settings.codec)
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
         self.identity = kv_identity(settings, model_path)
         self._lock = IndexLock(root)

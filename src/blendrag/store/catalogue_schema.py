@@ -184,9 +184,17 @@ def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
 
 
 def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
+    different = stored.differences(identity)
+    if set(different) <= {"codec", "namespace", "dtype"}:  # settings, and not another model
+        had = ", ".join(f"{name}={getattr(stored, name)!r}" for name in different)
+        has = ", ".join(f"{name}={getattr(identity, name)!r}" for name in different)
+        return StoreMismatchError(
+            f"the index {str(root)!r} was made with {had}, not {has}: open it with that, or ingest into a new"
+            " folder"
+        )
     return StoreMismatchError(
         f"the index {str(root)!r} was made with model {stored.model!r}, not {identity.model!r}"
-        f" (different: {', '.join(stored.differences(identity))}):"
+        f" (different: {', '.join(different)}):"
         " open it with that model, or ingest into a new folder"
     )
 

@@ -77,3 +77,9 @@ def test_broken_catalogue_is_no_clear_error(tmp_path: Path, model_dir: Path) -> 
     (tmp_path / "catalogue.sqlite").write_text("no database")
     with pytest.raises(StoreError, match="catalogue"):
         Library(tmp_path, SETTINGS)
+
+
+def test_folder_is_left_by_a_codec_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'zip'; there are fp8, int4, int8, raw"):
+        Library(tmp_path / "kv", Settings.load(codec="zip"))
+    assert not (tmp_path / "kv").exists()

@@ -124,3 +124,11 @@ def test_engine_of_another_dtype_is_refused_naming_both(tmp_path: Path) -> None:
         catalogue.settle_dtype("float32")
     assert catalogue.dtype == "bfloat16"
     catalogue.close()
+
+
+def test_other_codec_is_not_called_another_model(tmp_path: Path) -> None:
+    Catalogue.open(tmp_path, IDENTITY).close()
+    told = "codec='raw', not codec='int8': open it with that"
+    with pytest.raises(StoreMismatchError, match=told) as caught:
+        Catalogue.open(tmp_path, replace(IDENTITY, codec="int8"))
+    assert "model" not in str(caught.value)

@@ -1,5 +1,12 @@
 """How KV is laid down in a record: one interface, one registry, one file per codec."""
 
-from blendrag.store.codec.interface import CODECS, Codec, codec_names, make_codec, register_codec
+from blendrag.store.codec.interface import (
+    CODECS,
+    Codec,
+    check_codec,
+    codec_names,
+    make_codec,
+    register_codec,
+)
 
-__all__ = ["CODECS", "Codec", "codec_names", "make_codec", "register_codec"]
+__all__ = ["CODECS", "Codec", "check_codec", "codec_names", "make_codec", "register_codec"]

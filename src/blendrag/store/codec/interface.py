@@ -58,8 +58,13 @@ def codec_names() -> list[str]:
     return sorted(CODECS)
 
 
+def check_codec(name: str) -> None:
+    """Raise ConfigError for a name that no codec has."""
+    if name not in codec_names():
+        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(sorted(CODECS))}")
+
+
 def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
     """The codec called ``name``. Raises ConfigError for an unknown one."""
-    if name not in codec_names():
-        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(codec_names())}")
+    check_codec(name)
     return CODECS[name](heads, size, dtype)
