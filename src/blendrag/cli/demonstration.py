@@ -16,6 +16,7 @@ from blendrag.cli.console import err, interruptible, out, say
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.opening import open_index, start_engine
 from blendrag.settings import Settings
+from blendrag.store.identity import LAYOUT_VERSION
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer
@@ -47,10 +48,16 @@ class Comparison:
         return self.full_s / self.blended_s
 
 
+def _name(settings: Settings) -> str:
+    """Of the demo's folder: an index is opened only with what it was made with."""
+    parts = (settings.model, settings.dtype, settings.codec, settings.namespace, f"v{LAYOUT_VERSION}")
+    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
+
+
 def run_demo(folder: Path | None, model: str | None) -> None:
     """Ingest, ask, compare; everything is printed."""
     settings = Settings.load(model=model)
-    folder = folder or settings.cache_dir / "demo" / re.sub(r"[^\w.-]+", "-", settings.model)
+    folder = folder or settings.cache_dir / "demo" / _name(settings)
     console = out()
     documents = demo_documents()
     console.rule("1. Ingest", align="left")

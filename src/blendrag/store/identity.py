@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+LAYOUT_VERSION = 2  # of records and catalogues
+
 
 @dataclass(frozen=True, slots=True)
 class KVIdentity:
@@ -32,7 +34,7 @@ class KVIdentity:
     codec: str = "raw"
     prefix: str = "alone"
     namespace: str = ""
-    layout: int = 2
+    layout: int = LAYOUT_VERSION
 
     def digest(self) -> str:
         parts = {name: value for name, value in asdict(self).items() if name != "model"}
