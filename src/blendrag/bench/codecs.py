@@ -15,7 +15,6 @@ import torch
 
 from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample
 from blendrag.bench.ingest import TemporaryStore, rounds_of, temporary_store
-from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
 from blendrag.bench.running import blending_engine
@@ -24,6 +23,7 @@ from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
 from blendrag.bench.ttft import POOL, BenchOptions, check_length
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
+from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings

@@ -8,7 +8,6 @@ from typing import Any
 
 from blendrag.bench.arms import Blending, FullPrefill, Sample
 from blendrag.bench.ingest import fill, rounds_of, temporary_store
-from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker
 from blendrag.bench.running import blending_engine
@@ -17,6 +16,7 @@ from blendrag.bench.texts import text_pieces
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
+from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 
 _QUARTERS = 4

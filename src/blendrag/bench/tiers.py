@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample
-from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, StoredChunk, Trial
 from blendrag.bench.reading import reading_speed
@@ -20,6 +19,7 @@ from blendrag.bench.texts import text_pieces
 from blendrag.bench.trial_store import TrialStore, trial_store
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
+from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 from blendrag.store.record import Layout
 from blendrag.store.spec import TierSpec

@@ -10,7 +10,6 @@ from typing import Any
 
 from blendrag.bench.arms import Arm, Sample, make_arms
 from blendrag.bench.ingest import fill, rounds_of, temporary_store
-from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
 from blendrag.bench.running import blending_engine
@@ -21,6 +20,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError, PromptTooLongError
 from blendrag.fuse import make_selector
 from blendrag.fuse.selector import SelectorOptions
+from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 

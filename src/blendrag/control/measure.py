@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from blendrag.bench.machine import describe_machine
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import QUESTIONS, PromptMaker
 from blendrag.bench.running import blending_engine
@@ -18,6 +17,7 @@ from blendrag.control.runs import Run, Times, blend_run, interleaved, prefill_ru
 from blendrag.control.tier_speed import measure_tiers
 from blendrag.engine.handle import Engine
 from blendrag.errors import PromptTooLongError
+from blendrag.machine import describe_machine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.spec import TierSpec

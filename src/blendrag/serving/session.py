@@ -65,8 +65,8 @@ class EngineSession:
     def _profile(self, facts: dict[str, Any]) -> dict[str, Any] | None:
         """What `blendrag profile` measured of this model on this machine, for the controller. A profile that
         is there and cannot be used is warned of, once. facts: the engine's."""
-        from blendrag.bench.machine import describe_machine
         from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
+        from blendrag.machine import describe_machine
 
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not self._settings.controller or not any_profile(cache_dir, digest):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from paper_machine import make_profile
 
-from blendrag.bench.machine import describe_machine
 from blendrag.control.profile import profile_digest
 from blendrag.errors import BlendragWarning
+from blendrag.machine import describe_machine
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity

@@ -1,4 +1,4 @@
-"""What the numbers were measured on."""
+"""What this machine is, as far as times depend on it."""
 
 from __future__ import annotations
 
