@@ -2,6 +2,9 @@
 
 Several chunks share one forward. Each attends to itself only, in a scratch paged cache of one layer that is
 used again for every layer: the KV that is kept is captured on the way, K before RoPE.
+
+Behind a shared prefix, every chunk has a copy of the prefix before it in the forward. Its tokens see the prefix
+at the distance they have from it there; of the KV only the chunk's own rows are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from blendrag.fuse.runs import Runs
 
 
 class AlonePrefill(LayerVisitor):
-    """Prefill of several chunks, each as if it were the only text in the world, at positions 0, 1, ..."""
+    """Prefill of several chunks, each as if it were the only text in the world, or the only one behind a
+    prefix, at positions 0, 1, ..."""
 
     wants_raw_keys = True
 
@@ -25,17 +29,23 @@ class AlonePrefill(LayerVisitor):
         self.decoder, self.runner, self.block_size = decoder, runner, block_size
         self._scratch: torch.Tensor | None = None
         self._kv = torch.empty(0)
+        self._kept: torch.Tensor | None = None  # rows of the forward that are captured; None: all
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """KV of every chunk: [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU."""
+    def run(self, chunks: Sequence[Sequence[int]], prefix_ids: Sequence[int] = ()) -> list[torch.Tensor]:
+        """KV of every chunk: [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU.
+
+        ``prefix_ids`` stand before each of them; prefix and chunk must fit the model's window.
+        """
         device = self.decoder.attentions[0].kv_cache.device
         lengths = [len(chunk) for chunk in chunks]
-        ids = torch.tensor([i for chunk in chunks for i in chunk], device=device)
-        positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
-        self._place(lengths, positions)
-        shape = (self.decoder.num_layers, 2, ids.numel(), *self.decoder.kv_shape)
+        behind = len(prefix_ids)
+        ids = torch.tensor([i for chunk in chunks for i in (*prefix_ids, *chunk)], device=device)
+        positions = torch.cat([torch.arange(behind + n) for n in lengths]).to(device)
+        self._kept = torch.nonzero(positions >= behind, as_tuple=True)[0] if behind else None
+        self._place([behind + n for n in lengths], positions)
         hidden = self.decoder.embed(ids)
+        shape = (self.decoder.num_layers, 2, sum(lengths), *self.decoder.kv_shape)
         self._kv = torch.empty(shape, dtype=hidden.states.dtype)
         for layer in range(self.decoder.num_layers):
             result = self.decoder.prefill_layer(layer, hidden, positions, self)
@@ -71,8 +81,8 @@ class AlonePrefill(LayerVisitor):
         self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
     ) -> torch.Tensor | None:
         assert raw_key is not None
-        self._kv[layer, 0].copy_(raw_key)
-        self._kv[layer, 1].copy_(value)
+        for part, fresh in enumerate((raw_key, value)):
+            self._kv[layer, part].copy_(fresh if self._kept is None else fresh[self._kept])
         self.keep_in_scratch(layer, key, value)
         return None
 

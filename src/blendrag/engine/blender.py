@@ -18,7 +18,7 @@ from blendrag.engine.masks import Mask
 from blendrag.engine.recipe import BlendOrder
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import KVIdentity, prefix_digest
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
 
@@ -30,6 +30,7 @@ class _OpenStore:
     kv: KVStore
     prefetcher: Prefetcher
     estimate: Estimator | None
+    prefix: tuple[int, ...] = ()
     writes: list[Future[int]] = field(default_factory=list)
 
 
@@ -54,15 +55,18 @@ class Blender:
         identity: KVIdentity,
         stack: Sequence[TierSpec],
         estimate: Estimator | None = None,
+        prefix: Sequence[int] = (),
     ) -> str:
         """Open the store in folder ``root``; its id. Opening it again gives the same one.
 
         With an ``estimate``, chunks are loaded only where that is faster than computing them (decision D13).
+        ``prefix``: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
         """
+        assert prefix_digest(prefix) == identity.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
             dtype = str(self.decoder.dtype).removeprefix("torch.")
             kv = KVStore.open(Path(root), identity, dtype, stack)
-            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate)
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
         return root
 
     def close_store(self, store: str) -> None:
@@ -107,7 +111,7 @@ class Blender:
         begin = time.perf_counter()
         fresh = [(key, ids) for key, ids in chunks if key not in adopted]
         if fresh:
-            tensors = self._alone.run([ids for _, ids in fresh])
+            tensors = self._alone.run([ids for _, ids in fresh], opened.prefix)
             for (key, ids), kv in zip(fresh, tensors, strict=True):
                 opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
         return {

@@ -73,6 +73,7 @@ class BlendWorker:
         identity: dict[str, Any],
         stack: list[dict[str, Any]],
         profile: dict[str, Any] | None = None,
+        prefix: list[int] | None = None,
     ) -> str:
         from blendrag.control.estimate import Estimator
         from blendrag.control.profile import Profile
@@ -81,7 +82,7 @@ class BlendWorker:
 
         specs = [TierSpec.model_validate(spec) for spec in stack]
         estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
-        return self._blendrag.open_store(root, KVIdentity(**identity), specs, estimate)
+        return self._blendrag.open_store(root, KVIdentity(**identity), specs, estimate, prefix or ())
 
     def _blendrag_close_store(self, store: str) -> None:
         self._blendrag.close_store(store)

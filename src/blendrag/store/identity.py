@@ -13,6 +13,16 @@ import xxhash
 LAYOUT_VERSION = 2  # of records and catalogues
 
 
+ALONE = "alone"
+
+
+def prefix_digest(token_ids: Sequence[int]) -> str:
+    """``KVIdentity.prefix`` of chunks that are prefilled behind these tokens."""
+    if not len(token_ids):
+        return ALONE
+    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i4").tobytes())
+
+
 @dataclass(frozen=True, slots=True)
 class KVIdentity:
     """Everything a chunk's KV depends on, apart from its tokens.
@@ -20,7 +30,7 @@ class KVIdentity:
     model: name shown to people; not part of the digest, since a model may be known by several.
     weights: digest of config, weights and tokenizer.
     dtype: as the settings say it; "auto" leaves it to the engine (see ``Layout``).
-    prefix: how chunks are prefilled: "alone", or a digest of the shared prefix they stand behind.
+    prefix: how chunks are prefilled: "alone", or ``prefix_digest`` of the tokens they stood behind.
     namespace: the tenant; equal text in two namespaces has two keys.
     layout: version of the records.
     """
@@ -32,7 +42,7 @@ class KVIdentity:
     num_kv_heads: int
     head_size: int
     codec: str = "raw"
-    prefix: str = "alone"
+    prefix: str = ALONE
     namespace: str = ""
     layout: int = LAYOUT_VERSION
 
