@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import blendrag
 
 
 def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """JSON-able. ``facts``: the running engine's; ``memory`` in bytes."""
+    """JSON-able. ``facts``: the running engine's; ``memory`` in bytes; ``commit``: None outside a checkout."""
     import torch
+    import transformers
     import vllm
     from vllm.platforms import current_platform
 
@@ -30,7 +33,9 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "vllm": vllm.__version__,
+        "transformers": transformers.__version__,
         "blendrag": blendrag.__version__,
+        "commit": _commit(),
         "model": model,
         "dtype": facts["dtype"],
     }
@@ -42,3 +47,20 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def _commit() -> str | None:
+    """The git commit of blendrag's own checkout, with ``+`` where a tracked file differs from it."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is the checkout of somebody's venv
+        changed = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
