@@ -1,0 +1,1 @@
+"""``bench sweep``, ``load`` and ``beside``: what the time depends on, and many requests at once."""
