@@ -3,8 +3,8 @@
 Several chunks share one forward. Each attends to itself only, in a scratch paged cache of one layer that is
 used again for every layer: the KV that is kept is captured on the way, K before RoPE.
 
-Behind a shared prefix, every chunk has a copy of the prefix before it in the forward. Its tokens see the prefix
-at the distance they have from it there; of the KV only the chunk's own rows are kept.
+Behind a shared prefix, every chunk has a copy of the prefix before it in the forward, and sees it at its true
+distance; of the KV only the chunk's own rows are kept.
 """
 
 from __future__ import annotations

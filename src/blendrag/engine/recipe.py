@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from blendrag.fuse.selector import Metric, SelectorOptions
 
 FIELD = "blendrag"
+
+Semantics = Literal["exact", "lmcache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Recipe:
     auto: whether more than ``ratio`` is recomputed where loading leaves time for it (mode A of the
         controller).
     trace: whether the report says what was loaded and computed when.
+    semantics: "lmcache" blends as LMCache publishes it, for comparison only (see :meth:`as_lmcache`).
     """
 
     store: str
@@ -34,6 +37,7 @@ class Recipe:
     threshold: float | None = None
     auto: bool = False
     trace: bool = False
+    semantics: Semantics = "exact"
 
     @property
     def cached_end(self) -> int:
@@ -43,6 +47,14 @@ class Recipe:
     @property
     def options(self) -> SelectorOptions:
         return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
+
+    def as_lmcache(self) -> Recipe:
+        """These spans at this ratio by a re-implementation of LMCache's published semantics: K compared at
+        layer 1, a bottom-right aligned mask (``fuse.runs.bottom_right``), and everything behind the first
+        chunk that is missing computed."""
+        return replace(
+            self, selector="hkvd", metric="k", check_layers=(1,), threshold=None, semantics="lmcache"
+        )
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
@@ -69,7 +81,10 @@ def cache_salt(namespace: str, recipe: Recipe | None) -> str | None:
 
 @dataclass(slots=True)
 class BlendOrder:
-    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
+    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there.
+
+    waits: whether the request waits for it beside the engine's steps; else the step at hand needs it.
+    """
 
     request_id: str
     ticket: str
@@ -77,6 +92,7 @@ class BlendOrder:
     block_ids: list[int]
     written: int
     recipe: Recipe
+    waits: bool = False
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

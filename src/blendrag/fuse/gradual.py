@@ -24,27 +24,30 @@ class GradualHKVD(HKVD):
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
         given = self.options.check_layers if len(self.options.check_layers) > 1 else _LAYERS
         layers = tuple(layer for layer in given if layer < num_layers) or (num_layers - 1,)
-        self._shares = schedule(layers, self.options.ratio, num_layers)
+        self._shares = schedule(layers, self.options.ratio, num_layers, self.most)
         return layers
 
     def share(self, layer: int) -> float:
         return self._shares[layer]
 
 
-def schedule(layers: tuple[int, ...], ratio: float, num_layers: int) -> dict[int, float]:
-    """Shares per check layer, descending, capped at 1, whose mean over the layers they rule is ``ratio``."""
+def schedule(
+    layers: tuple[int, ...], ratio: float, num_layers: int, most: float = 1.0
+) -> dict[int, float]:
+    """Shares per check layer, descending, capped at ``most`` (at least ``ratio``), whose mean over the layers
+    they rule is ``ratio``."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
     factors = [_FACTORS[min(bisect_right(_LAYERS, layer), len(_FACTORS)) - 1] for layer in layers]
     shares = [0.0] * len(layers)
     free, left = list(range(len(layers))), ratio * sum(spans)
-    while free:  # a share capped at 1 leaves its surplus to the others
+    while free:  # a capped share leaves its surplus to the others
         scale = left / sum(factors[i] * spans[i] for i in free)
-        capped = [i for i in free if factors[i] * scale > 1.0]
+        capped = [i for i in free if factors[i] * scale > most]
         for i in capped or free:
-            shares[i] = 1.0 if capped else factors[i] * scale
+            shares[i] = most if capped else factors[i] * scale
         if not capped:
             break
         free = [i for i in free if i not in capped]
-        left -= sum(spans[i] for i in capped)
+        left -= most * sum(spans[i] for i in capped)
     return dict(zip(layers, shares, strict=True))

@@ -38,6 +38,17 @@ def find_runs(positions: torch.Tensor) -> Runs:
     )
 
 
+def bottom_right(m: int, n: int) -> Runs:
+    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: all
+    ``m`` selected tokens as one run, as if they were the last of the sequence's ``n`` tokens.
+
+    It leaks: selected token i sees n - m + i + 1 keys, which for a scattered one is more than its position
+    allows. Only where the selected are the last ``m`` is it causal.
+    """
+    assert 0 < m <= n, "a forward over no tokens is skipped by the caller"
+    return Runs(torch.tensor([0, m], dtype=torch.int32), torch.tensor([n], dtype=torch.int32), m)
+
+
 def dense_attention(
     query: torch.Tensor,
     key: torch.Tensor,

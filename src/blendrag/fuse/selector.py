@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -48,6 +48,9 @@ class CachedTokens:
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at this layer;
         None at layer 0, before anything was computed.
     norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
+    attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
+        summed over heads, question tokens and the layers that count (see ``fuse.query``); None unless the
+        selector reads the question.
     """
 
     offsets: torch.Tensor
@@ -55,6 +58,17 @@ class CachedTokens:
     total: int
     deviation: torch.Tensor | None = None
     norm: float = 1.0
+    attention: torch.Tensor | None = None
+
+    def at(self, which: torch.Tensor) -> CachedTokens:
+        """Only these of them, by [m] int64 indices."""
+        return replace(
+            self,
+            offsets=self.offsets[which],
+            lengths=self.lengths[which],
+            deviation=None if self.deviation is None else self.deviation[which],
+            attention=None if self.attention is None else self.attention[which],
+        )
 
 
 class Selector(ABC):
@@ -62,19 +76,51 @@ class Selector(ABC):
 
     Asked once at each of its check layers, in ascending order; a token dropped once is never asked about
     again. A selector whose only check layer is 0 decides before anything is computed: the cheapest kind,
-    since no layer runs over all tokens.
+    since no layer runs over all tokens. Made for one request.
+
+    reads_question: whether it needs ``CachedTokens.attention``, at each of its check layers. That costs a
+        first pass of the question's tokens over reused KV.
     """
+
+    reads_question: bool = False
 
     def __init__(self, options: SelectorOptions) -> None:
         self.options = options
 
     @abstractmethod
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Ascending layers at which :meth:`select` is asked, all below ``num_layers``."""
+        """Ascending layers at which :meth:`select` is asked, all below ``num_layers``. Asked for first."""
 
     @abstractmethod
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         """Ascending int64 indices into ``tokens`` of those that are recomputed from this layer on."""
+
+
+class RankedSelector(Selector):
+    """Base of selectors that can say of any two tokens which is the better one to recompute: these can be
+    asked for any number of tokens, and so share a budget with another (see ``fuse.union``).
+
+    most: largest share that may be recomputed at any layer.
+    """
+
+    most: float = 1.0
+
+    def share(self, layer: int) -> float:
+        """Share of the request's cached tokens kept from check layer ``layer`` on."""
+        return self.options.ratio
+
+    @abstractmethod
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
+        """[n] float scores, the highest to be recomputed first; minus infinity: not worth recomputing."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return self.best(tokens, budget(tokens.total, self.share(layer)))
+
+    def best(self, tokens: CachedTokens, count: int) -> torch.Tensor:
+        """Ascending indices of the ``count`` tokens that rank highest; fewer where no more are worth it."""
+        scores = self.rank(tokens)
+        top = torch.sort(scores, descending=True, stable=True).indices[:count]
+        return torch.sort(top[scores[top] > float("-inf")]).values
 
 
 SELECTORS: dict[str, type[Selector]] = {}
@@ -91,16 +137,22 @@ def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
 
 
 def make_selector(name: str, options: SelectorOptions) -> Selector:
-    """The selector called ``name``. Ratios 0 and 1 leave no choice, so none is measured."""
-    from blendrag.fuse import gradual, hkvd, static  # noqa: F401  (they register themselves)
+    """The selector called ``name``, or the union of two: ``a+b``. Ratios 0 and 1 leave no choice, so none is
+    measured. Raises ConfigError for a name that is not registered, or two that cannot share a budget."""
+    from blendrag.fuse import gradual, hkvd, query, static  # noqa: F401  (they register themselves)
+    from blendrag.fuse.union import Union
 
-    if name not in SELECTORS:
-        raise ConfigError(f"unknown selector {name!r}; there are {', '.join(sorted(SELECTORS))}")
+    parts = [part.strip() for part in name.split("+")]
+    for part in parts:
+        if part not in SELECTORS:
+            known = ", ".join(sorted(SELECTORS))
+            raise ConfigError(f"unknown selector {part!r}; there are {known}, and unions of two: a+b")
+    union = Union.of([SELECTORS[part] for part in parts], options) if len(parts) > 1 else None
     if options.ratio == 0.0:
-        name = "none"
-    elif options.ratio == 1.0 and options.threshold is None:
-        name = "all"
-    return SELECTORS[name](options)
+        return SELECTORS["none"](options)
+    if options.ratio == 1.0 and options.threshold is None:
+        return SELECTORS["all"](options)
+    return union or SELECTORS[name](options)
 
 
 def budget(total: int, ratio: float) -> int:
@@ -108,6 +160,6 @@ def budget(total: int, ratio: float) -> int:
     return min(total, max(1, round(total * ratio))) if total and ratio > 0 else 0
 
 
-def indices(mask_or_items: Any) -> torch.Tensor:
+def indices(mask: torch.Tensor) -> torch.Tensor:
     """Ascending int64 indices of a boolean mask."""
-    return torch.nonzero(mask_or_items, as_tuple=True)[0]
+    return torch.nonzero(mask, as_tuple=True)[0]

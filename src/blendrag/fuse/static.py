@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blendrag.fuse.selector import CachedTokens, Selector, budget, indices, register_selector
+from blendrag.fuse.selector import CachedTokens, RankedSelector, Selector, indices, register_selector
 
 
 class StaticSelector(Selector):
@@ -31,8 +31,14 @@ class NoTokens(StaticSelector):
 
 
 @register_selector("first_k")
-class FirstK(StaticSelector):
-    """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink)."""
+class FirstK(StaticSelector, RankedSelector):
+    """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink).
+
+    Rounded up in every chunk, so that none goes without; asked for a number, it is that number.
+    """
+
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
+        return -tokens.offsets.double() / tokens.lengths
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         head = torch.ceil(tokens.lengths.double() * self.options.ratio - 1e-9)  # 0.36 * 75 is 27, and a bit
@@ -40,11 +46,10 @@ class FirstK(StaticSelector):
 
 
 @register_selector("random")
-class Random(StaticSelector):
+class Random(StaticSelector, RankedSelector):
     """A random ``ratio`` of the tokens, the same ones every time: the control every selector must beat."""
 
-    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
         n = tokens.offsets.numel()
-        generator = torch.Generator().manual_seed(n)
-        chosen = torch.randperm(n, generator=generator)[: budget(tokens.total, self.options.ratio)]
-        return torch.sort(chosen).values.to(tokens.offsets.device)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
+        return order.to(tokens.offsets.device, torch.float32)
