@@ -17,10 +17,18 @@ from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from blendrag.fuse.runs import Runs
 
-__all__ = ["KVConnectorPromMetrics", "KVConnectorStats"]  # passed on; the functions below use the rest
+__all__ = [  # passed on; the functions below use the rest
+    "BatchUpdate",
+    "KVConnectorPromMetrics",
+    "KVConnectorStats",
+    "LogitsProcessor",
+    "process_dict_updates",
+]
 
 # Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from blendrag.engine.recipe import FIELD, Recipe, cache_salt
 from blendrag.errors import ConfigError
 
+FORCED = "blendrag_forced"  # in ``SamplingParams.extra_args``: the token ids to generate, first to last
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -25,7 +27,9 @@ class Sampling:
     """How a completion is generated.
 
     logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
-    take. grammar: what the text has to match. other: any more of vLLM's ``SamplingParams``.
+    take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
+    and stop; ``Delta.logprobs`` has their log probabilities, which are the model's own. other: any more of
+    vLLM's ``SamplingParams``.
     """
 
     max_tokens: int = 256
@@ -36,6 +40,7 @@ class Sampling:
     logprobs: int | None = None
     timeout_s: float | None = None
     grammar: Grammar | None = None
+    forced: tuple[int, ...] = ()
     other: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -85,21 +90,24 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    grammar = sampling.grammar
+    grammar, forced = sampling.grammar, list(sampling.forced)
+    extra: dict[str, Any] = {"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else {}
+    extra |= {FORCED: forced} if forced else {}
+    other = {**sampling.other, "ignore_eos": True} if forced else sampling.other
     if sampling.other.get("n", 1) != 1:
         raise ConfigError("one answer to a request: ask several times for several (n)")
     try:
         return SamplingParams(
-            max_tokens=min(sampling.max_tokens, room),
+            max_tokens=min(len(forced) or sampling.max_tokens, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            stop=list(sampling.stop),
+            stop=[] if forced else list(sampling.stop),
             seed=sampling.seed,
-            logprobs=sampling.logprobs,
+            logprobs=sampling.logprobs or 0 if forced else sampling.logprobs,
             structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
             output_kind=RequestOutputKind.DELTA,
-            extra_args={"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else None,
-            **sampling.other,
+            extra_args=extra or None,
+            **other,
         )
     except (TypeError, ValueError, VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error

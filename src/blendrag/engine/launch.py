@@ -79,6 +79,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "worker_extension_cls": "blendrag.engine.worker.BlendWorker",
+        "logits_processors": ["blendrag.engine.forced:ForcedTokens"],
         "kv_transfer_config": KVTransferConfig(
             kv_connector="BlendConnector",
             kv_connector_module_path="blendrag.engine.connector",
