@@ -16,6 +16,7 @@ from blendrag.engine.blending import Blending, BlendModel
 from blendrag.engine.decoder import Decoder
 from blendrag.engine.masks import Mask
 from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.slices import Blend, BlendQueue, Pace
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.identity import KVIdentity, prefix_digest
@@ -46,6 +47,7 @@ class Blender:
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
+        self.queue = BlendQueue(self.blend)
 
     # -- stores -------------------------------------------------------------------------------------------
 
@@ -72,6 +74,7 @@ class Blender:
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
         if opened:
+            self.queue.stop(lambda order: order.recipe.store == store)
             opened.prefetcher.close()
             self._loader.drain()
             try:
@@ -133,12 +136,12 @@ class Blender:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def blend(self, order: BlendOrder) -> dict[str, Any]:
+    def blend(self, order: BlendOrder, pace: Pace) -> Blend:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
         opened = self._stores[order.recipe.store]
         opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
         model = BlendModel(self.decoder, self.runner, self.block_size, self.mask)
-        report = Blending(model, self._loader, opened.kv, order, opened.estimate).run()
+        report = yield from Blending(model, self._loader, opened.kv, order, opened.estimate, pace).run()
         self._reports[order.ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
             self._reports.popitem(last=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from blendrag.engine.decoder import Decoder
 from blendrag.engine.fused import CachedSpan, FusedPrefill, FusedStats, Target
 from blendrag.engine.masks import Mask
 from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.slices import Blend, Pace
 from blendrag.fuse import make_selector
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
 from blendrag.load.trace import Trace
@@ -40,7 +42,7 @@ class BlendModel:
 
 
 class Blending:
-    """Use once: ``Blending(...).run()``."""
+    """Use once: ``yield from Blending(...).run()``."""
 
     def __init__(
         self,
@@ -49,7 +51,9 @@ class Blending:
         kv: KVStore,
         order: BlendOrder,
         estimate: Estimator | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        self._pace = pace or Pace()
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
         self._estimate, self._decision = estimate, ""
         self._options = order.recipe.options
@@ -57,16 +61,17 @@ class Blending:
         self._trace = Trace(order.recipe.trace)
 
     @torch.inference_mode()
-    def run(self) -> dict[str, Any]:
-        """Compute and write the prompt's KV; the report. Raises whatever the model does."""
-        begin = time.perf_counter()
-        stats = None
+    def run(self) -> Blend:
+        """Compute and write the prompt's KV, pausing as the pace says; the report. Raises whatever the model
+        does."""
+        stats, opened_s = None, 0.0
         while stats is None:
+            begin = time.perf_counter()
             with self._trace.span("open", "records"):
                 spans = self._worth_loading(self._open(without=frozenset(self._missing)))
-            opened_s = time.perf_counter() - begin
+            opened_s += time.perf_counter() - begin
             try:
-                stats = self._fuse(spans)
+                stats = yield from self._fuse(spans)
             except LoadFailedError as failure:  # what is written for this prompt by now is written again
                 assert failure.opened, failure
                 self._note(failure)
@@ -126,7 +131,7 @@ class Blending:
         self._kv.close_records([opened for _, opened in spans if id(opened) not in still])
         return kept
 
-    def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> FusedStats:
+    def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
         model, order, kv = self._model, self._order, self._kv
         try:
             load = [
@@ -138,7 +143,7 @@ class Blending:
             kv.close_records([opened for _, opened in spans])
             raise
         with layers:
-            return FusedPrefill(
+            fused = FusedPrefill(
                 model.decoder,
                 model.runner,
                 torch.tensor(order.token_ids, device=model.device),
@@ -148,7 +153,9 @@ class Blending:
                 Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
                 model.mask,
                 self._trace,
-            ).run()
+                self._pace,
+            )
+            return (yield from fused.run())
 
     def _note(self, failure: LoadFailedError) -> None:
         for opened in failure.opened:

@@ -1,7 +1,9 @@
 """The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
 
-Loads are synchronous: ``start_load_kv`` runs before the engine's own forward of the same step, which then
-computes the prompt's last token and samples. vLLM imports this module in all of its processes.
+With nothing else to do, a load is synchronous: ``start_load_kv`` runs before the engine's own forward of the
+same step, which then computes the prompt's last token and samples. Beside running requests it is
+asynchronous, and goes on by a slice per step (``engine.slices``). vLLM imports this module in all of its
+processes.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from blendrag.engine.metrics import (
     summary,
 )
 from blendrag.engine.recipe import FIELD, BlendOrder, Recipe, read_recipe
+from blendrag.engine.slices import StepClock
 
 if TYPE_CHECKING:
     from blendrag.engine.blender import Blender
@@ -44,9 +47,12 @@ _TIERS_EVERY_S = 1.0
 
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
-    """Scheduler to worker, every step."""
+    """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
+    follows: whether it comes right after the last one, as it does while an answer is being generated."""
 
     orders: list[BlendOrder] = field(default_factory=list)
+    busy: bool = False
+    follows: bool = False
 
 
 @dataclass
@@ -101,15 +107,21 @@ class BlendConnector(KVConnectorBase_V1):
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
         self._min_cached = int(extra.get("exact_tail", 0))
+        self._share = float(extra.get("blend_share", 1.0))
         # scheduler half
         self._orders: list[BlendOrder] = []
+        self._running: set[str] = set()  # requests that the last step computed something for
+        self._waiting: set[str] = set()  # requests whose blend was claimed to go on beside others
+        self._failed: set[str] = set()  # requests that the engine prefills itself
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
         self._results: dict[str, dict[str, Any]] = {}
         self._tally: Tally = {}
         # worker half
         self._blender: Blender | None = None
         self._failed_blocks: set[int] = set()
+        self._arrived: set[str] = set()
         self._reports: dict[str, dict[str, Any]] = {}
+        self._clock = StepClock()
         self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
@@ -120,7 +132,7 @@ class BlendConnector(KVConnectorBase_V1):
         except (TypeError, ValueError, KeyError) as error:
             self._results[request.request_id] = fallback("recipe", f"unreadable recipe: {error}")
             return 0, False
-        if recipe is None:
+        if recipe is None or request.request_id in self._failed:
             return 0, False
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = fallback("salt", "no cache salt while prefix caching is on")
@@ -132,7 +144,12 @@ class BlendConnector(KVConnectorBase_V1):
         if 0 < new <= self._min_cached and num_computed_tokens:
             # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
             return 0, False
-        return new, False
+        waits = self._share < 1 and bool(self._running or self._waiting or self._orders)
+        if waits:
+            self._waiting.add(request.request_id)
+        else:
+            self._waiting.discard(request.request_id)
+        return new, waits
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:
@@ -149,23 +166,30 @@ class BlendConnector(KVConnectorBase_V1):
                 list(blocks.get_block_ids()[0]),
                 claimed - num_external_tokens,
                 recipe,
+                request.request_id in self._waiting,
             )
         )
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         orders, self._orders = self._orders, []
-        return BlendMetadata(orders)
+        before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
+        return BlendMetadata(orders, bool(self._running), not before.isdisjoint(self._running))
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, BlendReports):
             for request_id, report in meta.reports.items():
                 merge(self._tally, of_report(report))
+                self._waiting.discard(request_id)
                 if request_id in self._ordered:  # else it has ended in this very step
                     self._results[request_id] = report
+                    if "fallback" in report:
+                        self._failed.add(request_id)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = self._results.pop(request.request_id, None)
+        for requests in (self._running, self._waiting, self._failed):
+            requests.discard(request.request_id)
         if request.request_id in self._ordered:
             self._ordered.remove(request.request_id)
         elif result is not None:
@@ -184,16 +208,37 @@ class BlendConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
-        for order in metadata.orders:
+        self._clock.enter(follows=metadata.follows)
+        if metadata.orders:
             self._looked = 0.0
-            try:
-                if self._blender is None:
-                    raise RuntimeError("the worker is not bound to its model yet")
-                self._reports[order.request_id] = self._blender.blend(order)
-            except Exception as error:  # whatever it is, the engine's own prefill gives the right answer
-                first = order.written // self._block_size()
-                self._failed_blocks.update(order.block_ids[first:])
-                self._reports[order.request_id] = fallback_of(error)
+        if self._blender is None:
+            for order in metadata.orders:
+                self._finish(order, RuntimeError("the worker is not bound to its model yet"))
+            return
+        self._blender.queue.add(metadata.orders)
+        for order, outcome in self._blender.queue.run(
+            self._clock.slice_s(self._share) if metadata.busy and self._share < 1 else None
+        ):
+            self._finish(order, outcome)
+        self._clock.leave()
+
+    def _finish(self, order: BlendOrder, outcome: dict[str, Any] | Exception) -> None:
+        if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
+            first = order.written // self._block_size()
+            self._failed_blocks.update(order.block_ids[first:])
+            outcome = fallback_of(outcome)
+        self._reports[order.request_id] = outcome
+        if order.waits:
+            self._arrived.add(order.request_id)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Nothing is sent. Received: requests whose blend has ended, and those that gave up waiting for it,
+        whose blocks the scheduler keeps until it hears of them."""
+        arrived, self._arrived = self._arrived, set()
+        if self._blender is not None and finished_req_ids and self._blender.queue:
+            gone = self._blender.queue.cancel(lambda order: order.request_id in finished_req_ids)
+            arrived.update(order.request_id for order in gone)
+        return None, arrived or None
 
     def _block_size(self) -> int:
         return int(self._vllm_config.cache_config.block_size)

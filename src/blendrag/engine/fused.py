@@ -8,15 +8,16 @@ from the store. Fresh tokens (system prompt, separators, unknown documents, ques
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from blendrag.engine import compat
-from blendrag.engine.decoder import Decoder, LayerVisitor
+from blendrag.engine.decoder import Decoder, Hidden, LayerVisitor
 from blendrag.engine.masks import Mask
+from blendrag.engine.slices import Pace
 from blendrag.fuse.deviation import deviation
 from blendrag.fuse.masked import masked_attention
 from blendrag.fuse.runs import find_runs
@@ -59,7 +60,7 @@ class FusedStats:
 
 
 class FusedPrefill(LayerVisitor):
-    """One request's fused prefill into the paged cache. Use once: ``FusedPrefill(...).run()``."""
+    """One request's fused prefill into the paged cache. Use once: ``yield from FusedPrefill(...).run()``."""
 
     def __init__(
         self,
@@ -72,10 +73,12 @@ class FusedPrefill(LayerVisitor):
         target: Target,
         mask: Mask = "runs",
         trace: Trace | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """``stored``: the spans' KV, the spans one after the other."""
+        """``stored``: the spans' KV, the spans one after the other. ``pace``: says when to pause."""
         self.decoder, self.runner, self.selector, self.target = decoder, runner, selector, target
         self.token_ids, self.mask, self.trace = token_ids, mask, trace or Trace(on=False)
+        self.pace = pace or Pace()
         self.spans, self.stored = spans, stored
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
@@ -91,46 +94,73 @@ class FusedPrefill(LayerVisitor):
         self.alive = torch.arange(self.cached.numel(), device=device)  # cached tokens still recomputed
         self.rows = torch.arange(n, device=device)
         self.block_table = target.block_ids[None].to(torch.int32)
-        self._entered = self.rows  # the rows with which the current layer began
-        self._dense: tuple[torch.Tensor, torch.Tensor] | None = (
-            None  # this layer's K and V, for the dense mask
-        )
-        self._metadata: tuple[torch.Tensor, dict[str, Any]] | None = None
+        self._at = 0  # where among the rows this piece begins
+        self._entered = self._going = self.rows  # its rows, before and after a selection
+        self._dense: tuple[torch.Tensor, torch.Tensor] | None = None  # this layer's K and V, for that mask
+        self._metadata: dict[tuple[int, int], dict[str, Any]] = {}  # by where a piece begins, and its rows
         self._layer_kv: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._clock = time.perf_counter()
 
-    def run(self) -> FusedStats:
-        """Compute and write the KV of all tokens given."""
-        begin = time.perf_counter()
+    def run(self) -> Generator[None, None, FusedStats]:
+        """Compute and write the KV of all tokens given. Pauses, if it has to, between pieces of a layer."""
+        self._clock = time.perf_counter()
         if self.checks[0] == 0:
             self._drop(self.selector.select(0, self._candidates()))
         if self.cached.numel():
             self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
         for layer in range(self.decoder.num_layers):
+            stored = self._write_stored(layer) if self.alive.numel() < self.cached.numel() else None
             if not self.rows.numel():  # nothing to recompute: only stored KV is left to write
-                self._write_stored(layer)
                 continue
-            with self.trace.span("compute", f"layer {layer}"):
-                result = self.decoder.prefill_layer(layer, hidden, self.rows, self)
-            if result is None:
-                break
-            hidden = result
+            scattered = self.rows.numel() < self.token_ids.numel() or layer in self.checks
+            self._dense = self._whole(stored) if self.mask == "dense" and scattered else None
+            parts: list[Hidden] = []
+            for piece in self._pieces(layer):
+                with self.trace.span("compute", f"layer {layer}"):
+                    self._at, self._entered = piece.start, self.rows[piece]
+                    self._going = self._entered
+                    part = self.decoder.prefill_layer(layer, _cut(hidden, piece), self._entered, self)
+                if part is not None:
+                    parts.append(part)
+                if self._pause():
+                    self.stats.recompute_s += time.perf_counter() - self._clock
+                    yield
+                    self._clock = time.perf_counter()
+            hidden = _joined(parts)
         self.stats.cached, self.stats.fresh = self.cached.numel(), self.fresh.numel()
         self.stats.recomputed = self.alive.numel()
-        spent = time.perf_counter() - begin
-        self.stats.recompute_s = spent - self.stats.load_s - self.stats.select_s
+        self.stats.recompute_s += time.perf_counter() - self._clock - self.stats.load_s - self.stats.select_s
         return self.stats
+
+    # -- pieces of a layer --------------------------------------------------------------------------------
+
+    def _pieces(self, layer: int) -> Iterator[slice]:
+        """Ascending, so that what a piece attends to is written; one at a check layer, where all are
+        compared."""
+        at, count = 0, self.rows.numel()
+        while at < count:
+            rows = None if layer in self.checks and layer else self.pace.rows
+            end = count if rows is None else min(count, at + rows)
+            yield slice(at, end)
+            at = end
+
+    def _pause(self) -> bool:
+        if self.pace.rows is None:
+            return False
+        if self.rows.device.type != "cpu":  # else only the launch would be timed
+            torch.accelerator.synchronize(self.rows.device)
+        return self.pace.pause(self._entered.numel())
 
     # -- at each layer ------------------------------------------------------------------------------------
 
     def keep(
         self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
     ) -> torch.Tensor | None:
-        stored = self._write_stored(layer) if self.alive.numel() < self.cached.numel() else None
-        self._write(layer, self.rows, key, value)
-        self._entered = self.rows
-        if self.mask == "dense":
-            self._dense = self._whole(key, value, stored)
+        self._write(layer, self._entered, key, value)
+        if self._dense is not None:
+            for whole, fresh in zip(self._dense, (key, value), strict=True):
+                whole[self._entered] = fresh
         if layer not in self.checks or layer == 0 or not self.cached.numel():
             return None
         stored_k, stored_v = self._stored(layer)
@@ -146,12 +176,13 @@ class FusedPrefill(LayerVisitor):
             stored_v[self.alive],
         )
         self._drop(self.selector.select(layer, self._candidates(scores, norm)))
+        self._going = self.rows
         self.stats.select_s += time.perf_counter() - begin
         return torch.searchsorted(rows, self.rows)
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
         attention = self.decoder.attentions[layer]
-        rows = self._entered if all_rows else self.rows
+        rows = self._entered if all_rows else self._going
         if self._dense is not None and rows.numel() < self.token_ids.numel():
             return masked_attention(query, *self._dense, rows, attention.impl.scale)
         metadata = self._metadata_for(rows)
@@ -168,13 +199,17 @@ class FusedPrefill(LayerVisitor):
         """Go on with only the ``chosen`` of the cached tokens alive."""
         self.alive = self.alive[chosen]
         self.rows = torch.sort(torch.cat([self.fresh, self.cached[self.alive]])).values
+        self._metadata.clear()
 
     def _metadata_for(self, rows: torch.Tensor) -> dict[str, Any]:
-        if self._metadata is None or self._metadata[0] is not rows:
+        """Made once for layers that run over the same rows in the same pieces."""
+        key = self._at, rows.numel()
+        if key not in self._metadata:
             slots = self.target.slots(rows)
-            built = compat.attention_metadata(self.runner, find_runs(rows), self.block_table, slots)
-            self._metadata = (rows, built)
-        return self._metadata[1]
+            self._metadata[key] = compat.attention_metadata(
+                self.runner, find_runs(rows), self.block_table, slots
+            )
+        return self._metadata[key]
 
     def _stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This layer's stored K before RoPE and V, [cached, kv_heads, head_size] each."""
@@ -186,17 +221,14 @@ class FusedPrefill(LayerVisitor):
         return self._layer_kv[1:]
 
     def _whole(
-        self, key: torch.Tensor, value: torch.Tensor, stored: tuple[torch.Tensor, torch.Tensor] | None
+        self, stored: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens' K and V of this layer: stored, and fresh where there is fresh."""
-        if stored is None:
-            return key, value
-        whole = []
-        for old, new in zip(stored, (key, value), strict=True):
-            both = new.new_empty(self.token_ids.numel(), *new.shape[1:])
-            both[self.cached], both[self.rows] = old, new
-            whole.append(both)
-        return whole[0], whole[1]
+        """Room for all tokens' K and V of this layer; what is stored is in it."""
+        shape = (self.token_ids.numel(), *self.decoder.kv_shape)
+        key, value = (torch.empty(shape, dtype=self.decoder.dtype, device=self.rows.device) for _ in (0, 1))
+        if stored is not None:
+            key[self.cached], value[self.cached] = stored
+        return key, value
 
     def _write_stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         raw_key, value = self._stored(layer)
@@ -218,3 +250,15 @@ class FusedPrefill(LayerVisitor):
 
 def _concat(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     return torch.cat(parts).to(device) if parts else torch.zeros(0, dtype=torch.int64, device=device)
+
+
+def _cut(hidden: Hidden, piece: slice) -> Hidden:
+    return Hidden(hidden.states[piece], None if hidden.residual is None else hidden.residual[piece])
+
+
+def _joined(parts: Sequence[Hidden]) -> Hidden:
+    if len(parts) == 1:
+        return parts[0]
+    residuals = [part.residual for part in parts if part.residual is not None]
+    states = torch.cat([part.states for part in parts]) if parts else torch.empty(0)
+    return Hidden(states, torch.cat(residuals) if residuals else None)

@@ -1,0 +1,144 @@
+"""Long blends in slices: while other requests decode, blending takes only a share of each engine step.
+
+A fused prefill of seconds inside one step would hold back the next token of every running answer for as long
+(head-of-line blocking). The share bounds that: with one half, a token takes at most about twice its time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from statistics import median
+from typing import Any
+
+from blendrag.engine.recipe import BlendOrder
+
+_KEPT_STEPS = 8
+_FEWEST_ROWS, _MOST_ROWS, _FIRST_ROWS = 32, 8192, 128
+_PIECES = 3  # a slice is made of at least about so many: what it overshoots by is less than one
+
+
+class Pace:
+    """When a fused prefill pauses, and how many rows of a layer it computes before it asks again.
+
+    ``rows``: None while nothing has to be waited for: whole layers.
+    """
+
+    def __init__(self) -> None:
+        self.rows: int | None = None
+        self._budget_s, self._end, self._asked = 0.0, 0.0, 0.0
+        self._learnt = _FIRST_ROWS
+
+    def begin(self, budget_s: float | None) -> None:
+        """A slice of so many seconds begins now; None: one without an end."""
+        self.rows = None if budget_s is None else self._learnt
+        self._budget_s = budget_s or 0.0
+        self._asked = time.perf_counter()
+        self._end = self._asked + self._budget_s
+
+    @property
+    def over(self) -> bool:
+        """Whether the slice has ended."""
+        return self.rows is not None and time.perf_counter() > self._end
+
+    def pause(self, rows: int) -> bool:
+        """Asked after each piece of so many ``rows``: whether another one would overshoot the slice."""
+        if self.rows is None:
+            return False
+        now = time.perf_counter()
+        taken, self._asked = now - self._asked, now
+        fitting = int(rows * self._budget_s / _PIECES / max(taken, 1e-6))
+        self._learnt = max(_FEWEST_ROWS, min(fitting, 2 * self._learnt, _MOST_ROWS))
+        self.rows = self._learnt
+        return now + taken > self._end
+
+
+class StepClock:
+    """What the engine's own part of a step takes, from one slice's end to the next one's beginning."""
+
+    def __init__(self) -> None:
+        self._took: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._left = 0.0
+
+    def enter(self, *, follows: bool) -> None:
+        """The engine's part has ended. follows: whether nothing but it was since the last slice."""
+        if follows and self._left:
+            self._took.append(time.perf_counter() - self._left)
+
+    def leave(self) -> None:
+        """Ours has."""
+        self._left = time.perf_counter()
+
+    def slice_s(self, share: float) -> float:
+        """Seconds that make blending ``share`` of a step."""
+        step = median(self._took) if self._took else 0.0
+        return step * share / (1.0 - share)
+
+
+Blend = Generator[None, None, dict[str, Any]]
+
+
+class BlendQueue:
+    """Orders in the order of their arrival: the first is finished before the second begins, so that it has
+    its first token soonest and one request's stored KV is in flight at a time."""
+
+    def __init__(self, start: Callable[[BlendOrder, Pace], Blend]) -> None:
+        self._start, self._pace = start, Pace()
+        self._waiting: deque[BlendOrder] = deque()
+        self._current: tuple[BlendOrder, Blend] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._current or self._waiting)
+
+    def add(self, orders: Iterable[BlendOrder]) -> None:
+        self._waiting.extend(orders)
+
+    def run(self, budget_s: float | None) -> list[tuple[BlendOrder, dict[str, Any] | Exception]]:
+        """Blend for about so many seconds (None: until all is done); what was finished, or failed, in it.
+
+        An order that does not wait is needed by the step at hand: then all is done, whatever it takes.
+        """
+        if any(not order.waits for order in self._waiting):
+            budget_s = None
+        self._pace.begin(budget_s)
+        done: list[tuple[BlendOrder, dict[str, Any] | Exception]] = []
+        while self:
+            if self._current is None:
+                order = self._waiting.popleft()
+                self._current = order, self._start(order, self._pace)
+            order, blend = self._current
+            try:
+                next(blend)
+                return done  # it has paused
+            except StopIteration as end:
+                done.append((order, end.value))
+            except Exception as error:  # whatever it is, the engine's own prefill gives the right answer
+                done.append((order, error))
+            self._current = None
+            if self._pace.over:
+                break
+        return done
+
+    def stop(self, unwanted: Callable[[BlendOrder], bool]) -> None:
+        """Have an order that was begun fail, because what it needs goes away. The engine prefills it."""
+        if self._current and unwanted(self._current[0]):
+            order, blend = self._current
+            blend.close()
+            self._current = order, _stopped()
+
+    def cancel(self, unwanted: Callable[[BlendOrder], bool]) -> list[BlendOrder]:
+        """Forget orders, begun or not; those that were forgotten."""
+        gone = [order for order in self._waiting if unwanted(order)]
+        self._waiting = deque(order for order in self._waiting if not unwanted(order))
+        if self._current and unwanted(self._current[0]):
+            order, blend = self._current
+            blend.close()
+            self._current = None
+            gone.append(order)
+        return gone
+
+
+def _stopped() -> Blend:
+    raise RuntimeError("its store was closed")
+    yield
