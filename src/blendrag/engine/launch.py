@@ -89,6 +89,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
                 "exact_tail": _EXACT_TAIL,
                 "mask": settings.mask,
                 "in_flight": settings.layers_in_flight,
+                "blend_share": settings.blend_share,
             },
         ),
     }
