@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from blendrag.control.estimate import Estimator
 from blendrag.engine.decoder import Decoder
 from blendrag.engine.fused import CachedSpan, FusedPrefill, FusedStats, Target
 from blendrag.engine.masks import Mask
+from blendrag.engine.question import QuestionPass
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.slices import Blend, Pace
-from blendrag.fuse import make_selector
+from blendrag.fuse import Selector, make_selector
+from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
 from blendrag.load.trace import Trace
 from blendrag.store.kv_store import KVStore
@@ -94,18 +97,25 @@ class Blending:
             report["trace"] = self._trace.events
         return report
 
-    def _open(self, without: frozenset[str] = frozenset()) -> list[tuple[CachedSpan, Opened]]:
+    def _open(
+        self, without: frozenset[str] = frozenset(), *, use: bool = True
+    ) -> list[tuple[CachedSpan, Opened]]:
         ids = self._order.token_ids
         # The prompt's last token is the engine's, whatever it belongs to.
         cut = [(key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in self._order.recipe.spans]
         wanted = sorted((span.start, key, span) for key, span in cut if key not in without)
         found = self._kv.open_records(
-            [(key, ids[at : at + span.length]) for at, key, span in wanted], use=not without
+            [(key, ids[at : at + span.length]) for at, key, span in wanted], use=use and not without
         )
-        spans = []
+        spans: list[tuple[CachedSpan, Opened]] = []
+        stop = None
         for (_, key, span), opened in zip(wanted, found, strict=True):
             if isinstance(opened, Miss):
                 self._missing[key] = opened.reason
+                stop = opened.reason if self._order.recipe.semantics == "lmcache" else None
+            elif stop is not None:
+                self._kv.close_records([opened])
+                self._missing[key] = stop
             else:
                 spans.append((span, opened))
         return spans
@@ -132,30 +142,64 @@ class Blending:
         return kept
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
-        model, order, kv = self._model, self._order, self._kv
-        try:
-            load = [
-                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.wants(opened) else None)
-                for span, opened in spans
-            ]
-            layers = self._loader.load(load, kv.layout, model.device, self._trace, kv.promote_behind)
-        except BaseException:
-            kv.close_records([opened for _, opened in spans])
-            raise
-        with layers:
-            fused = FusedPrefill(
+        selector = make_selector(self._order.recipe.selector, self._options)
+        if not (spans and selector.reads_question):
+            fused = yield from self._run(FusedPrefill, self._load(spans), spans, selector)
+            return fused.stats
+        reuse = make_selector("none", self._options)
+        first = yield from self._run(QuestionPass, self._load(spans), spans, reuse)
+        assert isinstance(first, QuestionPass)
+        layers = None  # they are written by now
+        if selector.check_layers(self._model.decoder.num_layers) != (0,):
+            again = self._open(frozenset(self._missing), use=False)
+            layers = self._load(again)
+            if [span for span, _ in again] != [span for span, _ in spans]:
+                layers.close()
+                raise RuntimeError("chunks disappeared between the two passes")
+        second = yield from self._run(FusedPrefill, layers, spans, selector, first.mass)
+        second.stats.load_s += first.stats.load_s
+        second.stats.select_s += first.stats.recompute_s
+        return second.stats
+
+    def _run(
+        self,
+        kind: type[FusedPrefill],
+        layers: StoredLayers | None,
+        spans: list[tuple[CachedSpan, Opened]],
+        selector: Selector,
+        attention: torch.Tensor | None = None,
+    ) -> Generator[None, None, FusedPrefill]:
+        model, order = self._model, self._order
+        leaky = order.recipe.semantics == "lmcache"
+        with layers or nullcontext():
+            fused = kind(
                 model.decoder,
                 model.runner,
                 torch.tensor(order.token_ids, device=model.device),
                 [span for span, _ in spans],
                 layers,
-                make_selector(order.recipe.selector, self._options),
+                selector,
                 Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
-                model.mask,
-                self._trace,
-                self._pace,
+                "runs" if layers is None or leaky else model.mask,
+                trace=self._trace,
+                pace=self._pace,
+                attention=attention,
+                leaky=leaky,
             )
-            return (yield from fused.run())
+            yield from fused.run()
+        return fused
+
+    def _load(self, spans: list[tuple[CachedSpan, Opened]]) -> StoredLayers:
+        kv = self._kv
+        try:
+            load = [
+                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.wants(opened) else None)
+                for span, opened in spans
+            ]
+            return self._loader.load(load, kv.layout, self._model.device, self._trace, kv.promote_behind)
+        except BaseException:
+            kv.close_records([opened for _, opened in spans])
+            raise
 
     def _note(self, failure: LoadFailedError) -> None:
         for opened in failure.opened:

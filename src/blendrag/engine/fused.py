@@ -20,7 +20,7 @@ from blendrag.engine.masks import Mask
 from blendrag.engine.slices import Pace
 from blendrag.fuse.deviation import deviation
 from blendrag.fuse.masked import masked_attention
-from blendrag.fuse.runs import find_runs
+from blendrag.fuse.runs import Runs, bottom_right, find_runs
 from blendrag.fuse.selector import CachedTokens, Selector
 from blendrag.load.layers import StoredLayers
 from blendrag.load.trace import Trace
@@ -60,7 +60,12 @@ class FusedStats:
 
 
 class FusedPrefill(LayerVisitor):
-    """One request's fused prefill into the paged cache. Use once: ``yield from FusedPrefill(...).run()``."""
+    """One request's fused prefill into the paged cache. Use once: ``yield from FusedPrefill(...).run()``.
+
+    wants_whole: whether all tokens' K and V of a layer are put together at each layer, whatever the mask.
+    """
+
+    wants_whole = False
 
     def __init__(
         self,
@@ -68,17 +73,22 @@ class FusedPrefill(LayerVisitor):
         runner: Any,
         token_ids: torch.Tensor,
         spans: Sequence[CachedSpan],
-        stored: StoredLayers,
+        stored: StoredLayers | None,
         selector: Selector,
         target: Target,
         mask: Mask = "runs",
+        *,
         trace: Trace | None = None,
         pace: Pace | None = None,
+        attention: torch.Tensor | None = None,
+        leaky: bool = False,
     ) -> None:
-        """``stored``: the spans' KV, the spans one after the other. ``pace``: says when to pause."""
+        """``stored``: the spans' KV, the spans one after the other; None: it is written already, and the
+        selector has no check layer. ``pace``: says when to pause. ``attention``: the question's, for
+        selectors that read it. ``leaky``: with the mask of LMCache, for comparison."""
         self.decoder, self.runner, self.selector, self.target = decoder, runner, selector, target
         self.token_ids, self.mask, self.trace = token_ids, mask, trace or Trace(on=False)
-        self.pace = pace or Pace()
+        self.pace, self.attention, self.leaky = pace or Pace(), attention, leaky
         self.spans, self.stored = spans, stored
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
@@ -106,15 +116,17 @@ class FusedPrefill(LayerVisitor):
         self._clock = time.perf_counter()
         if self.checks[0] == 0:
             self._drop(self.selector.select(0, self._candidates()))
-        if self.cached.numel():
+        if self.cached.numel() and self.stored is not None:
             self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
         for layer in range(self.decoder.num_layers):
-            stored = self._write_stored(layer) if self.alive.numel() < self.cached.numel() else None
+            reused = self.stored is not None and self.alive.numel() < self.cached.numel()
+            stored = self._write_stored(layer) if reused else None
             if not self.rows.numel():  # nothing to recompute: only stored KV is left to write
                 continue
             scattered = self.rows.numel() < self.token_ids.numel() or layer in self.checks
-            self._dense = self._whole(stored) if self.mask == "dense" and scattered else None
+            whole = self.wants_whole or self.mask == "dense"
+            self._dense = self._whole(stored) if whole and scattered else None
             parts: list[Hidden] = []
             for piece in self._pieces(layer):
                 with self.trace.span("compute", f"layer {layer}"):
@@ -140,7 +152,7 @@ class FusedPrefill(LayerVisitor):
         compared."""
         at, count = 0, self.rows.numel()
         while at < count:
-            rows = None if layer in self.checks and layer else self.pace.rows
+            rows = None if (layer in self.checks and layer) or self.leaky else self.pace.rows
             end = count if rows is None else min(count, at + rows)
             yield slice(at, end)
             at = end
@@ -183,7 +195,7 @@ class FusedPrefill(LayerVisitor):
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
         attention = self.decoder.attentions[layer]
         rows = self._entered if all_rows else self._going
-        if self._dense is not None and rows.numel() < self.token_ids.numel():
+        if self._dense is not None and self.mask == "dense" and rows.numel() < self.token_ids.numel():
             return masked_attention(query, *self._dense, rows, attention.impl.scale)
         metadata = self._metadata_for(rows)
         return compat.attend(attention, query, attention.kv_cache, metadata[attention.layer_name])
@@ -191,9 +203,10 @@ class FusedPrefill(LayerVisitor):
     # -- bookkeeping --------------------------------------------------------------------------------------
 
     def _candidates(self, scores: torch.Tensor | None = None, norm: float = 1.0) -> CachedTokens:
-        return CachedTokens(
-            self.offsets[self.alive], self.lengths[self.alive], self.cached.numel(), scores, norm
-        )
+        alive, attention = self.alive, self.attention
+        attention = None if attention is None else attention[alive]
+        offsets, lengths = self.offsets[alive], self.lengths[alive]
+        return CachedTokens(offsets, lengths, self.cached.numel(), scores, norm, attention)
 
     def _drop(self, chosen: torch.Tensor) -> None:
         """Go on with only the ``chosen`` of the cached tokens alive."""
@@ -206,15 +219,18 @@ class FusedPrefill(LayerVisitor):
         key = self._at, rows.numel()
         if key not in self._metadata:
             slots = self.target.slots(rows)
-            self._metadata[key] = compat.attention_metadata(
-                self.runner, find_runs(rows), self.block_table, slots
-            )
+            runs = self._leaking(rows) if self.leaky else find_runs(rows)
+            self._metadata[key] = compat.attention_metadata(self.runner, runs, self.block_table, slots)
         return self._metadata[key]
+
+    def _leaking(self, rows: torch.Tensor) -> Runs:
+        return bottom_right(rows.numel(), self.token_ids.numel())
 
     def _stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This layer's stored K before RoPE and V, [cached, kv_heads, head_size] each."""
         if self._layer_kv is None or self._layer_kv[0] != layer:
             begin = time.perf_counter()
+            assert self.stored is not None
             with self.trace.span("wait", f"layer {layer}"):
                 self._layer_kv = (layer, *self.stored.synchronize(layer))
             self.stats.load_s += time.perf_counter() - begin
