@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blendrag.bench.prompts import Prompt, Trial
+from blendrag.bench.prompts import Trial
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
+from blendrag.settings import Settings
 
 TOP = 20  # log probabilities asked for: as many as vLLM gives by default
 _FIRST_TOKEN = Sampling(max_tokens=1, logprobs=TOP)
@@ -40,9 +42,27 @@ class Arm(ABC):
 
     name: str
 
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        """Before the clock starts: nothing of earlier requests is left in the prefix cache."""
+        reset(engine)
+
     @abstractmethod
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        """Time ``trial.prompt``."""
+
     def run(self, engine: Engine, trial: Trial) -> Sample:
-        """Time ``trial.prompt``; nothing of earlier requests is left in the prefix cache."""
+        """Prepared and timed."""
+        (sample,) = self.run_together(engine, [trial])
+        return sample
+
+    def run_together(self, engine: Engine, trials: Sequence[Trial]) -> list[Sample]:
+        """Prepared, then all asked at once."""
+
+        async def all_at_once() -> list[Sample]:
+            await self.prepare(engine, trials)
+            return await asyncio.gather(*(self.ask(engine, trial) for trial in trials))
+
+        return asyncio.run(all_at_once())
 
 
 class FullPrefill(Arm):
@@ -50,9 +70,8 @@ class FullPrefill(Arm):
 
     name = "full"
 
-    def run(self, engine: Engine, trial: Trial) -> Sample:
-        reset(engine)
-        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN)
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
         return _sample(delta, trial.prompt.chunk_tokens(), {})
 
 
@@ -61,10 +80,13 @@ class PrefixCaching(Arm):
 
     name = "prefix"
 
-    def run(self, engine: Engine, trial: Trial) -> Sample:
-        reset(engine)
-        engine.generate(trial.reordered.token_ids, _FIRST_TOKEN)
-        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN)
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        await super().prepare(engine, trials)
+        for trial in trials:
+            await engine.agenerate(trial.reordered.token_ids, _FIRST_TOKEN)
+
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
         return _sample(delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
 
 
@@ -81,17 +103,27 @@ class Blending(Arm):
         self.report: dict[str, Any] = {}
         self.name = f"blend@{recipe.ratio:g}" if recipe.ratio else "reuse"
 
-    def run(self, engine: Engine, trial: Trial) -> Sample:
-        reset(engine)
-        delta = engine.generate(trial.prompt.token_ids, _FIRST_TOKEN, self._for(trial.prompt))
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        recipe = replace(self._recipe, spans=trial.prompt.spans)
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
         self.report = report = delta.report or {"fallback": "the engine gave no report"}
         if "fallback" in report or (report["missing"] and not self.misses_allowed):
             reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
             raise EngineError(f"{self.name} was not blended, so its time would mean nothing: {reason}")
         return _sample(delta, report["recomputed"], report["ms"])
 
-    def _for(self, prompt: Prompt) -> Recipe:
-        return replace(self._recipe, spans=prompt.spans)
+
+def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:
+    """The settings' recipe but for its spans, over the opened store of this id. ratio: instead of theirs."""
+    return Recipe(
+        store,
+        (),
+        selector=settings.selector,
+        ratio=settings.recompute_ratio if ratio is None else ratio,
+        metric=settings.metric,
+        check_layers=settings.check_layers,
+        threshold=settings.threshold,
+    )
 
 
 def make_arms(base: Recipe, ratios: Sequence[float]) -> list[Arm]:

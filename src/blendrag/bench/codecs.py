@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample
-from blendrag.bench.ingest import TemporaryStore, rounds_of, temporary_store
+from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample, recipe_of
+from blendrag.bench.ingest import TemporaryStore, ingest_all, temporary_store
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
 from blendrag.bench.running import blending_engine
@@ -22,7 +22,6 @@ from blendrag.bench.statistics import first_token_kl, spread
 from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
 from blendrag.bench.ttft import POOL, BenchOptions, check_length
 from blendrag.engine.handle import Engine
-from blendrag.engine.recipe import Recipe
 from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity
@@ -83,12 +82,12 @@ def _measure(
         progress.total(len(names) + (1 + len(names) * len(options.ratios)) * (options.repeats + 1))
         for name, store in stores.items():
             progress.note(f"ingest: {name}")
-            _fill(engine, store, settings.ingest_batch_tokens)
+            ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
             progress.step()
         records = _read_back(stores[REFERENCE], _layout(engine, own[REFERENCE]))
         costs = {name: measure_codec(_layout(engine, own[name]).codec, records) for name in names}
         arms: dict[tuple[str, float], Arm] = {
-            (name, ratio): Blending(_recipe(store, settings, ratio))
+            (name, ratio): Blending(recipe_of(settings, store.id, ratio))
             for name, store in stores.items()
             for ratio in options.ratios
         }
@@ -188,13 +187,6 @@ def _trials(maker: PromptMaker, store: TemporaryStore, options: BenchOptions) ->
     return [maker.trial(store.chunks, options.chunks, rng, n) for n in range(options.repeats + 1)]
 
 
-def _fill(engine: Engine, store: TemporaryStore, batch_tokens: int) -> None:
-    for batches in rounds_of(store.chunks, batch_tokens):
-        for batch in batches:
-            engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-    engine.call("flush", store.id)
-
-
 def _layout(engine: Engine, settings: Settings) -> Layout:
     return Layout(kv_identity(settings, engine.model_path), str(engine.facts["dtype"]))
 
@@ -212,18 +204,6 @@ def _read_back(store: TemporaryStore, layout: Layout) -> list[torch.Tensor]:
         disk.close_record(opened)
         found.append(Record(opened.head, rows).decode())
     return found
-
-
-def _recipe(store: TemporaryStore, settings: Settings, ratio: float) -> Recipe:
-    return Recipe(
-        store.id,
-        (),
-        selector=settings.selector,
-        ratio=ratio,
-        metric=settings.metric,
-        check_layers=settings.check_layers,
-        threshold=settings.threshold,
-    )
 
 
 def _interleaved(

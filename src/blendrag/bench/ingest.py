@@ -17,7 +17,7 @@ from blendrag.bench.prompts import StoredChunk
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
-from blendrag.serving.identity import kv_identity
+from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 
@@ -63,13 +63,14 @@ def temporary_store(
     engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]]
 ) -> Iterator[TemporaryStore]:
     """A store that knows ``pieces``, empty yet; gone afterwards, whatever happens."""
-    identity = kv_identity(settings, engine.model_path)
+    prefix = prefix_ids(settings, engine.model_path)
+    identity = kv_identity(settings, engine.model_path, prefix)
     chunks = tuple(StoredChunk(identity.chunk_key(ids), ids) for ids in pieces)
     with tempfile.TemporaryDirectory(prefix="blendrag-bench-", ignore_cleanup_errors=True) as folder:
         with contextlib.closing(Catalogue.open(Path(folder), identity)) as catalogue:
             catalogue.register("bench", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
         stack = [spec.plain() for spec in settings.local_stack]
-        store = engine.call("open_store", folder, asdict(identity), stack)
+        store = engine.call("open_store", folder, asdict(identity), stack, None, list(prefix))
         try:
             yield TemporaryStore(store, chunks)
         finally:
@@ -82,6 +83,14 @@ def rounds_of(chunks: Sequence[StoredChunk], batch_tokens: int) -> list[list[lis
     size = max(1, batch_tokens // len(chunks[0].token_ids))
     batches = [list(chunks[at : at + size]) for at in range(0, len(chunks), size)]
     return [batches[at : at + _CALLS_PER_ROUND] for at in range(0, len(batches), _CALLS_PER_ROUND)]
+
+
+def ingest_all(engine: Engine, store: str, chunks: Sequence[StoredChunk], batch_tokens: int) -> None:
+    """Prefill and store chunks of one length; on disk when it returns."""
+    for batches in rounds_of(chunks, batch_tokens):
+        for batch in batches:
+            engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
+    engine.call("flush", store)
 
 
 def fill(

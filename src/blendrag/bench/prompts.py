@@ -76,11 +76,18 @@ class PromptMaker:
         except ModelError:  # a base model: time does not depend on the template
             return [Part(f"{self._system}\n\n"), Part(question, 1), Part("\n\n")]
 
-    def trial(self, pool: Sequence[StoredChunk], chunks: int, rng: random.Random, number: int) -> Trial:
+    def trial(
+        self,
+        pool: Sequence[StoredChunk],
+        chunks: int,
+        rng: random.Random,
+        number: int,
+        questions: Sequence[str] = QUESTIONS,
+    ) -> Trial:
         """A random choice of at least two chunks from ``pool``, in two different random orders."""
         chosen = rng.sample(pool, chunks)
         other = list(chosen)
         while other == chosen:
             rng.shuffle(other)
-        question = QUESTIONS[number % len(QUESTIONS)]
+        question = questions[number % len(questions)]
         return Trial(self.make(chosen, question), self.make(other, question))

@@ -6,7 +6,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blendrag.bench.arms import Blending, FullPrefill, Sample
+from blendrag.bench.arms import Blending, FullPrefill, Sample, recipe_of
 from blendrag.bench.ingest import fill, rounds_of, temporary_store
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker
@@ -14,7 +14,6 @@ from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import spread
 from blendrag.bench.texts import text_pieces
 from blendrag.engine.handle import Engine
-from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.machine import describe_machine
 from blendrag.settings import Settings
@@ -67,7 +66,7 @@ def _measure(
         fill(engine, store, rounds, progress)
         before = engine.call("stats", store.id)["tiers"]
         full = FullPrefill()
-        blend = Blending(Recipe(store.id, (), settings.selector, options.ratio, settings.metric))
+        blend = Blending(recipe_of(settings, store.id, options.ratio))
         rng, asked = random.Random(options.seed), []
         seen: set[tuple[str, ...]] = set()
         for number in range(-2, options.questions):  # the first two warm up

@@ -13,6 +13,9 @@ from typing import Any
 from blendrag.errors import ConfigError, SourceError
 from blendrag.index.formats import Unusable, decode
 from blendrag.prompt import encode_document
+from blendrag.prompt.template import decode as decode_tokens
+
+_SLACK = 16  # tokens
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -106,3 +109,20 @@ def text_pieces(tokenizer: Any, count: int, tokens: int) -> list[tuple[int, ...]
         return encode_document(tokenizer, text)
 
     return cut_chunks(installed_texts(), encode, tokens, least=count, most=count)
+
+
+def questions_of(tokenizer: Any, tokens: int, count: int = 8) -> list[str]:
+    """Up to ``count`` texts of exactly ``tokens`` tokens, to stand where the question does.
+
+    Raises ConfigError if the installed packages have too little text.
+    """
+    found = []
+    for ids in text_pieces(tokenizer, count, tokens + _SLACK):
+        for end in range(tokens, tokens + _SLACK + 1):  # what is decoded and stripped may be other tokens
+            text = decode_tokens(tokenizer, ids[:end]).strip()
+            if len(encode_document(tokenizer, text)) == tokens:
+                found.append(text)
+                break
+    if not found:
+        raise ConfigError(f"the text gives no question of {tokens} tokens: ask for more")
+    return found

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample
+from blendrag.bench.arms import Arm, Blending, FullPrefill, Sample, recipe_of
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, StoredChunk, Trial
 from blendrag.bench.reading import reading_speed
@@ -24,6 +24,7 @@ from blendrag.settings import Settings
 from blendrag.store.record import Layout
 from blendrag.store.spec import TierSpec
 
+LOCAL = {"ram": TierSpec(kind="ram"), "disk": TierSpec(kind="disk")}
 _POOL = 2  # chunks in a store, per chunk of a prompt
 
 
@@ -42,14 +43,14 @@ class TierBenchOptions:
 def tiers_of(settings: Settings, options: TierBenchOptions) -> dict[str, TierSpec]:
     """The tiers that are compared, by name: RAM, disk, a slowed disk, and every server that is configured and
     may be written."""
-    servers = [
-        spec for spec in settings.tiers if spec.kind in ("redis", "object") and spec.writes != "never"
-    ]
-    return {
-        "ram": TierSpec(kind="ram"),
-        "disk": TierSpec(kind="disk"),
-        f"disk at {options.slow_disk / 1e6:g} MB/s": TierSpec(kind="disk", throttle=options.slow_disk),
-    } | {spec.label: spec for spec in servers}
+    slow = f"disk at {options.slow_disk / 1e6:g} MB/s"
+    return LOCAL | {slow: TierSpec(kind="disk", throttle=options.slow_disk)} | servers_of(settings)
+
+
+def servers_of(settings: Settings) -> dict[str, TierSpec]:
+    """Every server that is configured and may be written, by name."""
+    servers = (spec for spec in settings.tiers if spec.kind in ("redis", "object"))
+    return {spec.label: spec for spec in servers if spec.writes != "never"}
 
 
 def run_tiers(settings: Settings, options: TierBenchOptions, progress: BenchProgress) -> dict[str, Any]:
@@ -82,18 +83,18 @@ def _measure(
             stores[name] = opened.enter_context(trial_store(engine, settings, spec, pieces))
             progress.step()
         arms: dict[Arm, Sequence[StoredChunk]] = {FullPrefill(): stores["ram"].chunks}
-        base = Recipe("", (), settings.selector, options.ratio, settings.metric, settings.check_layers)
+        base = recipe_of(settings, "", options.ratio)
         unknown = [StoredChunk(f"no {chunk.key}", chunk.token_ids) for chunk in stores["ram"].chunks]
         arms[_Miss(replace(base, store=stores["ram"].id))] = unknown
         for name, store in stores.items():
-            arms[_Tier(name, replace(base, store=store.id, trace=True), store)] = store.chunks
+            arms[_Traced(name, replace(base, store=store.id), store)] = store.chunks
         samples = _interleaved(engine, arms, maker, options, progress)
         layout = Layout(stores["disk"].identity, engine.facts["dtype"])
         reading = reading_speed(Path(stores["disk"].id) / "kv", layout)
     return {
         "arms": summarise(samples),
         "ratios": _ratios(samples, list(stores)),
-        "traces": {arm.name: arm.trace for arm in arms if isinstance(arm, _Tier)},
+        "traces": {arm.name: arm.trace for arm in arms if isinstance(arm, _Traced)},
         "reading": reading,
         "machine": describe_machine(settings.model, engine.facts),
         "config": asdict(options) | {"codec": settings.codec, "layers_in_flight": settings.layers_in_flight},
@@ -110,12 +111,28 @@ class _Miss(Blending):
         self.name = "miss"
 
 
-class _Tier(Blending):
+class FromTier(Blending):
     """Blending from one tier. RAM has been filled by the same prompt just before; files are read cold."""
 
     def __init__(self, name: str, recipe: Recipe, store: TrialStore) -> None:
         super().__init__(recipe)
         self.name, self._store = name, store
+
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        if self._store.tier == "ram":
+            await super().prepare(engine, trials)
+            for trial in trials:
+                await super().ask(engine, trial)
+        else:
+            self._store.make_cold()
+        await super().prepare(engine, trials)
+
+
+class _Traced(FromTier):
+    """Its recipe asks for a trace."""
+
+    def __init__(self, name: str, recipe: Recipe, store: TrialStore) -> None:
+        super().__init__(name, replace(recipe, trace=True), store)
         self._traces: list[tuple[float, list[Any]]] = []
 
     @property
@@ -124,12 +141,8 @@ class _Tier(Blending):
         by_time = sorted(self._traces, key=lambda pair: pair[0])
         return by_time[len(by_time) // 2][1]
 
-    def run(self, engine: Engine, trial: Trial) -> Sample:
-        if self.name == "ram":
-            super().run(engine, trial)
-        else:
-            self._store.make_cold()
-        sample = super().run(engine, trial)
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        sample = await super().ask(engine, trial)
         self._traces.append((sample.ttft_ms, self.report["trace"]))
         return sample
 

@@ -12,7 +12,7 @@ from blendrag.bench.cold import drop_page_cache, temporary_folder
 from blendrag.bench.prompts import StoredChunk
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
-from blendrag.serving.identity import kv_identity
+from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -46,7 +46,8 @@ def trial_store(
 
     Records in RAM need a home below; servers are asked under a namespace of its own.
     """
-    identity = kv_identity(settings, engine.model_path)
+    prefix = prefix_ids(settings, engine.model_path)
+    identity = kv_identity(settings, engine.model_path, prefix)
     identity = replace(identity, namespace=f"trial-{uuid.uuid4().hex}")
     chunks = tuple(StoredChunk(identity.chunk_key(ids), ids) for ids in pieces)
     own = spec.model_copy(update={"write": "through", "bytes": None, "chunks": None, "path": None})
@@ -55,7 +56,7 @@ def trial_store(
         with contextlib.closing(Catalogue.open(folder, identity)) as catalogue:
             catalogue.register("trial", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
         plain = [each.plain() for each in stack]
-        store = engine.call("open_store", str(folder), asdict(identity), plain)
+        store = engine.call("open_store", str(folder), asdict(identity), plain, None, list(prefix))
         try:
             for chunk in chunks:
                 engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)]])

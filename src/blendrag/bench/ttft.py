@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.bench.arms import Arm, Sample, make_arms
+from blendrag.bench.arms import Arm, Sample, make_arms, recipe_of
 from blendrag.bench.ingest import fill, rounds_of, temporary_store
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker, Trial
@@ -16,7 +16,6 @@ from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import summarise
 from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
 from blendrag.engine.handle import Engine
-from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError, PromptTooLongError
 from blendrag.fuse import make_selector
 from blendrag.fuse.selector import SelectorOptions
@@ -98,15 +97,7 @@ def _measure(
             maker.trial(store.chunks, options.chunks, rng, number) for number in range(options.repeats + 1)
         ]
         check_length(trials, engine.max_model_len)
-        base = Recipe(
-            store.id,
-            (),
-            selector=settings.selector,
-            metric=settings.metric,
-            check_layers=settings.check_layers,
-            threshold=settings.threshold,
-        )
-        arms = make_arms(base, options.ratios)
+        arms = make_arms(recipe_of(settings, store.id), options.ratios)
         rounds = rounds_of(store.chunks, settings.ingest_batch_tokens)
         progress.total(2 * len(rounds) + len(arms) * len(trials))
         cost = fill(engine, store, rounds, progress)

@@ -1,0 +1,52 @@
+"""How the pictures look: opaque white, so that they are as readable on a dark page; quiet axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+INK = "#24292f"
+_GRID = "#e6e8eb"
+ARM_COLOURS = {"full": "#6e7781", "prefix": "#8e6cc0", "reuse": "#e9a23b", "blended": "#2f81c7"}
+ARM_LABELS = {"full": "full prefill", "prefix": "prefix caching", "reuse": "full reuse", "blended": "blended"}
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=160, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
+    """Title, labels and grid."""
+    axes.set_facecolor("white")
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
+    axes.set_xlabel(x, color=INK, fontsize=9)
+    axes.set_ylabel(y, color=INK, fontsize=9)
+    axes.tick_params(length=0, colors=INK)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+
+
+def add_legend(figure: Any, axes: Any) -> None:
+    """Below, of what ``axes`` show."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=max(1, len(handles)), labelcolor=INK,
+        frameon=False, fontsize=9,
+    )  # fmt: skip
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, facecolor="white", transparent=False)
+
+
+def where(machine: Mapping[str, Any]) -> str:
+    """A machine in a line, for a footnote."""
+    return f"{Path(str(machine['model'])).name} on {machine['cpu']}, {machine['threads']} threads"
