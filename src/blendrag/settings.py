@@ -81,6 +81,9 @@ class Settings(BaseSettings):
     chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
     chunk_overlap: int = Field(0, ge=0)
     embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
+    shared_prefix: bool = Field(
+        False, description="Prefill chunks behind the rendered system prompt, keeping only the chunk's rows."
+    )
     ingest_batch_tokens: int = Field(
         2048, ge=16, description="Tokens prefilled per worker call; serving goes on between calls."
     )

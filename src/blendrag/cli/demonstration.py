@@ -16,7 +16,7 @@ from blendrag.cli.console import err, interruptible, out, say
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.opening import open_index, start_engine
 from blendrag.settings import Settings
-from blendrag.store.identity import LAYOUT_VERSION
+from blendrag.store.identity import LAYOUT_VERSION, prefix_digest
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer
@@ -50,7 +50,9 @@ class Comparison:
 
 def _name(settings: Settings) -> str:
     """Of the demo's folder: an index is opened only with what it was made with."""
-    parts = (settings.model, settings.dtype, settings.codec, settings.namespace, f"v{LAYOUT_VERSION}")
+    prefix = prefix_digest([*settings.system_prompt.encode()])[:8] if settings.shared_prefix else ""
+    s = settings
+    parts = (s.model, s.dtype, s.codec, s.namespace, prefix, f"v{LAYOUT_VERSION}")
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from blendrag.errors import StoreError
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import ALONE, KVIdentity
 
 VERSION = 1
 NO_PROFILE = "there is no profile of this model on this machine: run blendrag profile"
@@ -105,8 +105,8 @@ class _Any(BaseModel):
 
 
 def profile_digest(identity: KVIdentity) -> str:
-    """Names what the times depend on. Whose KV it is makes no difference to them."""
-    return replace(identity, namespace="").digest()
+    """Names what the times depend on. Whose KV it is, or behind what prefilled, makes no difference."""
+    return replace(identity, namespace="", prefix=ALONE).digest()
 
 
 def profile_path(cache_dir: Path, digest: str, device: str) -> Path:

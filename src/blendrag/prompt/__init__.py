@@ -3,6 +3,7 @@
 from blendrag.prompt.assemble import assemble
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
 from blendrag.prompt.planner import plan_chat, plan_prompt
+from blendrag.prompt.prefix import shared_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
 from blendrag.prompt.template import decode, encode_document, render_chat
 
@@ -19,4 +20,5 @@ __all__ = [
     "plan_chat",
     "plan_prompt",
     "render_chat",
+    "shared_prefix",
 ]

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from blendrag.errors import ModelError
 from blendrag.models import model_digest
+from blendrag.prompt import shared_prefix
 from blendrag.settings import Settings
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import KVIdentity, prefix_digest
 
 
-def kv_identity(settings: Settings, model_path: Path) -> KVIdentity:
-    """What the KV of this model's chunks depends on. Raises ModelError for an unreadable ``config.json``."""
+def prefix_ids(settings: Settings, model_path: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """Token ids behind which chunks are prefilled; none without ``settings.shared_prefix``."""
+    if not settings.shared_prefix:
+        return ()
+    if tokenizer is None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(model_path))
+    return shared_prefix(tokenizer, settings.system_prompt, settings.separator)
+
+
+def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()) -> KVIdentity:
+    """What the KV of this model's chunks depends on, if they are prefilled behind ``prefix``.
+
+    Raises ModelError for an unreadable ``config.json``.
+    """
     try:
         config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -28,5 +44,6 @@ def kv_identity(settings: Settings, model_path: Path) -> KVIdentity:
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_size=config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads),
         codec=settings.codec,
+        prefix=prefix_digest(prefix),
         namespace=settings.namespace,
     )

@@ -102,18 +102,35 @@ def default_kv_dir(settings: Settings) -> Path:
     """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
     they are used."""
     s = settings
-    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, s.cache_dir)
+    prefix = (s.system_prompt, s.separator) if s.shared_prefix else None
+    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, prefix, s.cache_dir)
 
 
 @functools.cache
 def _kv_dir(
-    model: str, revision: str | None, dtype: str, codec: str, namespace: str, cache_dir: Path
+    model: str,
+    revision: str | None,
+    dtype: str,
+    codec: str,
+    namespace: str,
+    prefix: tuple[str, str] | None,
+    cache_dir: Path,
 ) -> Path:
     from blendrag.models import resolve_model
-    from blendrag.serving.identity import kv_identity
+    from blendrag.serving.identity import kv_identity, prefix_ids
 
+    system_prompt, separator = prefix or (None, None)
     settings = Settings.load(
-        model=model, revision=revision, dtype=dtype, codec=codec, namespace=namespace, cache_dir=cache_dir
+        model=model,
+        revision=revision,
+        dtype=dtype,
+        codec=codec,
+        namespace=namespace,
+        shared_prefix=prefix is not None,
+        system_prompt=system_prompt,
+        separator=separator,
+        cache_dir=cache_dir,
     )
-    identity = kv_identity(settings, resolve_model(model, cache_dir, revision=revision))
+    path = resolve_model(model, cache_dir, revision=revision)
+    identity = kv_identity(settings, path, prefix_ids(settings, path))
     return cache_dir / "kv" / identity.digest()

@@ -14,7 +14,7 @@ from blendrag.errors import BlendragWarning
 from blendrag.fuse import SelectorOptions, make_selector
 from blendrag.models import resolve_model
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
-from blendrag.serving.identity import kv_identity
+from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, prefill_pending
 from blendrag.serving.progress import IngestProgress
@@ -31,7 +31,7 @@ class Library:
     """Opened by its constructor, ended by :meth:`close`. The engine starts when needed. Thread-safe.
 
     A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
-    Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model) and
+    Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model or prefix) and
     StoreInUseError (another process has it open).
     """
 
@@ -42,15 +42,16 @@ class Library:
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         check_codec(settings.codec)
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
-        self.identity = kv_identity(settings, model_path)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
+        self._prefix = prefix_ids(settings, model_path, self.tokenizer)
+        self.identity = kv_identity(settings, model_path, self._prefix)
         self._lock = IndexLock(root)
         try:
             self.catalogue = Catalogue.open(root, self.identity)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
         except BaseException:
             self._lock.release()
             raise
-        self.session = EngineSession(root, settings, self.identity)
+        self.session = EngineSession(root, settings, self.identity, self._prefix)
         self._recogniser: Recogniser | None = None
         self._recognising = threading.Lock()
         self._prefilling = threading.Lock()
@@ -122,11 +123,12 @@ class Library:
             report.not_blended = engine.facts["reason"]
             if not engine.blends:
                 return
-            fitting = [entry for entry in pending if len(entry.token_ids) < engine.max_model_len]
+            before, window = len(self._prefix), engine.max_model_len
+            fitting = [entry for entry in pending if before + len(entry.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if fitting:
                 batch = self.settings.ingest_batch_tokens
-                prefill_pending(fitting, self.session.call, batch, report, progress)
+                prefill_pending(fitting, self.session.call, batch, report, progress, before)
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.

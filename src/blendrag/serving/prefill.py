@@ -40,15 +40,17 @@ def prefill_pending(
     batch_tokens: int,
     report: PrefillReport,
     progress: IngestProgress,
+    prefix_tokens: int = 0,
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
 
-    ``call(method, *args)`` reaches the data plane. Raises StoreFullError; what is stored stays.
+    ``call(method, *args)`` reaches the data plane, which puts ``prefix_tokens`` tokens before
+    each. Raises StoreFullError; what is stored stays.
     """
     total = sum(len(entry.token_ids) for entry in entries)
     begin = time.perf_counter()
     try:
-        for batch in batches(entries, batch_tokens):
+        for batch in batches(entries, batch_tokens, prefix_tokens):
             done = call("ingest", [[entry.key, list(entry.token_ids)] for entry in batch])
             report.chunks += len(batch)
             report.tokens += done["tokens"]
@@ -60,15 +62,17 @@ def prefill_pending(
         report.nbytes += call("flush")
 
 
-def batches(entries: Iterable[Entry], batch_tokens: int) -> Iterator[list[Entry]]:
-    """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
+def batches(entries: Iterable[Entry], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[Entry]]:
+    """Group entries so that each group, with a prefix before every entry, has at most ``batch_tokens``
+    tokens, or one entry."""
     group: list[Entry] = []
     size = 0
     for entry in entries:
-        if group and size + len(entry.token_ids) > batch_tokens:
+        tokens = prefix_tokens + len(entry.token_ids)
+        if group and size + tokens > batch_tokens:
             yield group
             group, size = [], 0
         group.append(entry)
-        size += len(entry.token_ids)
+        size += tokens
     if group:
         yield group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -20,8 +21,12 @@ from blendrag.store.identity import KVIdentity
 class EngineSession:
     """Thread-safe. ``store_id`` is empty until the engine runs, and for a model that is not blended."""
 
-    def __init__(self, root: Path, settings: Settings, identity: KVIdentity) -> None:
+    def __init__(
+        self, root: Path, settings: Settings, identity: KVIdentity, prefix: Sequence[int] = ()
+    ) -> None:
+        """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled."""
         self._root, self._settings, self._identity = root, settings, identity
+        self._prefix = list(prefix)
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
@@ -55,6 +60,7 @@ class EngineSession:
                             asdict(self._identity),
                             [spec.plain() for spec in self._settings.stack],
                             self._profile(engine.facts),
+                            self._prefix,
                         )
                 except BaseException:
                     engine.release()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import ALONE, KVIdentity
 from blendrag.store.private import make_file, make_folder
 
 _VERSION = 2
@@ -185,9 +185,11 @@ def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
 
 def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
     different = stored.differences(identity)
-    if set(different) <= {"codec", "namespace", "dtype"}:  # settings, and not another model
-        had = ", ".join(f"{name}={getattr(stored, name)!r}" for name in different)
-        has = ", ".join(f"{name}={getattr(identity, name)!r}" for name in different)
+    if set(different) <= {"codec", "namespace", "dtype", "prefix"}:  # settings, and not another model
+        had = ", ".join(_setting(stored, name) for name in different)
+        has = ", ".join(_setting(identity, name) for name in different)
+        if "prefix" in different and had == has:
+            had, has = "another shared prefix (system_prompt, separator or chat template)", "this one"
         return StoreMismatchError(
             f"the index {str(root)!r} was made with {had}, not {has}: open it with that, or ingest into a new"
             " folder"
@@ -197,6 +199,13 @@ def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMism
         f" (different: {', '.join(different)}):"
         " open it with that model, or ingest into a new folder"
     )
+
+
+def _setting(identity: KVIdentity, name: str) -> str:
+    """What a user has set to get this."""
+    if name == "prefix":
+        return f"shared_prefix={identity.prefix != ALONE}"
+    return f"{name}={getattr(identity, name)!r}"
 
 
 def _made_by_another_version(root: Path) -> StoreMismatchError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from blendrag.errors import BlendragWarning, ConfigError, StoreError
+from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreMismatchError
+from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -83,3 +85,30 @@ def test_folder_is_left_by_a_codec_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'zip'; there are fp8, int4, int8, raw"):
         Library(tmp_path / "kv", Settings.load(codec="zip"))
     assert not (tmp_path / "kv").exists()
+
+
+def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path: Path) -> None:
+    def opened(name: str, **options: Any) -> Library:
+        return Library(tmp_path / name, Settings.load(max_model_len=512, **options))
+
+    keys = []
+    for at, options in enumerate(({}, {"system_prompt": "Be brief."})):
+        for shared in (False, True):
+            library = opened(f"{at}-{shared}", shared_prefix=shared, **options)
+            keys.append(library.keys_of([LONG]))
+            library.close()
+    alone, behind, still_alone, behind_another = keys
+    assert alone == still_alone
+    assert not behind & alone and not behind & behind_another
+    with pytest.raises(StoreMismatchError, match="shared_prefix=False, not shared_prefix=True"):
+        opened("0-False", shared_prefix=True)
+
+
+def test_default_folder_is_not_shared_by_two_prefixes(model_dir: Path) -> None:
+    folders = [
+        default_kv_dir(Settings.load(shared_prefix=shared, system_prompt=prompt))
+        for shared in (False, True)
+        for prompt in ("Be brief.", "Be kind.")
+    ]
+    assert folders[0] == folders[1]
+    assert len(set(folders)) == 3

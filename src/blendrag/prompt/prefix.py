@@ -1,0 +1,42 @@
+"""The shared prefix: what stands before the first document of every prompt with the same system prompt."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from secrets import randbits
+from typing import Any
+
+from blendrag.errors import ModelError
+from blendrag.prompt.template import encode_document, encode_markup, implied_bos, render_parts
+
+# Templates that write today's date would make another prefix, and another index, every day.
+_SOME_DAY = datetime(2024, 7, 26)
+
+
+def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[int, ...]:
+    """The token ids that stand before the first document where ``assemble`` has put it in a chat.
+
+    For a model without a chat template: those of the system prompt and separator as plain text. A date in
+    the template is some day's.
+    """
+    document = f"[{randbits(64)}]"  # occurs in no system prompt, and no template changes it
+    user = {"role": "user", "content": document}
+    if not getattr(tokenizer, "chat_template", None):
+        text = f"{system_prompt}{separator}" if system_prompt else ""
+        return encode_markup(tokenizer, (implied_bos(tokenizer) or "") + text)
+    messages = [user]
+    if system_prompt:
+        messages = [{"role": "system", "content": system_prompt}, user]
+        try:
+            parts = render_parts(tokenizer, messages, strftime_now=_SOME_DAY.strftime)
+        except ModelError:  # no system role, as in assemble
+            messages = [{**user, "content": f"{system_prompt}{separator}{document}"}]
+    parts = render_parts(tokenizer, messages, strftime_now=_SOME_DAY.strftime)
+    ids: list[int] = []
+    for part in parts:
+        encode = encode_markup if part.message is None else encode_document
+        before, found, _ = part.text.partition(document)
+        ids += encode(tokenizer, before) if before else ()
+        if found:
+            break
+    return tuple(ids)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blendrag.prompt import KnownText, assemble, decode, shared_prefix
+
+TRIMMING = "{% for message in messages %}<|im_start|>{{ message.content | trim }}<|im_end|>\n{% endfor %}"
+NO_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+DATED = (
+    "{{ bos_token }}Today: {{ strftime_now('%d %b %Y') }}\n{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+)
+SYSTEMS = st.one_of(st.just(""), st.text("Aa. <|im_end|>\n", max_size=20), st.just("Answer <|im_end|> é."))
+
+
+def before_first(tokenizer: Any, document: KnownText, system: str, separator: str) -> tuple[int, ...]:
+    plan = assemble(
+        tokenizer, system_prompt=system, documents=[document], separator=separator, question="Who?"
+    )
+    _, start, _ = plan.transfer_params()[0]
+    return plan.token_ids[:start]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SYSTEMS, st.sampled_from([None, TRIMMING, NO_SYSTEM]), st.sampled_from(["\n\n", " "]))
+def test_prefix_is_no_other_than_what_stands_before_the_first_document(
+    tokenizer: Any,
+    with_template: Callable[[str], Any],
+    ingested: list[KnownText],
+    system: str,
+    template: str | None,
+    separator: str,
+) -> None:
+    model = with_template(template) if template else tokenizer
+    found = shared_prefix(model, system, separator)
+    assert found == before_first(model, ingested[0], system, separator)
+
+
+def test_date_in_a_template_does_not_make_another_prefix_every_day(
+    with_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_template(DATED)
+    text = decode(model, shared_prefix(model, "Answer.", "\n\n"))
+    assert "Today: 26 Jul 2024\n" in text and text.endswith("Answer.<|im_end|>\n<|im_start|>user\n")
+
+
+def test_base_model_has_the_system_prompt_as_its_prefix(tokenizer: Any, sentencepiece_like: Any) -> None:
+    base = deepcopy(tokenizer)
+    base.chat_template = None
+    assert decode(base, shared_prefix(base, "Answer.", "\n\n")) == "Answer.\n\n"
+    assert shared_prefix(base, "", "\n\n") == ()
+    assert shared_prefix(sentencepiece_like, "", "\n\n") == (sentencepiece_like.bos_token_id,)
