@@ -1,0 +1,88 @@
+"""How sure a mean, a difference or a ratio is, from the rows that were measured: the paired bootstrap.
+
+Rows are drawn again with replacement, all numbers of a row together (Efron and Tibshirani, An Introduction
+to the Bootstrap, chapters 8 and 13); an interval holds 95 % of what is found so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 2_000
+_PERCENTILES = (2.5, 97.5)
+_SEED = 0
+
+Values = npt.ArrayLike
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A number, and the 95 % interval it lies in: ``low`` <= ``mean`` <= ``high``."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def within_noise(self) -> bool:
+        """Of a difference: whether it may as well be none."""
+        return self.low <= 0.0 <= self.high
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def mean(values: Values) -> Interval:
+    """The mean of one number per row; at least one row."""
+    (column,) = _columns(values)
+    return _interval(float(column.mean()), _means(column))
+
+
+def difference(values: Values, reference: Values) -> Interval:
+    """The mean of values - reference, row by row: what is hard about a row does not count as noise."""
+    return mean(np.subtract(values, reference))
+
+
+def gap_closed(arm: Values, full: Values, reuse: Values) -> Interval | None:
+    """1 - mean(arm - full) / mean(reuse - full), both means over the same draws; 1 is as good as full.
+
+    None if reuse does not differ from full. Draws in which it does not are left out.
+    """
+    lost, gap = _columns(np.subtract(arm, full), np.subtract(reuse, full))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        closed = 1.0 - lost.mean() / gap.mean()
+        draws = 1.0 - _means(lost) / _means(gap)
+    if not np.isfinite(closed):
+        return None
+    return _interval(float(closed), draws[np.isfinite(draws)])
+
+
+def _columns(*columns: Any) -> list[_Floats]:
+    """The columns with their rows in an order of their own: that of the file must not matter."""
+    arrays = [np.asarray(column, dtype=np.float64) for column in columns]
+    order = np.lexsort(arrays)
+    return [array[order] for array in arrays]
+
+
+def _means(column: _Floats) -> _Floats:
+    """[RESAMPLES]: the mean over each draw."""
+    return _draws(len(column)) @ column
+
+
+@lru_cache(maxsize=4)
+def _draws(rows: int) -> _Floats:
+    """[RESAMPLES, rows]: each row's share of each draw. The same for all numbers: they are drawn together."""
+    counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
+    return counts / rows
+
+
+def _interval(value: float, draws: _Floats) -> Interval:
+    low, high = np.percentile(draws, _PERCENTILES) if len(draws) else (value, value)
+    # A skewed ratio, or rounding, may leave the number itself just outside.
+    return Interval(value, min(float(low), value), max(float(high), value))
