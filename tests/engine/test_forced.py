@@ -76,11 +76,10 @@ def test_end_of_text_can_be_forced_and_does_not_end_it(bench: Bench) -> None:
     assert tuple(forced.token_ids) == stop
 
 
-@pytest.mark.parametrize("value", ["12", [1.5], [-1], [True]])
-def test_bad_forced_tokens_do_not_end_the_engine(engine: Engine, value: Any) -> None:
+@pytest.mark.parametrize("token", ["12", 1.5, -1, True])
+def test_bad_forced_token_is_refused_before_it_reaches_the_engine(engine: Engine, token: Any) -> None:
     with pytest.raises(ConfigError, match="token ids"):
-        engine.generate([1, 2, 3], Sampling(max_tokens=1, other={"extra_args": {FORCED: value}}))
-    assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids
+        engine.generate([1, 2, 3], Sampling(forced=(token,)))
 
 
 def test_token_beyond_the_vocabulary_forces_nothing(engine: Engine) -> None:
