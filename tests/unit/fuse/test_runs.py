@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.fuse.runs import dense_attention, find_runs
+from blendrag.fuse.runs import Runs, bottom_right, dense_attention, find_runs
 
 POSITIONS = st.sets(st.integers(0, 80), min_size=1, max_size=60).map(sorted)
 
@@ -40,28 +40,59 @@ def test_runs_of_nothing_are_not_asked_for() -> None:
         find_runs(torch.tensor([], dtype=torch.int64))
 
 
+def as_requests(
+    runs: Runs, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Each run as a backend computes it: the last queries of a causal request over the first keys."""
+    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    edges = runs.query_start.tolist()
+    group = query.shape[1] // key.shape[1]
+    for run, length in enumerate(runs.seq_lens.tolist()):
+        for row in range(edges[run], edges[run + 1]):
+            sees = length - (edges[run + 1] - 1 - row)  # bottom-right aligned
+            for head in range(query.shape[1]):
+                weights = torch.softmax(key[:sees, head // group] @ query[row, head] * scale, dim=0)
+                out[row, head] = weights @ value[:sees, head // group]
+    return out
+
+
 @settings(deadline=None, max_examples=40)
 @given(POSITIONS, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 9))
 def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     positions: list[int], heads: tuple[int, int], seed: int
 ) -> None:
-    """Each run as a backend computes it: the last queries of a causal request over the first keys."""
     generator = torch.Generator().manual_seed(seed)
     n = positions[-1] + 1 + seed  # keys after the last query are there, and seen by nobody
     query = torch.randn(len(positions), heads[0], 8, generator=generator)
     key, value = torch.randn(2, n, heads[1], 8, generator=generator)
     dense = dense_attention(query, key, value, torch.tensor(positions), scale=0.3)
-    runs = find_runs(torch.tensor(positions))
+    expected = as_requests(find_runs(torch.tensor(positions)), query, key, value, scale=0.3)
     assert dense.shape == query.shape
-    edges = runs.query_start.tolist()
-    for run, length in enumerate(runs.seq_lens.tolist()):
-        for row in range(edges[run], edges[run + 1]):
-            sees = length - (edges[run + 1] - 1 - row)  # bottom-right aligned
-            for head in range(heads[0]):
-                group = head // (heads[0] // heads[1])
-                weights = torch.softmax(key[:sees, group] @ query[row, head] * 0.3, dim=0)
-                expected = weights @ value[:sees, group]
-                torch.testing.assert_close(dense[row, head], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(POSITIONS, st.integers(0, 9))
+def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
+    positions: list[int], after: int
+) -> None:
+    """Why the mask of the released code is for comparison with it only."""
+    m, n = len(positions), positions[-1] + 1 + after
+    query, key, one_hot = torch.ones(m, 1, 4), torch.ones(n, 1, 4), torch.eye(n)[:, None]
+    at = torch.tensor(positions)
+    exact = dense_attention(query, key, one_hot, at, scale=0.5)[:, 0]  # [m, n]: the weight of every key
+    both = find_runs(at), bottom_right(m, n)
+    runs, leaky = (as_requests(each, query, key, one_hot, 0.5)[:, 0] for each in both)
+    future = torch.arange(n)[None, :] > at[:, None]
+    assert not exact[future].any() and not runs[future].any()
+    assert bool(leaky[future].any()) == (positions != list(range(n - m, n)))
+
+
+def test_bottom_right_mask_is_one_run_of_the_whole_sequence() -> None:
+    leaky = bottom_right(3, 10)
+    assert (leaky.count, leaky.query_start.tolist(), leaky.seq_lens.tolist()) == (1, [0, 3], [10])
+    assert leaky.max_query_len == 3
+    assert leaky.query_start.dtype == leaky.seq_lens.dtype == torch.int32
 
 
 def test_dense_attention_is_plain_causal_attention_when_nothing_is_scattered() -> None:

@@ -22,20 +22,22 @@ from blendrag.fuse import (
 from blendrag.fuse.gradual import GradualHKVD, schedule
 from blendrag.fuse.selector import budget
 
-NAMES = ["hkvd", "gradual", "first_k", "random", "all", "none"]
+NAMES = ["hkvd", "gradual", "first_k", "query", "random", "all", "none"]
 RATIOS = st.floats(0, 1, allow_subnormal=False)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
 
 def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
-    """The cached tokens of chunks of these lengths, with some deviation."""
+    """The cached tokens of chunks of these lengths, with some deviation and attention."""
     total = sum(lengths)
+    generator = torch.Generator().manual_seed(seed)
     return CachedTokens(
         torch.cat([torch.arange(n) for n in lengths]),
         torch.cat([torch.full((n,), n) for n in lengths]),
         total,
-        torch.rand(total, generator=torch.Generator().manual_seed(seed)),
+        torch.rand(total, generator=generator),
         norm=2.0,
+        attention=torch.rand(total, generator=generator),
     )
 
 
@@ -59,7 +61,7 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
     assert not found.numel() or (found[0] >= 0 and found[-1] < tokens.total)
 
 
-@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("name", NAMES[:5])
 def test_ratio_one_leaves_no_token_out_and_ratio_zero_takes_none(name: str) -> None:
     tokens = tokens_of([5, 9])
     assert chosen(name, SelectorOptions(1.0), tokens).tolist() == list(range(14))
@@ -81,7 +83,7 @@ def test_boundaries_do_not_depend_on_the_ratio() -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["hkvd", "random"]), st.floats(0.001, 1), LENGTHS)
+@given(st.sampled_from(["hkvd", "query", "random"]), st.floats(0.001, 1), LENGTHS)
 def test_no_more_and_no_fewer_tokens_than_the_ratio_says(name: str, ratio: float, lengths: list[int]) -> None:
     total = sum(lengths)
     found = chosen(name, SelectorOptions(ratio), tokens_of(lengths))
@@ -162,6 +164,22 @@ def test_first_k_never_takes_a_token_more_by_rounding() -> None:
         last = selector.select(0, replace(chunks, offsets=exact - 1))  # the head's last token is taken
         after = selector.select(0, replace(chunks, offsets=exact))  # and the one behind it is not
         assert last.numel() == 1024 and not after.numel(), percent
+
+
+def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> None:
+    tokens = tokens_of([30, 50])
+    assert tokens.attention is not None
+    selector = make_selector("query", SelectorOptions(0.25))
+    assert selector.reads_question and selector.check_layers(30) == (0,)
+    found = selector.select(0, replace(tokens, deviation=None))
+    assert set(found.tolist()) == set(tokens.attention.topk(20).indices.tolist())
+
+
+def test_nobody_else_has_the_question_read() -> None:
+    for name in SELECTORS:
+        assert make_selector(name, SelectorOptions(0.2)).reads_question == (name == "query"), name
+    for ratio in (0.0, 1.0):  # nothing is left to choose
+        assert not make_selector("query", SelectorOptions(ratio)).reads_question
 
 
 def test_random_is_the_same_every_time_and_not_the_head() -> None:
