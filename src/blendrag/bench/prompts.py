@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from blendrag.errors import ModelError
+from blendrag.errors import ModelError, PromptTooLongError
 from blendrag.prompt import encode_document
-from blendrag.prompt.template import Part, encode_markup, render_parts
+from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 
 QUESTIONS = (
     "What is the first text about?",
@@ -18,6 +18,8 @@ QUESTIONS = (
     "Name one thing that the last text asks of its reader.",
     "Which text would you read first, and why?",
 )
+
+_USER = 1  # the message of the user, behind that of the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +55,44 @@ class PromptMaker:
 
     def __init__(self, tokenizer: Any, *, system_prompt: str, separator: str) -> None:
         self._tokenizer, self._system = tokenizer, system_prompt
-        self._separator = encode_document(tokenizer, separator)
+        self._separator_text, self._separator = separator, encode_document(tokenizer, separator)
 
     def make(self, chunks: Sequence[StoredChunk], question: str) -> Prompt:
+        """Every chunk is a document."""
+        return self.make_of([[chunk] for chunk in chunks], question)
+
+    def make_of(self, documents: Sequence[Sequence[StoredChunk]], question: str) -> Prompt:
+        """A document may be several chunks, with nothing between them; behind it stands the separator."""
         ids: list[int] = []
         spans: list[tuple[str, int, int]] = []
         for part in self._parts(question):
             if part.message is None:
                 ids += encode_markup(self._tokenizer, part.text)
                 continue
-            if part.message == 1:
-                for chunk in chunks:
-                    spans.append((chunk.key, len(ids), len(chunk.token_ids)))
-                    ids += [*chunk.token_ids, *self._separator]
+            if part.message == _USER:
+                for document in documents:
+                    for chunk in document:
+                        spans.append((chunk.key, len(ids), len(chunk.token_ids)))
+                        ids += chunk.token_ids
+                    ids += self._separator
             ids += encode_document(self._tokenizer, part.text)
         return Prompt(tuple(ids), tuple(spans))
 
     def _parts(self, question: str) -> list[Part]:
-        messages = [{"role": "system", "content": self._system}, {"role": "user", "content": question}]
+        """The question is message ``_USER``; documents go before it."""
+        system = {"role": "system", "content": self._system}
+        user = {"role": "user", "content": question}
+        if not getattr(self._tokenizer, "chat_template", None):  # a base model
+            before = f"{implied_bos(self._tokenizer) or ''}{self._system}{self._separator_text}"
+            return [Part(before), Part(question, _USER), Part(self._separator_text)]
         try:
-            return render_parts(self._tokenizer, messages)
-        except ModelError:  # a base model: time does not depend on the template
-            return [Part(f"{self._system}\n\n"), Part(question, 1), Part("\n\n")]
+            return render_parts(self._tokenizer, [system, user])
+        except ModelError:  # no system role: its text goes before the documents
+            text = Part(f"{self._system}{self._separator_text}", 0)
+            parts: list[Part] = []
+            for part in render_parts(self._tokenizer, [user]):
+                parts += [text, replace(part, message=_USER)] if part.message == 0 else [part]
+            return parts
 
     def trial(
         self,
@@ -91,3 +109,13 @@ class PromptMaker:
             rng.shuffle(other)
         question = questions[number % len(questions)]
         return Trial(self.make(chosen, question), self.make(other, question))
+
+
+def check_prompts(prompts: Sequence[Prompt], window: int, answer: int = 1) -> None:
+    """Raise PromptTooLongError unless every prompt, and an answer, fits into the model's window; tokens."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest + answer > window:
+        raise PromptTooLongError(
+            f"the prompts have up to {longest} tokens, the model's window {window}:"
+            " ask for fewer or smaller chunks, or use a model with a longer window"
+        )

@@ -1,0 +1,107 @@
+"""The rows' documents as chunks, and stores that hold the KV of those that are wanted now."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.bench.prompts import StoredChunk
+from blendrag.engine.handle import Engine
+from blendrag.errors import BlendragError
+from blendrag.evaluate.rows import Row
+from blendrag.prompt import encode_document
+from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.settings import Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+
+Ids = tuple[int, ...]
+Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
+
+
+def cut(tokenizer: Any, row: Row, tokens: int | None) -> Documents:
+    """Every document's token ids in chunks of ``tokens``, the last of them shorter; None: one chunk each."""
+    whole = (encode_document(tokenizer, text) for text in row.documents)
+    return tuple(
+        tuple(ids[at : at + (tokens or len(ids))] for at in range(0, len(ids), tokens or len(ids)))
+        for ids in whole
+        if ids
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStore:
+    """A store for one kind of KV. A row owns its chunks from the beginning to :meth:`release`."""
+
+    engine: Engine
+    id: str
+    identity: KVIdentity
+    catalogue: Catalogue
+    batch_tokens: int
+    prefix_tokens: int
+
+    def chunks(self, documents: Documents) -> list[list[StoredChunk]]:
+        return [[StoredChunk(self.identity.chunk_key(ids), ids) for ids in each] for each in documents]
+
+    def fill(self, documents: Documents) -> None:
+        """Prefill and store those chunks that are not there. Raises StoreFullError, EngineError."""
+        wanted = {chunk.key: chunk for each in self.chunks(documents) for chunk in each}
+        there = self.catalogue.ready(wanted)
+        fresh = [chunk for key, chunk in wanted.items() if key not in there]
+        for batch in _batches(fresh, self.batch_tokens, self.prefix_tokens):
+            self.engine.call("ingest", self.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
+        self.engine.call("flush", self.id)
+
+    def release(self, row: Row) -> None:
+        """Delete the KV that no later row uses: a run over long documents would fill the disk."""
+        if over := self.catalogue.release(row.id):
+            self.engine.call("delete", self.id, over)
+
+
+@contextlib.contextmanager
+def chunk_store(
+    engine: Engine, settings: Settings, tokenizer: Any, to_come: Iterable[tuple[Row, Documents]]
+) -> Iterator[ChunkStore]:
+    """An empty store for KV as the settings want it, gone afterwards, whatever happens.
+
+    to_come: the rows that will use it.
+    """
+    prefix = prefix_ids(settings, engine.model_path, tokenizer)
+    identity = kv_identity(settings, engine.model_path, prefix)
+    stack = [spec.plain() for spec in settings.local_stack]
+    with contextlib.ExitStack() as exits:
+        folder = exits.enter_context(_temporary_folder())
+        catalogue = exits.enter_context(contextlib.closing(Catalogue.open(Path(folder), identity)))
+        opened = engine.call("open_store", folder, asdict(identity), stack, None, list(prefix))
+        store = ChunkStore(engine, opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
+        for row, documents in to_come:
+            chunks = [chunk for each in store.chunks(documents) for chunk in each]
+            catalogue.register(row.id, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
+        try:
+            yield store
+        finally:
+            with contextlib.suppress(BlendragError):  # the engine may be what failed
+                engine.call("close_store", opened)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="blendrag-eval-", ignore_cleanup_errors=True)
+
+
+def _batches(chunks: Sequence[StoredChunk], most: int, before: int) -> Iterator[list[StoredChunk]]:
+    """Of at most ``most`` tokens, or one chunk; each chunk costs ``before`` tokens more."""
+    batch: list[StoredChunk] = []
+    size = 0
+    for chunk in chunks:
+        cost = before + len(chunk.token_ids)
+        if batch and size + cost > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(chunk)
+        size += cost
+    if batch:
+        yield batch
