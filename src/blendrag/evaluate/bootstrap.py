@@ -72,14 +72,14 @@ def _columns(*columns: Any) -> list[_Floats]:
 
 def _means(column: _Floats) -> _Floats:
     """[RESAMPLES]: the mean over each draw."""
-    return _draws(len(column)) @ column
+    return _draws(len(column)) @ column / len(column)
 
 
 @lru_cache(maxsize=4)
 def _draws(rows: int) -> _Floats:
-    """[RESAMPLES, rows]: each row's share of each draw. The same for all numbers: they are drawn together."""
+    """[RESAMPLES, rows]: how often each row is in each draw. The same for all numbers, drawn together."""
     counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
-    return counts / rows
+    return counts.astype(np.float64)
 
 
 def _interval(value: float, draws: _Floats) -> Interval:

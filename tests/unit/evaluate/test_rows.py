@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def data(name: str) -> Path:
     return path
 
 
+@cache
 def read(name: str, limit: int | None = 40, seed: int = 0) -> list[Row]:
     return read_rows(data(name), find_format(name), limit, seed)
 
@@ -61,8 +63,7 @@ def test_answer_that_no_document_has_is_not_asked_for(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_same_seed_does_not_give_other_rows(name: str) -> None:
     rows = read(name, 20, seed=3)
-    assert rows == read(name, 20, seed=3)
-    assert rows[:7] == read(name, 7, seed=3)
+    assert rows[:7] == read_rows(data(name), find_format(name), 7, seed=3)
     assert rows != read(name, 20, seed=4)
 
 

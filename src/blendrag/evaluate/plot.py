@@ -1,0 +1,78 @@
+"""The results of an evaluation as a picture: what is lost, against the time to first token.
+
+As Figures 12 and 16 of CacheBlend: nearer to the lower left corner is better; each line is one selector
+over its ratios.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blendrag.bench import canvas
+from blendrag.bench.canvas import INK
+from blendrag.evaluate.summary import CLEAR, FULL, REUSE
+
+_MARKERS = "osD^vPX*<>hp"
+
+Arm = Mapping[str, Any]
+
+
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """Write the picture. ``results`` as in ``print_evaluation``; arms without a likelihood are not in it."""
+    arms = {name: arm for name, arm in results["arms"].items() if arm["nll_loss"] is not None}
+    figure = canvas.new_figure(8, 4.6)
+    axes = figure.add_subplot()
+    for name in (FULL, REUSE):
+        if name in arms:
+            label, colour = canvas.ARM_LABELS[name], canvas.ARM_COLOURS[name]
+            _draw_line(axes, [arms[name]], label, color=colour, marker="*", markersize=11)
+    for number, (label, line) in enumerate(_lines(arms).items()):
+        marker = _MARKERS[number % len(_MARKERS)]
+        _draw_line(axes, line, label, color=f"C{number % 10}", marker=marker, markersize=5)
+    axes.axhline(0.0, color=INK, linewidth=0.8)
+    axes.set_xlim(left=0)
+    title = f"{results['config']['format']}, {arms[FULL]['n']} rows"
+    time = f"time to first token, ms (median)\n{canvas.where(results['machine'])}"
+    canvas.finish_axes(axes, title, time, "nats lost per token of the right answer")
+    if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
+        _add_gap_scale(axes, arms[REUSE]["nll_loss"]["mean"])
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, labelcolor=INK, frameon=False,
+        fontsize=9,
+    )  # fmt: skip
+    canvas.save(figure, path)
+
+
+def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
+    """Arms that differ in their ratio only, by ratio; "hkvd_v@0.15:int8" is on the line "hkvd_v:int8"."""
+    lines: dict[str, dict[float, Arm]] = defaultdict(dict)
+    for name, arm in arms.items():
+        if name not in (FULL, REUSE):
+            base, *settings = name.split(":")
+            selector, _, ratio = base.partition("@")
+            lines[":".join((selector, *settings))][float(ratio or 0.0)] = arm
+    return {label: [line[ratio] for ratio in sorted(line)] for label, line in lines.items()}
+
+
+def _draw_line(axes: Any, line: list[Arm], label: str, **style: Any) -> None:
+    times = [arm["ttft_ms"]["median"] for arm in line]
+    losses = [arm["nll_loss"] for arm in line]
+    means = [loss["mean"] for loss in losses]
+    whiskers = [
+        [loss["mean"] - loss["low"] for loss in losses],
+        [loss["high"] - loss["mean"] for loss in losses],
+    ]
+    axes.errorbar(times, means, yerr=whiskers, label=label, capsize=3, linewidth=1, **style)
+
+
+def _add_gap_scale(axes: Any, reuse_loss: float) -> None:
+    """On the right, the same as the share of full reuse's loss that is repaired."""
+    to_share, to_loss = (lambda loss: 1 - loss / reuse_loss), (lambda share: reuse_loss * (1 - share))
+    scale = axes.secondary_yaxis("right", functions=(to_share, to_loss))
+    scale.set_ylabel("share of full reuse's gap closed", color=INK, fontsize=9)
+    scale.yaxis.set_major_formatter("{x:.0%}")
+    scale.tick_params(length=0, colors=INK)
+    scale.spines[:].set_visible(False)

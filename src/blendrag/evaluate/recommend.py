@@ -1,0 +1,97 @@
+"""Which way to blend a model, or that it should not be blended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blendrag.evaluate.summary import FULL, REUSE
+
+DEFAULT_TOLERANCE = 0.10  # nats per token: the right answer's tokens are 10 % less likely
+_ONLY_COMPARED = ("lmcache", "random")  # a re-implementation, and the control: not to be used
+_FEW_ROWS = 30
+
+Arms = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A blended arm with its summary. ``selector``: None of full reuse, which selects nothing."""
+
+    name: str
+    selector: str | None
+    ratio: float
+    numbers: Mapping[str, Any]
+
+    @property
+    def most_lost(self) -> float:
+        return float(self.numbers["nll_loss"]["high"])
+
+    @property
+    def ttft_ms(self) -> float:
+        return float(self.numbers["ttft_ms"]["median"])
+
+
+def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+    """The fastest arm that loses no more than is tolerated; among equally fast ones that of the least ratio.
+
+    arms: the numbers of ``summarise``. tolerance: nats per token of the right answer (``nll_loss``) that
+    may be lost at most, by the upper end of the interval: few rows cannot recommend what many would not.
+
+    Returns {"blend": bool, "arm", "ratio", "selector", "loss": interval, "speedup": interval, "why": one
+    sentence}; where nothing is recommended, of the arm that came closest, or None.
+    """
+    blended = _candidates(arms)
+    if not blended:
+        return _result(False, None, "do not blend this model on this account: no blended arm was measured")
+    good = [arm for arm in blended if arm.most_lost <= tolerance]
+    if not good:
+        closest = min(blended, key=lambda arm: arm.most_lost)
+        why = f"do not blend this model: {closest.name} came closest, and {_loss(closest, tolerance)}"
+        return _result(False, closest, why)
+    fastest = min(good, key=lambda arm: (arm.ttft_ms, arm.ratio))
+    full_ms = float(arms[FULL]["ttft_ms"]["median"])
+    if fastest.ttft_ms >= full_ms:
+        why = (
+            f"do not blend this model: {fastest.name} {_loss(fastest, tolerance)}, but its first token takes"
+            f" {fastest.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
+        )
+        return _result(False, fastest, why)
+    why = (
+        f"blend with {fastest.name}: it {_loss(fastest, tolerance)}, and its first token comes"
+        f" {full_ms / fastest.ttft_ms:.1f} times as fast as full prefill's"
+    )
+    return _result(True, fastest, why)
+
+
+def _candidates(arms: Arms) -> list[_Candidate]:
+    found = []
+    for name, numbers in arms.items():
+        selector, _, ratio = name.partition(":")[0].partition("@")
+        offered = selector == REUSE or (ratio and selector not in _ONLY_COMPARED)
+        if offered and numbers["nll_loss"] is not None:
+            chosen = None if selector == REUSE else selector
+            found.append(_Candidate(name, chosen, float(ratio or 0.0), numbers))
+    return found
+
+
+def _result(blend: bool, arm: _Candidate | None, why: str) -> dict[str, Any]:
+    return {
+        "blend": blend,
+        "arm": arm.name if arm else None,
+        "ratio": arm.ratio if arm else None,
+        "selector": arm.selector if arm else None,
+        "loss": dict(arm.numbers["nll_loss"]) if arm else None,
+        "speedup": dict(arm.numbers["speedup"]) if arm else None,
+        "why": why,
+    }
+
+
+def _loss(arm: _Candidate, tolerance: float) -> str:
+    loss, rows = arm.numbers["nll_loss"], int(arm.numbers["n"])
+    few = f" ({rows} rows are few: measure {_FEW_ROWS} or more)" if rows < _FEW_ROWS else ""
+    return (
+        f"loses {loss['mean']:.2f} ({loss['low']:.2f} to {loss['high']:.2f}) nats per token of the right"
+        f" answer, of {tolerance:g} allowed{few}"
+    )
