@@ -79,7 +79,7 @@ class Lease:
 def _key(settings: Settings, root: Path) -> _Key:
     from blendrag.engine.configuration import engine_key
 
-    return *engine_key(settings), settings.codec, settings.namespace, root
+    return *engine_key(settings), settings.codec, settings.namespace, _prefix(settings), root
 
 
 def _taken(library: Library, settings: Settings) -> BlendragError:
@@ -88,10 +88,21 @@ def _taken(library: Library, settings: Settings) -> BlendragError:
     if engine_key(library.settings) != engine_key(settings):
         return busy(library.settings, settings)
     theirs, ours = ((s.namespace, s.codec) for s in (library.settings, settings))
+    if theirs != ours:
+        return StoreMismatchError(
+            f"the folder {str(library.root)!r} is open with namespace {theirs[0]!r} and codec {theirs[1]!r},"
+            f" not {ours[0]!r} and {ours[1]!r}: name a folder for each, or none"
+        )
     return StoreMismatchError(
-        f"the folder {str(library.root)!r} is open with namespace {theirs[0]!r} and codec {theirs[1]!r},"
-        f" not {ours[0]!r} and {ours[1]!r}: name a folder for each, or none"
+        f"the folder {str(library.root)!r} is open with shared_prefix={library.settings.shared_prefix} and"
+        f" system_prompt={library.settings.system_prompt!r}, not shared_prefix={settings.shared_prefix} and"
+        f" system_prompt={settings.system_prompt!r}: name a folder for each, or none"
     )
+
+
+def _prefix(settings: Settings) -> tuple[str, str] | None:
+    """What the shared prefix is made of, beside the model."""
+    return (settings.system_prompt, settings.separator) if settings.shared_prefix else None
 
 
 def _root(settings: Settings, kv_dir: Path | None) -> Path:
@@ -102,8 +113,7 @@ def default_kv_dir(settings: Settings) -> Path:
     """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
     they are used."""
     s = settings
-    prefix = (s.system_prompt, s.separator) if s.shared_prefix else None
-    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, prefix, s.cache_dir)
+    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, _prefix(s), s.cache_dir)
 
 
 @functools.cache

@@ -152,3 +152,13 @@ def test_namespace_is_served_from_the_open_folder_of_another(tmp_path: Path) -> 
     with pytest.raises(StoreMismatchError, match="namespace"):
         Lease().library(theirs, tmp_path)
     assert Lease().library(theirs, tmp_path / "b").plan("Our secret.").cached_tokens == 0
+
+
+def test_folder_that_is_open_with_another_prefix_is_not_lent_for_this_one(tmp_path: Path) -> None:
+    behind = SMALL.model_copy(update={"shared_prefix": True})
+    lease = Lease()
+    lease.library(SMALL, tmp_path)
+    with pytest.raises(StoreMismatchError, match=r"shared_prefix=False .* not shared_prefix=True"):
+        Lease().library(behind, tmp_path)
+    assert lease.library(SMALL.model_copy(update={"system_prompt": "Be brief."}), tmp_path)
+    lease.close()

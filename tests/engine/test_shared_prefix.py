@@ -1,0 +1,120 @@
+"""Chunks prefilled behind the system prompt: exact where they stand right behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workbench import FIRST, Bench, Piece, Prompt, distance
+
+from blendrag import BlendIndex
+from blendrag.bench.ingest import TemporaryStore, temporary_store
+from blendrag.engine.generation import Delta
+from blendrag.errors import StoreMismatchError
+from blendrag.prompt import shared_prefix
+from blendrag.settings import Settings
+
+pytestmark = pytest.mark.engine
+
+CLOSE = 2e-3  # float32, two orders of the same sums
+QUESTION = "\nIn short, the packages above are"
+
+
+@dataclass(slots=True)
+class Behind:
+    """Two chunks stored behind a system prompt."""
+
+    bench: Bench
+    store: TemporaryStore
+    prefix: tuple[int, ...]
+
+    def prompt(self, count: int) -> Prompt:
+        prompt = Prompt().fresh(self.prefix)
+        for chunk in self.store.chunks[:count]:
+            prompt = prompt.cached(Piece(chunk.key, chunk.token_ids))
+        return prompt.fresh(self.bench.encode(QUESTION))
+
+    def blended(self, prompt: Prompt, **options: Any) -> Delta:
+        self.bench.reset()
+        recipe = replace(self.bench.recipe(prompt, **options), store=self.store.id)
+        delta = self.bench.engine.generate(prompt.token_ids, FIRST, recipe)
+        assert delta.report and "fallback" not in delta.report, delta.report
+        return delta
+
+    def deviating(self, prompt: Prompt, layer: int) -> int:
+        """Tokens whose K or V at ``layer`` is not what full prefill gives."""
+        options = {"metric": "kv", "check_layers": (layer,), "ratio": 1.0, "threshold": 1e-6}
+        report = self.blended(prompt, **options).report
+        assert report is not None
+        return int(report["recomputed"])
+
+
+@pytest.fixture(scope="module")
+def behind(bench: Bench, settings: Settings) -> Iterator[Behind]:
+    shared = settings.model_copy(update={"shared_prefix": True})
+    pieces = [piece.token_ids for piece in bench.pieces[:2]]
+    prefix = shared_prefix(bench.tokenizer, shared.system_prompt, shared.separator)
+    with temporary_store(bench.engine, shared, pieces) as store:
+        chunks = [[chunk.key, list(chunk.token_ids)] for chunk in store.chunks]
+        done = bench.engine.call("ingest", store.id, chunks)
+        bench.engine.call("flush", store.id)
+        assert done["tokens"] == sum(map(len, pieces)), "the prefix is not what was ingested"
+        yield Behind(bench, store, prefix)
+
+
+@pytest.mark.parametrize("layer", [1, 2, 10, 20, 29])
+def test_first_chunk_behind_its_prefix_deviates_at_no_layer(behind: Behind, layer: int) -> None:
+    assert behind.deviating(behind.prompt(1), layer) == 0
+    second = behind.deviating(behind.prompt(2), layer)
+    assert 0 < second <= len(behind.store.chunks[1].token_ids), "the second one has not seen the first"
+
+
+def test_full_reuse_of_the_first_chunk_is_full_prefill(behind: Behind) -> None:
+    prompt = behind.prompt(1)
+    full = behind.bench.plain(prompt)
+    assert distance(full, behind.blended(prompt, ratio=0.0)) < CLOSE
+    alone = Prompt().fresh(behind.prefix).cached(behind.bench.pieces[0]).fresh(behind.bench.encode(QUESTION))
+    assert alone.token_ids == prompt.token_ids
+    assert distance(full, behind.bench.blended(alone, ratio=0.0)) > 10 * CLOSE, "the test could not tell"
+
+
+def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Settings) -> None:
+    shared = settings.model_copy(update={"shared_prefix": True})
+    engine, prompt = behind.bench.engine, behind.prompt(2)
+    together = behind.blended(prompt, ratio=0.0)
+    with temporary_store(engine, shared, [chunk.token_ids for chunk in behind.store.chunks]) as store:
+        for chunk in store.chunks:
+            engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)]])
+        engine.call("flush", store.id)
+        apart = replace(behind, store=store).blended(prompt, ratio=0.0)
+    assert distance(together, apart) < CLOSE
+
+
+def test_index_answers_from_one_document_behind_its_prompt_as_full_prefill_does(
+    open_index: Callable[..., BlendIndex], folder: Path, bench: Bench
+) -> None:
+    options = {"shared_prefix": True, "top_k": 1, "recompute_ratio": 0.0, "max_tokens": 16}
+    index = open_index("shared", **options)
+    index.ingest(folder)
+    bench.reset()
+    blended = index.ask("What is the package for?")
+    assert blended.evidence.plain is None and blended.evidence.reused > 0
+    bench.reset()
+    assert index.ask("What is the package for?", blend=False).text == blended.text
+    index.close()
+    with pytest.raises(StoreMismatchError, match="shared_prefix=True, not shared_prefix=False"):
+        open_index("shared")
+
+
+def test_text_that_fits_the_window_only_without_the_prefix_is_left_out(
+    open_index: Callable[..., BlendIndex], bench: Bench
+) -> None:
+    window = bench.engine.max_model_len
+    index = open_index("long", shared_prefix=True, chunk_tokens=window - 1)
+    text = bench.tokenizer.decode([i for piece in bench.pieces for i in piece.token_ids]) * 3
+    report = index.ingest([text])
+    assert report.too_long >= 1
+    bench.reset()  # the engine is alive
