@@ -1,0 +1,159 @@
+"""``bench layers``: where in the model reuse does its damage, and how much of it recomputing which tokens
+undoes (CacheBlend sections 4.2 and 4.3, figures 6 to 8), over real prompts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.bench.ingest import TemporaryStore, temporary_store
+from blendrag.bench.progress import BenchProgress
+from blendrag.bench.prompts import QUESTIONS, Prompt, PromptMaker, StoredChunk
+from blendrag.bench.running import blending_engine
+from blendrag.bench.texts import text_pieces
+from blendrag.engine.handle import Engine
+from blendrag.errors import ConfigError, PromptTooLongError
+from blendrag.evaluate.layer_statistics import summarise_probes
+from blendrag.machine import describe_machine
+from blendrag.prompt import encode_document
+from blendrag.settings import Settings
+
+RATIOS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+_POOL = 4  # chunks to choose from, per chunk of a prompt, of the built-in text
+_BATCH = 8  # chunks per call of ingest
+
+Pieces = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOptions:
+    """What is probed. data, format: rows of a file, as ``blendrag eval`` reads them, instead of ``chunks`` of
+    ``chunk_tokens`` tokens of the built-in text. queries: last tokens whose attention is compared."""
+
+    prompts: int = 8
+    chunks: int = 6
+    chunk_tokens: int = 256
+    queries: int = 16
+    data: Path | None = None
+    format: str = "jsonl"
+    seed: int = 0
+    ratios: tuple[float, ...] = RATIOS
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1 or self.queries < 1:
+            raise ConfigError("--prompts and --queries must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt before its chunks are stored."""
+
+    pieces: Pieces
+    question: str
+
+
+def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgress) -> dict[str, Any]:
+    """Probe; the results, JSON-able: what ``summarise_probes`` says, machine, config.
+
+    Raises ConfigError, SourceError, ModelError, PromptTooLongError, EngineError.
+    """
+    system, asked = _reader(settings, options)
+    with blending_engine(settings, progress) as engine:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+        progress.note("cutting text into chunks")
+        wanted = list(asked(tokenizer))
+        maker = PromptMaker(tokenizer, system_prompt=system, separator=settings.separator)
+        pieces = tuple(dict.fromkeys(piece for one in wanted for piece in one.pieces))
+        with temporary_store(engine, settings, pieces) as store:
+            at = {chunk.token_ids: chunk for chunk in store.chunks}
+            prompts = [maker.make([at[piece] for piece in one.pieces], one.question) for one in wanted]
+            _check(prompts, engine.max_model_len)
+            batches = [store.chunks[first : first + _BATCH] for first in range(0, len(pieces), _BATCH)]
+            progress.total(len(batches) + len(prompts))
+            _fill(engine, store, batches, progress)
+            probes = _probe(engine, store, prompts, options, progress)
+    return summarise_probes(probes, options.ratios) | {
+        "machine": describe_machine(settings.model, engine.facts),
+        "config": asdict(options)
+        | {
+            "data": str(options.data) if options.data else None,
+            "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
+            "codec": settings.codec,
+        },
+    }
+
+
+def _reader(
+    settings: Settings, options: LayerOptions
+) -> tuple[str, Callable[[Any], Iterator[_Asked]]]:
+    """The system prompt, and what makes the prompts once there is a tokenizer. The file is read here: what is
+    wrong with it is told before the long start."""
+    if options.data is None:
+        return settings.system_prompt, lambda tokenizer: _built_in(tokenizer, options)
+    from blendrag.evaluate.formats import find_format
+    from blendrag.evaluate.rows import read_rows
+
+    format = find_format(options.format)
+    rows = read_rows(options.data, format, options.prompts, options.seed)
+
+    def from_rows(tokenizer: Any) -> Iterator[_Asked]:
+        for row in rows:
+            texts = [tuple(encode_document(tokenizer, text)) for text in row.documents]
+            yield _Asked(tuple(piece for ids in texts for piece in _cut(ids, format.cut)), row.question)
+
+    return format.system, from_rows
+
+
+def _built_in(tokenizer: Any, options: LayerOptions) -> Iterator[_Asked]:
+    pool = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
+    rng = random.Random(options.seed)
+    for number in range(options.prompts):
+        yield _Asked(tuple(rng.sample(pool, options.chunks)), QUESTIONS[number % len(QUESTIONS)])
+
+
+def _cut(ids: tuple[int, ...], size: int | None) -> Iterator[tuple[int, ...]]:
+    step = size or max(1, len(ids))
+    for first in range(0, len(ids), step):
+        yield ids[first : first + step]
+
+
+def _check(prompts: Sequence[Prompt], window: int) -> None:
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest >= window:
+        raise PromptTooLongError(
+            f"the prompts have up to {longest} tokens, the model's window {window}:"
+            " ask for fewer or smaller documents, or use a model with a longer window"
+        )
+
+
+def _fill(
+    engine: Engine, store: TemporaryStore, batches: Sequence[Sequence[StoredChunk]], progress: BenchProgress
+) -> None:
+    for number, batch in enumerate(batches, start=1):
+        progress.note(f"ingest {number} of {len(batches)}")
+        engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
+        progress.step()
+    engine.call("flush", store.id)
+
+
+def _probe(
+    engine: Engine,
+    store: TemporaryStore,
+    prompts: Sequence[Prompt],
+    options: LayerOptions,
+    progress: BenchProgress,
+) -> list[dict[str, Any]]:
+    probes = []
+    for number, prompt in enumerate(prompts, start=1):
+        progress.note(f"prompt {number} of {len(prompts)}")
+        _, start, length = prompt.spans[-1]
+        asking = min(options.queries, len(prompt.token_ids) - start - length)
+        arguments = (store.id, list(prompt.token_ids), list(prompt.spans), list(options.ratios), asking)
+        probes.append(engine.call("probe_layers", *arguments))
+        progress.step()
+    return probes
