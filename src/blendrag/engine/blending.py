@@ -86,6 +86,7 @@ class Blending:
             "missing": self._missing,
             "ratio": self._options.ratio,
             "decision": self._decision,
+            "slices": stats.slices,
             "tiers": dict(Counter(opened.tier.name for _, opened in spans)),
             "ms": {
                 "load": ms * (opened_s + stats.load_s),
@@ -159,6 +160,7 @@ class Blending:
         second = yield from self._run(FusedPrefill, layers, spans, selector, first.mass)
         second.stats.load_s += first.stats.load_s
         second.stats.select_s += first.stats.recompute_s
+        second.stats.slices += first.stats.slices - 1
         return second.stats
 
     def _run(

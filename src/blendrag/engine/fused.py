@@ -48,8 +48,8 @@ class Target:
 
 @dataclass(slots=True)
 class FusedStats:
-    """What one fused prefill did. Times in seconds; ``load_s``: waiting for stored KV, moving and writing
-    it."""
+    """What one fused prefill did, in how many slices. Times in seconds; ``load_s``: waiting for stored KV,
+    moving and writing it."""
 
     cached: int = 0
     fresh: int = 0
@@ -57,6 +57,7 @@ class FusedStats:
     load_s: float = 0.0
     select_s: float = 0.0
     recompute_s: float = 0.0
+    slices: int = 1
 
 
 class FusedPrefill(LayerVisitor):
@@ -137,6 +138,7 @@ class FusedPrefill(LayerVisitor):
                     parts.append(part)
                 if self._pause():
                     self.stats.recompute_s += time.perf_counter() - self._clock
+                    self.stats.slices += 1
                     yield
                     self._clock = time.perf_counter()
             hidden = _joined(parts)
@@ -219,12 +221,14 @@ class FusedPrefill(LayerVisitor):
         key = self._at, rows.numel()
         if key not in self._metadata:
             slots = self.target.slots(rows)
-            runs = self._leaking(rows) if self.leaky else find_runs(rows)
+            leaky = self.leaky and rows.numel() < self.token_ids.numel()
+            runs = self._leaking(rows) if leaky else find_runs(rows)
             self._metadata[key] = compat.attention_metadata(self.runner, runs, self.block_table, slots)
         return self._metadata[key]
 
     def _leaking(self, rows: torch.Tensor) -> Runs:
-        return bottom_right(rows.numel(), self.token_ids.numel())
+        selected = torch.isin(rows, self.cached[self.alive])
+        return bottom_right(rows, selected, int(self.cached[-1]) + 1)
 
     def _stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """This layer's stored K before RoPE and V, [cached, kv_heads, head_size] each."""

@@ -38,15 +38,19 @@ def find_runs(positions: torch.Tensor) -> Runs:
     )
 
 
-def bottom_right(m: int, n: int) -> Runs:
-    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: all
-    ``m`` selected tokens as one run, as if they were the last of the sequence's ``n`` tokens.
+def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> Runs:
+    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
+    selected tokens count as the last ones before ``end``, where the stored tokens end.
 
-    It leaks: selected token i sees n - m + i + 1 keys, which for a scattered one is more than its position
-    allows. Only where the selected are the last ``m`` is it causal.
+    positions: [m] int64, ascending. selected: [m] bool, of the stored tokens; the others are masked exactly,
+    since those systems do not blend them. It leaks: the i-th of k selected tokens sees end - k + i + 1 keys,
+    which for a scattered one is more than its position allows.
     """
-    assert 0 < m <= n, "a forward over no tokens is skipped by the caller"
-    return Runs(torch.tensor([0, m], dtype=torch.int32), torch.tensor([n], dtype=torch.int32), m)
+    keys = positions + 1
+    count = int(selected.sum())
+    keys[selected] = torch.arange(end - count + 1, end + 1, device=positions.device)
+    starts = torch.arange(positions.numel() + 1, dtype=torch.int32, device=positions.device)
+    return Runs(starts, keys.to(torch.int32), 1)
 
 
 def dense_attention(

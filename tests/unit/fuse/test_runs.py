@@ -81,17 +81,19 @@ def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
     query, key, one_hot = torch.ones(m, 1, 4), torch.ones(n, 1, 4), torch.eye(n)[:, None]
     at = torch.tensor(positions)
     exact = dense_attention(query, key, one_hot, at, scale=0.5)[:, 0]  # [m, n]: the weight of every key
-    both = find_runs(at), bottom_right(m, n)
+    both = find_runs(at), bottom_right(at, torch.ones(m, dtype=torch.bool), n)
     runs, leaky = (as_requests(each, query, key, one_hot, 0.5)[:, 0] for each in both)
     future = torch.arange(n)[None, :] > at[:, None]
     assert not exact[future].any() and not runs[future].any()
     assert bool(leaky[future].any()) == (positions != list(range(n - m, n)))
 
 
-def test_bottom_right_mask_is_one_run_of_the_whole_sequence() -> None:
-    leaky = bottom_right(3, 10)
-    assert (leaky.count, leaky.query_start.tolist(), leaky.seq_lens.tolist()) == (1, [0, 3], [10])
-    assert leaky.max_query_len == 3
+def test_bottom_right_mask_leaks_for_tokens_that_were_not_selected() -> None:
+    positions = torch.tensor([0, 1, 4, 6, 9, 10])
+    selected = torch.tensor([False, False, True, True, False, False])
+    leaky = bottom_right(positions, selected, end=9)
+    assert leaky.seq_lens.tolist() == [1, 2, 8, 9, 10, 11]
+    assert leaky.query_start.tolist() == list(range(7)) and leaky.max_query_len == 1
     assert leaky.query_start.dtype == leaky.seq_lens.dtype == torch.int32
 
 

@@ -1,0 +1,128 @@
+"""Blends beside answers that are being generated: slice by slice, and as right as those that run alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+from workbench import FIRST, Bench, Prompt, distance
+
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+
+pytestmark = pytest.mark.engine
+
+T = TypeVar("T")
+LONG = Sampling(max_tokens=400, other={"ignore_eos": True})
+
+
+@contextlib.asynccontextmanager
+async def answering(bench: Bench) -> AsyncIterator[list[Delta]]:
+    """Another answer is being generated meanwhile; its tokens so far."""
+    pieces: list[Delta] = []
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        async for delta in bench.engine.astream(bench.encode("Once upon a time there was a"), LONG):
+            pieces.append(delta)
+            begun.set()
+
+    task = asyncio.create_task(read())
+    await begun.wait()
+    try:
+        yield pieces
+        assert not task.done(), "it ended too soon to prove anything"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def beside(bench: Bench, work: Callable[[list[Delta]], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with answering(bench) as pieces:
+            return await work(pieces)
+
+    return asyncio.run(run())
+
+
+async def ask(bench: Bench, prompt: Prompt, recipe: Recipe | None) -> Delta:
+    return await bench.engine.agenerate(prompt.token_ids, FIRST, recipe)
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query", "query+hkvd"])
+def test_sliced_blend_differs_from_a_whole_one(bench: Bench, selector: str) -> None:
+    prompt = bench.prompt(bench.pieces[:8])
+    whole = bench.blended(prompt, selector=selector, ratio=0.2)
+    assert whole.report is not None and whole.report["slices"] == 1
+    bench.reset()
+    sliced = beside(bench, lambda _: ask(bench, prompt, bench.recipe(prompt, selector=selector, ratio=0.2)))
+    assert sliced.report is not None and sliced.report["slices"] > 3
+    assert sliced.report["recomputed"] == whole.report["recomputed"]
+    assert distance(sliced, whole) < 1e-3
+
+
+def test_running_answer_stands_still_while_a_prompt_is_blended(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:12])
+    bench.reset()
+
+    async def tokens_meanwhile(pieces: list[Delta]) -> int:
+        before = len(pieces)
+        await ask(bench, prompt, bench.recipe(prompt, ratio=0.3))
+        return len(pieces) - before
+
+    assert beside(bench, tokens_meanwhile) > 5
+
+
+def test_blends_that_arrive_together_spoil_each_other(bench: Bench) -> None:
+    prompts = [bench.prompt(bench.pieces[at : at + 4]) for at in (0, 4, 8)]
+    alone = [bench.blended(prompt) for prompt in prompts]
+    bench.reset()
+
+    async def together(_: list[Delta]) -> list[Delta]:
+        return list(await asyncio.gather(*(ask(bench, p, bench.recipe(p)) for p in prompts)))
+
+    for one, other in zip(beside(bench, together), alone, strict=True):
+        assert distance(one, other) < 1e-3
+
+
+def test_request_that_gives_up_while_it_is_blended_keeps_its_blocks(bench: Bench) -> None:
+    prompt = bench.prompt(bench.pieces[:12])
+    bench.reset()
+
+    async def give_up(pieces: list[Delta]) -> None:
+        task = asyncio.create_task(ask(bench, prompt, bench.recipe(prompt, ratio=0.5)))
+        before = len(pieces)
+        while len(pieces) < before + 3:
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    beside(bench, give_up)
+    bench.reset()  # fails while any request holds KV
+    again = bench.blended(prompt, ratio=0.5)
+    assert again.report is not None and again.report["slices"] == 1
+
+
+def test_store_that_closes_under_a_blend_ends_in_a_wrong_answer(own_bench: Bench) -> None:
+    prompt = own_bench.prompt(own_bench.pieces)
+    plain = own_bench.plain(prompt)
+    own_bench.reset()
+
+    async def close(pieces: list[Delta]) -> Delta:
+        task = asyncio.create_task(ask(own_bench, prompt, own_bench.recipe(prompt, ratio=0.5)))
+        before = len(pieces)
+        while len(pieces) < before + 2:
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        await asyncio.to_thread(own_bench.close)
+        return await task
+
+    delta = beside(own_bench, close)
+    assert delta.report is not None and "fallback" in delta.report
+    assert distance(delta, plain) < 1e-3
