@@ -14,6 +14,7 @@ from blendrag.cli.ask import ask, chat
 from blendrag.cli.console import Commands
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
+from blendrag.cli.eval import evaluate
 from blendrag.cli.gc import gc
 from blendrag.cli.ingest import ingest
 from blendrag.cli.plan import plan
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
     app.command()(command)
 app.command("import")(import_)
+app.command("eval")(evaluate)
 if find_spec("blendrag.bench.cli"):
     app.add_typer(import_module("blendrag.bench.cli").app, name="bench")
 

@@ -23,6 +23,7 @@ from blendrag.settings import Settings
 from blendrag.store.codec import codec_names
 
 Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
+Variant = tuple[str | None, bool]  # of stored KV: its codec (None: the settings'), behind the shared prefix
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3)
 PAPER = "paper"
@@ -54,7 +55,7 @@ class ArmSpec:
     semantics: Semantics = "exact"
 
     @property
-    def variant(self) -> tuple[str | None, bool]:
+    def variant(self) -> Variant:
         """What its stored KV depends on: arms with the same can share a store."""
         return self.codec, self.shared_prefix
 

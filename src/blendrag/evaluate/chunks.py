@@ -33,6 +33,11 @@ def cut(tokenizer: Any, row: Row, tokens: int | None) -> Documents:
     )
 
 
+def unstored(documents: Documents) -> list[list[StoredChunk]]:
+    """For prompts of which nothing is stored."""
+    return [[StoredChunk("", ids) for ids in each] for each in documents]
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkStore:
     """A store for one kind of KV. A row owns its chunks from the beginning to :meth:`release`."""

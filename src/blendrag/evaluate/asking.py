@@ -1,0 +1,93 @@
+"""One prompt put to the engine: the right answer forced, the free answer, a decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.handle import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import EngineError
+
+_TOP = 20  # log probabilities asked for: as many as vLLM gives by default
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt as the arm of this name asks it.
+
+    recipe: how stored KV is blended; None: plain prefill.
+    spent_ms: what it took to arrive at this prompt; answer: the free answer, where that has told it already.
+    """
+
+    arm: str
+    token_ids: Ids
+    recipe: Recipe | None = None
+    spent_ms: float = 0.0
+    answer: str | None = None
+
+    def namespace(self, purpose: str) -> str:
+        """Keeps arms apart in the prefix cache. Blended KV is not found there again even by its own arm: the
+        engine would compute the end of the prompt exactly, and the answer be better than the arm's."""
+        return self.arm if self.recipe is None else f"{self.arm} {purpose}"
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """nll: mean over the forced tokens, in nats. first_token, logprobs: what the model itself would begin
+    with, and {token id: log probability} of its likeliest. ttft_ms: what was spent before is part of it.
+    """
+
+    nll: float
+    tokens: int
+    first_token: int
+    logprobs: dict[int, float]
+    ttft_ms: float
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+async def force(engine: Engine, request: Request, answer: Ids, purpose: str = "gold") -> Forced:
+    """How likely ``answer`` is. Raises EngineError if the prompt was not blended though it should be."""
+    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP), purpose)
+    if tuple(delta.token_ids) != answer:
+        raise EngineError(f"{request.arm}: the engine did not generate the answer that was forced")
+    of_answer = [at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
+    ranked = sorted(delta.logprobs[0].items(), key=lambda item: -item[1])[:_TOP]
+    first_ms = 0.0 if request.answer is not None else 1e3 * delta.ttft_s
+    return Forced(
+        -sum(of_answer) / len(answer),
+        len(answer),
+        ranked[0][0],
+        dict(ranked),
+        request.spent_ms + first_ms,
+        delta.report or {},
+    )
+
+
+async def write(engine: Engine, request: Request, max_tokens: int) -> str:
+    """The model's own answer, greedily."""
+    if request.answer is not None:
+        return request.answer
+    return (await _generate(engine, request, Sampling(max_tokens=max_tokens), "free")).text
+
+
+async def decide(engine: Engine, request: Request, choices: Mapping[str, Ids]) -> str | None:
+    """The likeliest of ``choices`` per token; None if there are none."""
+    forced = await asyncio.gather(*(force(engine, request, ids, name) for name, ids in choices.items()))
+    return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
+
+
+async def _generate(engine: Engine, request: Request, sampling: Sampling, purpose: str) -> Delta:
+    namespace = request.namespace(purpose)
+    delta = await engine.agenerate(request.token_ids, sampling, request.recipe, namespace)
+    if request.recipe is not None:
+        report = delta.report or {"fallback": "the engine gave no report"}
+        if "fallback" in report or report["missing"]:
+            reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
+            raise EngineError(f"{request.arm} was not blended, so its answer would mean nothing: {reason}")
+    return delta
