@@ -21,8 +21,8 @@ Arm = Mapping[str, Any]
 
 
 def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Write the picture. ``results`` as in ``print_evaluation``; arms without a likelihood are not in it."""
-    arms = {name: arm for name, arm in results["arms"].items() if arm["nll_loss"] is not None}
+    """Write the picture. ``results`` as in ``print_evaluation``."""
+    arms = results["arms"]
     figure = canvas.new_figure(8, 4.6)
     axes = figure.add_subplot()
     for name in (FULL, REUSE):

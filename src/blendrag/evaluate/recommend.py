@@ -44,7 +44,7 @@ def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any
     """
     blended = _candidates(arms)
     if not blended:
-        return _result(False, None, "do not blend this model on this account: no blended arm was measured")
+        return _result(False, None, "do not blend this model: no blended arm was measured")
     good = [arm for arm in blended if arm.most_lost <= tolerance]
     if not good:
         closest = min(blended, key=lambda arm: arm.most_lost)
@@ -70,7 +70,7 @@ def _candidates(arms: Arms) -> list[_Candidate]:
     for name, numbers in arms.items():
         selector, _, ratio = name.partition(":")[0].partition("@")
         offered = selector == REUSE or (ratio and selector not in _ONLY_COMPARED)
-        if offered and numbers["nll_loss"] is not None:
+        if offered:
             chosen = None if selector == REUSE else selector
             found.append(_Candidate(name, chosen, float(ratio or 0.0), numbers))
     return found

@@ -28,9 +28,9 @@ def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
             name,
             _number(arm["nll_gold"], ".2f"),
             f"{_noise(arm['nll_loss'])}{_number(arm['nll_loss'], '+z.2f')}",
-            _range(arm["nll_loss"], ".2f"),
-            _number(arm["gap_closed"], ".0%"),
-            _range(arm["gap_closed"], ".0%"),
+            _range(arm["nll_loss"], "z.2f"),
+            _number(arm["gap_closed"], "z.0%"),
+            _range(arm["gap_closed"], "z.0%"),
         )
         agreement.add_row(
             name,
@@ -46,15 +46,17 @@ def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
             f"{arm['speedup']['mean']:.1f}x",
         )
     shown = (likelihood, agreement, usefulness, _LEGEND, _facts(results), results["recommendation"]["why"])
+    for table in (likelihood, agreement, usefulness):
+        table.columns[0].overflow = "fold"  # an arm cut short would be another one
     for part in shown:
         console.print(part, markup=False)
 
 
 _LEGEND = (
-    "NLL: nats per token of the right answer; lost: more than full prefill's, row by row; gap closed: share of"
-    " full reuse's loss that is repaired. KL, top-1: the first token against full prefill's; F1/full, exact,"
-    " decision: the answer against full prefill's. F1, Rouge-L: against the right answers. TTFT: time"
-    " to first token, median. ~: the difference to full prefill is within noise (its 95 % interval holds 0).\n"
+    "NLL: nats per token of the right answer; lost: more than full prefill's, row by row; gap closed: share"
+    " of full reuse's loss that is repaired. KL, top-1: the first token against full prefill's; F1/full,"
+    " exact, decision: the answer against full prefill's. F1, Rouge-L: against the right answers. TTFT: time"
+    " to first token, median. ~: the difference to full prefill is within noise: its 95 % interval holds 0.\n"
 )
 
 

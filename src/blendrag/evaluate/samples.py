@@ -17,20 +17,18 @@ class Sample:
     """One row answered by one arm.
 
     row, arm: the row's id and the arm's name; together they name the sample.
-    nll: mean over the gold answer's ``gold_tokens`` tokens of -log p, in nats, each token forced; None of an
-        arm whose answer is no continuation of one prompt (MapReduce, MapRerank).
+    nll: mean over the gold answer's ``gold_tokens`` tokens of -log p, in nats, each token forced.
     first_token: the model's own first choice; logprobs: {token id: log probability} of its likeliest.
-        None and {} where ``nll`` is None.
-    text: the free answer. decision: which of the row's choices it was; None where there are none.
+    text: the free answer. decision: the likeliest of the row's choices; None where there are none.
     ttft_ms: milliseconds to the first token; split_ms: those of load, select, recompute ({} if not blended).
     cached: tokens of documents whose KV was reused; recomputed: those of them that were computed again.
     """
 
     row: str
     arm: str
-    nll: float | None
+    nll: float
     gold_tokens: int
-    first_token: int | None
+    first_token: int
     logprobs: dict[int, float]
     text: str
     decision: str | None

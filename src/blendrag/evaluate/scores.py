@@ -37,18 +37,6 @@ def same_text(text: str, other: str) -> bool:
     return _words(text) == _words(other)
 
 
-def decide(text: str, choices: Sequence[str]) -> str | None:
-    """The one of ``choices`` that comes first in ``text``, the longest of those; None if none does."""
-    words = _bare(text)
-    found = [
-        (start, -len(choice), name)
-        for name, choice in ((name, _bare(name)) for name in choices)
-        for start in range(len(words) - len(choice) + 1)
-        if choice and words[start : start + len(choice)] == choice
-    ]
-    return min(found)[2] if found else None
-
-
 def _f1(words: list[str], answer: list[str]) -> float:
     if not words or not answer:
         return float(words == answer)
@@ -57,12 +45,8 @@ def _f1(words: list[str], answer: list[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in _bare(text) if word not in _ARTICLES]
-
-
-def _bare(text: str) -> list[str]:
-    """Words without punctuation; articles stay: "A" may be a choice."""
-    return _spaced("".join(sign for sign in text.lower() if not _is_punctuation(sign))).split()
+    kept = "".join(sign for sign in text.lower() if not _is_punctuation(sign))
+    return [word for word in _spaced(kept).split() if word not in _ARTICLES]
 
 
 def _spaced(text: str) -> str:

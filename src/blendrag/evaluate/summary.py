@@ -25,7 +25,7 @@ def summarise(samples: Iterable[Sample], rows: Sequence[Row]) -> dict[str, dict[
     """The numbers of each arm, in the order the arms were first measured in.
 
     Only rows count that every arm has answered, ``n`` of them; what was measured twice counts once. Each
-    number is {"mean", "low", "high"}, or None where the arm, or the run, cannot have it.
+    number is {"mean", "low", "high"}, or None where there is nothing it could be of.
 
     f1, rouge_l: of the free answer against the right ones; f1_loss, rouge_l_loss: full - arm, row by row.
     nll_gold: nats per token of the right answer; nll_loss: arm - full, row by row.
@@ -59,10 +59,8 @@ def summarise(samples: Iterable[Sample], rows: Sequence[Row]) -> dict[str, dict[
 
 
 def _likelihood(own: _Samples, full: _Samples, reuse: _Samples | None) -> dict[str, Any]:
-    nll, reference, worst = _nll(own), _nll(full), _nll(reuse or [])
-    if nll is None or reference is None:
-        names = ("nll_gold", "nll_loss", "gap_closed", "gap", "kl_first_token", "top1_agreement")
-        return dict.fromkeys(names)
+    nll, reference = _nll(own), _nll(full)
+    worst = _nll(reuse) if reuse else None
     kl = [first_token_kl(b.logprobs, a.logprobs) for a, b in zip(own, full, strict=True)]
     top1 = [a.first_token == b.first_token for a, b in zip(own, full, strict=True)]
     return {
@@ -75,9 +73,8 @@ def _likelihood(own: _Samples, full: _Samples, reuse: _Samples | None) -> dict[s
     }
 
 
-def _nll(samples: _Samples) -> list[float] | None:
-    values = [sample.nll for sample in samples if sample.nll is not None]
-    return values if values and len(values) == len(samples) else None
+def _nll(samples: _Samples) -> list[float]:
+    return [sample.nll for sample in samples]
 
 
 def _verdict(gap: Interval) -> str:

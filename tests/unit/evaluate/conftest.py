@@ -44,7 +44,7 @@ def samples(rows: list[Row]) -> list[Sample]:
     ]
 
 
-def make_sample(row: Row, arm: str, nll: float | None, p: float, ttft_ms: float, recomputed: int) -> Sample:
+def make_sample(row: Row, arm: str, nll: float, p: float, ttft_ms: float, recomputed: int) -> Sample:
     right = p > 0.5
     return Sample(
         row=row.id, arm=arm, nll=nll, gold_tokens=2, first_token=7 if right else 8,

@@ -22,7 +22,7 @@ SAMPLE = Sample("row 1", "hkvd_v@0.15", 1.5, 3, 7, {7: -0.5, 12: -2.0}, "a\n是"
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0)
 samples = st.builds(
-    Sample, st.text(), st.text(), st.none() | numbers, counts, st.none() | counts,
+    Sample, st.text(), st.text(), numbers, counts, counts,
     st.dictionaries(counts, numbers), st.text(), st.none() | st.text(), numbers, counts, counts,
     st.dictionaries(st.text(), numbers),
 )  # fmt: skip

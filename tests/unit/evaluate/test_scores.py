@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from blendrag.evaluate.scores import decide, f1, rouge_l, same_text
+from blendrag.evaluate.scores import f1, rouge_l, same_text
 
 ascii_text = st.text(string.ascii_letters + string.digits + string.punctuation + " \n", max_size=60)
 
@@ -64,21 +64,3 @@ def test_other_scripts_than_latin_do_not_score_nothing() -> None:
     assert rouge_l("洛杉矶国王队", ["国王队"]) == pytest.approx(2 / 3)
     assert rouge_l("Она живёт в Москве", ["живёт в Москве"]) == pytest.approx(6 / 7)
     assert rouge_l("running cats", ["a dog", "the cat runs"]) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("text", "choices", "choice"),
-    [
-        ("Yes, both are.", ("yes", "no"), "yes"),
-        ("No.", ("yes", "no"), "no"),
-        ("I know nothing", ("yes", "no"), None),
-        ("no, not yes", ("yes", "no"), "no"),
-        ("The answer is (A).", ("A", "B"), "A"),
-        ("不是。", ("是", "不是"), "不是"),
-        ("New York City", ("New York", "New York City"), "New York City"),
-        ("", ("yes", "no"), None),
-        ("yes", ("", "?"), None),
-    ],
-)
-def test_decision_is_not_taken_for_another(text: str, choices: tuple[str, ...], choice: str | None) -> None:
-    assert decide(text, choices) == choice
