@@ -22,7 +22,8 @@ def draw_sweep(results: Mapping[str, Any], path: Path) -> None:
             if arm == "full" and number != "ttft_ms":
                 continue
             low, middle, high = (
-                [scale * point["arms"][arm][number][key] for point in points] for key in ("p10", "median", "p90")
+                [scale * point["arms"][arm][number][key] for point in points]
+                for key in ("p10", "median", "p90")
             )
             axes.plot(at, middle, color=colour, marker="o", markersize=4, label=ARM_LABELS[arm])
             axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -11,7 +11,7 @@ from typing import Any
 from blendrag.bench.arms import Arm, Sample, make_arms, recipe_of
 from blendrag.bench.ingest import fill, rounds_of, temporary_store
 from blendrag.bench.progress import BenchProgress
-from blendrag.bench.prompts import PromptMaker, Trial
+from blendrag.bench.prompts import Prompt, PromptMaker, Trial
 from blendrag.bench.running import blending_engine
 from blendrag.bench.statistics import summarise
 from blendrag.bench.texts import cut_chunks, file_texts, installed_texts
@@ -123,8 +123,13 @@ def _measure(
 
 def check_length(trials: Sequence[Trial], window: int) -> None:
     """Raise PromptTooLongError unless every prompt fits into the model's window."""
-    longest = max(len(trial.prompt.token_ids) for trial in trials)
-    if longest >= window:
+    check_prompts([trial.prompt for trial in trials], window)
+
+
+def check_prompts(prompts: Sequence[Prompt], window: int, answer: int = 1) -> None:
+    """``check_length``, with room for ``answer`` tokens."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest + answer > window:
         raise PromptTooLongError(
             f"the prompts have up to {longest} tokens, the model's window {window}:"
             " ask for fewer or smaller chunks, or use a model with a longer window"

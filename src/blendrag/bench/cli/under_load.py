@@ -40,3 +40,43 @@ def sweep(
     chosen = axis_named(axis).values(values, settings)
     options = SweepOptions(axis, chosen, chunks, chunk_tokens, repeats, seed)
     measured(lambda progress: run_sweep(settings, options, progress), print_sweep, json, plot, draw_sweep)
+
+
+@app.command()
+def load(
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 256,
+    pool: Annotated[int, typer.Option(min=2, help="Chunks in the store.")] = 48,
+    questions: Annotated[int, typer.Option(min=1, help="Questions, each in four phrasings.")] = 40,
+    order: Annotated[
+        str, typer.Option(help="Chunks of a prompt: retrieved (the nearest first) or shuffled.")
+    ] = "retrieved",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 16,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.")] = 24.0,
+    rates: Annotated[
+        str | None, typer.Option(help="Requests a second; else they are looked for.", metavar="A,B,...")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Rates per arm, where they are looked for.")] = 5,
+    bound_ms: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Of p95 TTFT; else twice full prefill's without load."),
+    ] = None,
+    model: Model = None,
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Throughput: how many requests a second each arm answers before the time to first token gets long."""
+    from blendrag.bench.arrivals import parse_rates
+    from blendrag.bench.load import run_load
+    from blendrag.bench.load_plot import draw_load
+    from blendrag.bench.load_runs import LoadOptions
+    from blendrag.bench.load_table import print_load
+    from blendrag.settings import Settings
+
+    options = LoadOptions(
+        chunks, chunk_tokens, pool, questions, max_tokens, seconds,
+        parse_rates(rates) if rates else (), tries, bound_ms, order, seed,
+    )  # fmt: skip
+    settings = Settings.load(model=model, prefix_caching=True)
+    measured(lambda progress: run_load(settings, options, progress), print_load, json, plot, draw_load)

@@ -1,0 +1,57 @@
+"""One streamed request, and when its tokens came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from blendrag.engine.generation import Sampling
+from blendrag.engine.handle import Engine
+from blendrag.engine.recipe import Recipe
+
+
+@dataclass(slots=True)
+class Timed:
+    """Seconds on the clock of ``time.perf_counter``.
+
+    due: when it should have been sent; waiting begins there, however late the client was. tokens: when each
+    came. done: None if it was cut off. reused: prompt tokens that the engine did not compute itself.
+    fallback: why a request with a recipe was not blended.
+    """
+
+    due: float
+    sent: float = 0.0
+    tokens: list[float] = field(default_factory=list)
+    done: float | None = None
+    reused: int = 0
+    fallback: str | None = None
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """(begin, end) between one token and the next."""
+        return list(zip(self.tokens, self.tokens[1:], strict=False))
+
+
+def exactly(tokens: int) -> Sampling:
+    """Answers of this length, so that all arms decode as much."""
+    return Sampling(max_tokens=tokens, other={"ignore_eos": True})
+
+
+async def ask_timed(
+    engine: Engine,
+    token_ids: Sequence[int],
+    sampling: Sampling,
+    timed: Timed,
+    recipe: Recipe | None = None,
+    namespace: str = "",
+) -> None:
+    """Send now, and note in ``timed`` what comes when. Cancelling it stops the request."""
+    timed.sent = time.perf_counter()
+    async for delta in engine.astream(token_ids, sampling, recipe, namespace):
+        now = time.perf_counter()
+        timed.tokens += [now] * len(delta.token_ids)
+        timed.reused = timed.reused or delta.prefix_tokens
+        if delta.report is not None:
+            timed.fallback = delta.report.get("fallback")
+    timed.done = time.perf_counter()
