@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blendrag.errors import ModelError, PromptTooLongError
+from blendrag.errors import ModelError
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 
@@ -109,13 +109,3 @@ class PromptMaker:
             rng.shuffle(other)
         question = questions[number % len(questions)]
         return Trial(self.make(chosen, question), self.make(other, question))
-
-
-def check_prompts(prompts: Sequence[Prompt], window: int, answer: int = 1) -> None:
-    """Raise PromptTooLongError unless every prompt, and an answer, fits into the model's window; tokens."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest + answer > window:
-        raise PromptTooLongError(
-            f"the prompts have up to {longest} tokens, the model's window {window}:"
-            " ask for fewer or smaller chunks, or use a model with a longer window"
-        )
