@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -64,3 +65,24 @@ def test_repeats_choose_and_order_anew(maker: PromptMaker) -> None:
 def test_prefix_hit_is_not_counted_as_recomputed() -> None:
     prompt = Prompt(tuple(range(30)), (("a", 2, 10), ("b", 14, 10)))
     assert [prompt.chunk_tokens(hit) for hit in (0, 2, 7, 13, 20, 30)] == [20, 20, 15, 10, 4, 0]
+
+
+def test_something_stands_between_the_chunks_of_a_document(maker: PromptMaker, tokenizer: Any) -> None:
+    prompt = maker.make_of([POOL[:2], POOL[2:3], []], "What is it?")
+    (_, first, n), (_, second, m), (_, third, k) = prompt.spans
+    assert second == first + n
+    assert decode(tokenizer, prompt.token_ids[second + m : third]) == "\n\n"
+    assert maker.make_of([[chunk] for chunk in POOL], "What?") == maker.make(POOL, "What?")
+
+
+def test_system_prompt_is_lost_where_the_template_has_no_system_role(tokenizer: Any) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "<user>{{ m.content }}</user>{% endfor %}<model>"
+    )
+    other = deepcopy(tokenizer)
+    other.chat_template = template
+    prompt = PromptMaker(other, system_prompt="Answer.", separator="\n\n").make(POOL[:1], "What is it?")
+    (_, start, length) = prompt.spans[0]
+    assert decode(tokenizer, prompt.token_ids[:start]) == "<user>Answer.\n\n"
+    assert decode(tokenizer, prompt.token_ids[start + length :]) == "\n\nWhat is it?</user><model>"
