@@ -69,7 +69,7 @@ def test_prefix_hit_is_not_counted_as_recomputed() -> None:
 
 def test_something_stands_between_the_chunks_of_a_document(maker: PromptMaker, tokenizer: Any) -> None:
     prompt = maker.make_of([POOL[:2], POOL[2:3], []], "What is it?")
-    (_, first, n), (_, second, m), (_, third, k) = prompt.spans
+    (_, first, n), (_, second, m), (_, third, _) = prompt.spans
     assert second == first + n
     assert decode(tokenizer, prompt.token_ids[second + m : third]) == "\n\n"
     assert maker.make_of([[chunk] for chunk in POOL], "What?") == maker.make(POOL, "What?")
