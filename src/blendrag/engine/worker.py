@@ -114,3 +114,13 @@ class BlendWorker:
         from blendrag.engine.selfcheck import check_model
 
         return check_model(self._blendrag, token_ids, split)
+
+    def _blendrag_kernels(self, *shape: Any) -> dict[str, Any]:
+        from blendrag.engine.kernel_times import time_pieces
+
+        return time_pieces(self._blendrag, *shape)
+
+    def _blendrag_probe_layers(self, *prompt: Any) -> dict[str, Any]:
+        from blendrag.engine.layer_probe import probe_layers
+
+        return probe_layers(self._blendrag, *prompt)
