@@ -6,9 +6,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Generator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +26,8 @@ from blendrag.load.trace import Trace
 from blendrag.store.kv_store import KVStore
 from blendrag.store.miss import Miss
 from blendrag.store.tiers import Opened
+
+Prefill = TypeVar("Prefill", bound=FusedPrefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +99,13 @@ class Blending:
             report["trace"] = self._trace.events
         return report
 
-    def _open(
-        self, without: frozenset[str] = frozenset(), *, use: bool = True
-    ) -> list[tuple[CachedSpan, Opened]]:
+    def _open(self, without: frozenset[str] = frozenset()) -> list[tuple[CachedSpan, Opened]]:
         ids = self._order.token_ids
         # The prompt's last token is the engine's, whatever it belongs to.
         cut = [(key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in self._order.recipe.spans]
         wanted = sorted((span.start, key, span) for key, span in cut if key not in without)
         found = self._kv.open_records(
-            [(key, ids[at : at + span.length]) for at, key, span in wanted], use=use and not without
+            [(key, ids[at : at + span.length]) for at, key, span in wanted], use=not without
         )
         spans: list[tuple[CachedSpan, Opened]] = []
         stop = None
@@ -143,53 +142,47 @@ class Blending:
         return kept
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
-        selector = make_selector(self._order.recipe.selector, self._options)
-        if not (spans and selector.reads_question):
-            fused = yield from self._run(FusedPrefill, self._load(spans), spans, selector)
-            return fused.stats
-        reuse = make_selector("none", self._options)
-        first = yield from self._run(QuestionPass, self._load(spans), spans, reuse)
-        assert isinstance(first, QuestionPass)
-        layers = None  # they are written by now
-        if selector.check_layers(self._model.decoder.num_layers) != (0,):
-            again = self._open(frozenset(self._missing), use=False)
-            layers = self._load(again)
-            if [span for span, _ in again] != [span for span, _ in spans]:
-                layers.close()
-                raise RuntimeError("chunks disappeared between the two passes")
-        second = yield from self._run(FusedPrefill, layers, spans, selector, first.mass)
-        second.stats.load_s += first.stats.load_s
-        second.stats.select_s += first.stats.recompute_s
-        second.stats.slices += first.stats.slices - 1
-        return second.stats
+        name = self._order.recipe.selector if spans else "none"
+        selector = make_selector(name, self._options)
+        checks = selector.check_layers(self._model.decoder.num_layers)
+        with self._load(spans) as layers:
+            if not selector.reads_question:
+                fused = self._prefill(FusedPrefill, spans, layers, selector)
+                return (yield from fused.run())
+            reuse = make_selector("none", self._options)
+            first = self._prefill(QuestionPass, spans, layers, reuse, keep=checks)
+            before = yield from first.run()
+        fused = self._prefill(FusedPrefill, spans, first.kept, selector, attention=first.mass, written=True)
+        stats = yield from fused.run()
+        stats.load_s += before.load_s
+        stats.select_s += before.recompute_s
+        stats.slices += before.slices - 1
+        return stats
 
-    def _run(
+    def _prefill(
         self,
-        kind: type[FusedPrefill],
-        layers: StoredLayers | None,
+        kind: type[Prefill],
         spans: list[tuple[CachedSpan, Opened]],
+        layers: StoredLayers,
         selector: Selector,
-        attention: torch.Tensor | None = None,
-    ) -> Generator[None, None, FusedPrefill]:
+        **options: Any,
+    ) -> Prefill:
         model, order = self._model, self._order
         leaky = order.recipe.semantics == "lmcache"
-        with layers or nullcontext():
-            fused = kind(
-                model.decoder,
-                model.runner,
-                torch.tensor(order.token_ids, device=model.device),
-                [span for span, _ in spans],
-                layers,
-                selector,
-                Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
-                "runs" if layers is None or leaky else model.mask,
-                trace=self._trace,
-                pace=self._pace,
-                attention=attention,
-                leaky=leaky,
-            )
-            yield from fused.run()
-        return fused
+        return kind(
+            model.decoder,
+            model.runner,
+            torch.tensor(order.token_ids, device=model.device),
+            [span for span, _ in spans],
+            layers,
+            selector,
+            Target(torch.tensor(order.block_ids, device=model.device), model.block_size, order.written),
+            "runs" if leaky or options.get("written") else model.mask,
+            trace=self._trace,
+            pace=self._pace,
+            leaky=leaky,
+            **options,
+        )
 
     def _load(self, spans: list[tuple[CachedSpan, Opened]]) -> StoredLayers:
         kv = self._kv

@@ -74,7 +74,7 @@ class FusedPrefill(LayerVisitor):
         runner: Any,
         token_ids: torch.Tensor,
         spans: Sequence[CachedSpan],
-        stored: StoredLayers | None,
+        stored: StoredLayers,
         selector: Selector,
         target: Target,
         mask: Mask = "runs",
@@ -82,14 +82,16 @@ class FusedPrefill(LayerVisitor):
         trace: Trace | None = None,
         pace: Pace | None = None,
         attention: torch.Tensor | None = None,
+        written: bool = False,
         leaky: bool = False,
     ) -> None:
-        """``stored``: the spans' KV, the spans one after the other; None: it is written already, and the
-        selector has no check layer. ``pace``: says when to pause. ``attention``: the question's, for
-        selectors that read it. ``leaky``: with the mask of LMCache, for comparison."""
+        """``stored``: the spans' KV, the spans one after the other. ``pace``: says when to pause.
+        ``attention``: the question's, [layers, cached], for selectors that read it. ``written``: whether the
+        stored KV is where it belongs, and only compared with. ``leaky``: with LMCache's mask."""
         self.decoder, self.runner, self.selector, self.target = decoder, runner, selector, target
         self.token_ids, self.mask, self.trace = token_ids, mask, trace or Trace(on=False)
-        self.pace, self.attention, self.leaky = pace or Pace(), attention, leaky
+        self.pace, self.attention = pace or Pace(), attention
+        self.written, self.leaky = written, leaky
         self.spans, self.stored = spans, stored
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
@@ -117,11 +119,11 @@ class FusedPrefill(LayerVisitor):
         self._clock = time.perf_counter()
         if self.checks[0] == 0:
             self._drop(self.selector.select(0, self._candidates()))
-        if self.cached.numel() and self.stored is not None:
+        if self.cached.numel():
             self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
         for layer in range(self.decoder.num_layers):
-            reused = self.stored is not None and self.alive.numel() < self.cached.numel()
+            reused = not self.written and self.alive.numel() < self.cached.numel()
             stored = self._write_stored(layer) if reused else None
             if not self.rows.numel():  # nothing to recompute: only stored KV is left to write
                 continue
@@ -206,7 +208,7 @@ class FusedPrefill(LayerVisitor):
 
     def _candidates(self, scores: torch.Tensor | None = None, norm: float = 1.0) -> CachedTokens:
         alive, attention = self.alive, self.attention
-        attention = None if attention is None else attention[alive]
+        attention = None if attention is None else attention[:, alive]
         offsets, lengths = self.offsets[alive], self.lengths[alive]
         return CachedTokens(offsets, lengths, self.cached.numel(), scores, norm, attention)
 
@@ -234,7 +236,6 @@ class FusedPrefill(LayerVisitor):
         """This layer's stored K before RoPE and V, [cached, kv_heads, head_size] each."""
         if self._layer_kv is None or self._layer_kv[0] != layer:
             begin = time.perf_counter()
-            assert self.stored is not None
             with self.trace.span("wait", f"layer {layer}"):
                 self._layer_kv = (layer, *self.stored.synchronize(layer))
             self.stats.load_s += time.perf_counter() - begin

@@ -5,32 +5,38 @@ It leaves the reused KV written where it belongs, so that what follows only has 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from blendrag.engine.fused import FusedPrefill
-from blendrag.fuse.query import layers_that_count, question_attention, question_rows
+from blendrag.fuse.query import question_attention, question_rows
+from blendrag.load.layers import StoredLayers
 
 
 class QuestionPass(FusedPrefill):
-    """Full reuse, on the way of which the question's attention to each cached token is summed up.
+    """Full reuse, on the way of which the question's attention to each cached token is noted.
 
-    mass: [cached] float32. The last layer's is left out: nothing needs its output here.
+    mass: [layers, cached] float32. The last layer's is 0: nothing needs its attention's output here.
+    kept: the stored KV of ``keep``, the layers at which it will be compared.
     """
 
     wants_whole = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, keep: Sequence[int], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.mass = torch.zeros(self.cached.numel(), device=self.cached.device)
+        self.mass = torch.zeros(self.decoder.num_layers, self.cached.numel(), device=self.cached.device)
+        self.kept = KeptLayers()
+        self._keep = frozenset(keep)
         self._asked = question_rows(self.fresh, self.cached)
-        self._counted = layers_that_count(self.decoder.num_layers)
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
-        if layer in self._counted and self._asked.numel() and self._dense is not None:
+        if layer in self._keep and layer not in self.kept:
+            self.kept[layer] = self._stored(layer)
+        if self._asked.numel() and self._dense is not None:
             mine = self._going >= self._asked[0]
-            self.mass += question_attention(
+            self.mass[layer] += question_attention(
                 query[mine],
                 self._dense[0],
                 self._going[mine],
@@ -38,3 +44,22 @@ class QuestionPass(FusedPrefill):
                 self.cached,
             )
         return super().attend(layer, query, all_rows)
+
+
+class KeptLayers(StoredLayers):
+    """Stored KV of a few layers, in memory."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __contains__(self, layer: int) -> bool:
+        return layer in self._layers
+
+    def __setitem__(self, layer: int, stored: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._layers[layer] = stored[0].clone(), stored[1].clone()
+
+    def fetch_kv(self, first_layer: int) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._layers[layer]

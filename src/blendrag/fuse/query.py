@@ -22,12 +22,7 @@ class Query(StaticSelector, RankedSelector):
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         assert tokens.attention is not None, "a selector that reads the question is given its attention"
-        return tokens.attention
-
-
-def layers_that_count(num_layers: int) -> range:
-    """The layers whose attention is summed."""
-    return range(num_layers)
+        return tokens.attention.sum(0)
 
 
 def question_rows(fresh: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:

@@ -48,9 +48,8 @@ class CachedTokens:
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at this layer;
         None at layer 0, before anything was computed.
     norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
-    attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
-        summed over heads, question tokens and the layers that count (see ``fuse.query``); None unless the
-        selector reads the question.
+    attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
+        reused KV, summed over heads and question tokens; None unless the selector reads the question.
     """
 
     offsets: torch.Tensor
@@ -67,7 +66,7 @@ class CachedTokens:
             offsets=self.offsets[which],
             lengths=self.lengths[which],
             deviation=None if self.deviation is None else self.deviation[which],
-            attention=None if self.attention is None else self.attention[which],
+            attention=None if self.attention is None else self.attention[:, which],
         )
 
 

@@ -37,7 +37,7 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         total,
         torch.rand(total, generator=generator),
         norm=2.0,
-        attention=torch.rand(total, generator=generator),
+        attention=torch.rand(3, total, generator=generator),
     )
 
 
@@ -172,7 +172,7 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
     selector = make_selector("query", SelectorOptions(0.25))
     assert selector.reads_question and selector.check_layers(30) == (0,)
     found = selector.select(0, replace(tokens, deviation=None))
-    assert set(found.tolist()) == set(tokens.attention.topk(20).indices.tolist())
+    assert set(found.tolist()) == set(tokens.attention.sum(0).topk(20).indices.tolist())
 
 
 def test_nobody_else_has_the_question_read() -> None:

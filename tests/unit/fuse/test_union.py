@@ -26,7 +26,7 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         torch.cat([torch.full((n,), n) for n in lengths]),
         total,
         torch.rand(total, generator=generator),
-        attention=torch.rand(total, generator=generator),
+        attention=torch.rand(3, total, generator=generator),
     )
 
 
