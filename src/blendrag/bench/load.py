@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from dataclasses import asdict, replace
 from typing import Any
@@ -54,7 +55,8 @@ def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) 
                 maker.make([store.chunks[at] for at in query.chunks], query.question) for query in queries
             ]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
-            found = LoadRuns(engine, prompts, _ways(settings, store), options, progress).measure()
+            runs = LoadRuns(engine, prompts, _ways(settings, store), options, progress)
+            found = asyncio.run(runs.measure())
     return found | {
         "machine": describe_machine(settings.model, engine.facts),
         "config": asdict(options) | {

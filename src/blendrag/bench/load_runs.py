@@ -17,7 +17,7 @@ from blendrag.bench.arrivals import STEP, RateSearch, arrival_times, rung_below
 from blendrag.bench.load_summary import summarise_run, sustained
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import Prompt
-from blendrag.bench.timed import Timed, ask_timed, exactly
+from blendrag.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
@@ -76,13 +76,14 @@ class LoadRuns:
         self._sampling = exactly(options.max_tokens)
         self._bound_ms = options.bound_ms or 0.0
 
-    def measure(self) -> dict[str, Any]:
-        alone = self._alone()
+    async def measure(self) -> dict[str, Any]:
+        """What ``run_load`` says, but for the machine and the options."""
+        alone = await self._alone()
         self._bound_ms = self._bound_ms or 2 * alone["full"]["ttft_ms"]
         runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in self._ways}
         for arm, rate, tell in self._plan(alone):
             self._progress.note(f"{arm} at {rate:.2f} requests a second")
-            run = {"rate": rate} | asyncio.run(self._run(arm, rate))
+            run = {"rate": rate} | await self._run(arm, rate)
             tell(run["ttft_ms"]["p95"] <= self._bound_ms)
             runs[arm].append(run)
             self._progress.step()
@@ -117,26 +118,24 @@ class LoadRuns:
                     continue
                 yield arm, base * STEP**rung, partial(search.tell, rung)
 
-    def _alone(self) -> dict[str, dict[str, float]]:
+    async def _alone(self) -> dict[str, dict[str, float]]:
         """Per arm the medians of requests one after another; the first warms up."""
-
-        async def one_after_another(arm: str) -> list[Timed]:
-            timed = [Timed(0.0) for _ in range(_ALONE + 1)]
-            for prompt, each in zip(itertools.cycle(self._prompts), timed, strict=False):
-                recipe, namespace = self._ways[arm](prompt)
-                await ask_timed(self._engine, prompt.token_ids, self._sampling, each, recipe, namespace)
-            return timed[1:]
-
         found = {}
         for arm in self._ways:
             self._progress.note(f"{arm}, requests one after another")
             reset(self._engine)
-            timed = asyncio.run(one_after_another(arm))
+            timed = [Timed(0.0) for _ in range(_ALONE + 1)]
+            for prompt, each in zip(itertools.cycle(self._prompts), timed, strict=False):
+                await self._ask(arm, prompt, each)
             found[arm] = {
-                "ttft_ms": float(np.median([1e3 * (each.tokens[0] - each.sent) for each in timed])),
-                "total_ms": float(np.median([1e3 * ((each.done or 0.0) - each.sent) for each in timed])),
+                "ttft_ms": float(np.median([1e3 * (each.tokens[0] - each.sent) for each in timed[1:]])),
+                "total_ms": float(np.median([1e3 * (each.tokens[-1] - each.sent) for each in timed[1:]])),
             }
         return found
+
+    async def _ask(self, arm: str, prompt: Prompt, timed: Timed) -> None:
+        recipe, namespace = self._ways[arm](prompt)
+        await ask_timed(self._engine, prompt.token_ids, self._sampling, timed, recipe, namespace)
 
     async def _run(self, arm: str, rate: float) -> dict[str, Any]:
         """Send at the times of this rate; answers that take longer than the bound after the last one could
@@ -151,19 +150,10 @@ class LoadRuns:
             async with asyncio.timeout(options.seconds + self._bound_ms / 1e3):
                 for prompt, timed in zip(itertools.cycle(self._prompts), requests, strict=False):
                     await asyncio.sleep(timed.due - time.perf_counter())
-                    recipe, namespace = self._ways[arm](prompt)
-                    asked = ask_timed(
-                        self._engine, prompt.token_ids, self._sampling, timed, recipe, namespace
-                    )
-                    tasks.append(asyncio.create_task(asked))
+                    tasks.append(asyncio.create_task(self._ask(arm, prompt, timed)))
                 await asyncio.gather(*tasks)
         except TimeoutError:
             pass
         finally:
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, Exception):
-                raise outcome
+            await stop(self._engine, tasks)
         return summarise_run(requests, start + WARM_UP * options.seconds, end, time.perf_counter())

@@ -40,7 +40,7 @@ def print_load(results: Mapping[str, Any], console: Console) -> None:
     for table in (runs, best):
         console.print(table, markup=False)
     console.print(
-        f"Sustained: the highest rate of answers at which p95 of TTFT is at most {results['bound_ms']:,.0f} ms"
+        f"Sustained: the most answers a second while p95 of TTFT is {results['bound_ms']:,.0f} ms at most"
         " (> marks more). TTFT: from when a request was due. ITL: between the tokens of an answer."
         " queue: share of time in which requests waited for each other. alone: TTFT of requests one after"
         f" another. {config['questions']} questions in {config['phrasings']} phrasings, {config['chunks']}"

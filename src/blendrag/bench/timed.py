@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from blendrag.bench.arms import reset
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
@@ -30,7 +33,7 @@ class Timed:
     @property
     def gaps(self) -> list[tuple[float, float]]:
         """(begin, end) between one token and the next."""
-        return list(zip(self.tokens, self.tokens[1:], strict=False))
+        return list(pairwise(self.tokens))
 
 
 def exactly(tokens: int) -> Sampling:
@@ -55,3 +58,14 @@ async def ask_timed(
         if delta.report is not None:
             timed.fallback = delta.report.get("fallback")
     timed.done = time.perf_counter()
+
+
+async def stop(engine: Engine, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel what still runs, wait until the engine has let go of it, raise what any of them failed with."""
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    reset(engine)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome

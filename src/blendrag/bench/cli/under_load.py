@@ -80,3 +80,31 @@ def load(
     )  # fmt: skip
     settings = Settings.load(model=model, prefix_caching=True)
     measured(lambda progress: run_load(settings, options, progress), print_load, json, plot, draw_load)
+
+
+@app.command()
+def beside(
+    decodes: Annotated[int, typer.Option(min=1, help="Answers that run all the time.")] = 2,
+    decode_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each of them.")] = 200,
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    arrivals: Annotated[int, typer.Option(min=1, help="Long prompts that come, per repeat.")] = 4,
+    gap: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds between them; else a little more than a full prefill takes."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of nothing, full prefills and blends beside.")] = 3,
+    model: Model = None,
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Inter-token latency of running answers while long prompts arrive: full prefills, then blends."""
+    from blendrag.bench.beside import BesideOptions, run_beside
+    from blendrag.bench.beside_plot import draw_beside
+    from blendrag.bench.beside_table import print_beside
+    from blendrag.settings import Settings
+
+    options = BesideOptions(decodes, decode_tokens, chunks, chunk_tokens, arrivals, gap, repeats, seed)
+    settings = Settings.load(model=model, prefix_caching=True)
+    measured(lambda progress: run_beside(settings, options, progress), print_beside, json, plot, draw_beside)

@@ -1,0 +1,80 @@
+"""``blendrag bench load`` and ``bench beside``, tiny, on the engine that the other tests use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.engine.generation import Sampling
+from blendrag.engine.handle import Engine
+
+pytestmark = pytest.mark.engine
+
+
+def bench(engine_options: dict[str, Any], *words: str) -> dict[str, Any]:
+    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+    result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
+        app, ["bench", *words, "--chunks", "2", "--chunk-tokens", "64", "--json", "-"]
+    )
+    assert result.exit_code == 0, result.stderr
+    results: dict[str, Any] = json.loads(result.stdout)
+    return results
+
+
+def test_arms_are_sent_other_requests_or_take_what_is_not_theirs(
+    engine: Engine, engine_options: dict[str, Any], tmp_path: Path
+) -> None:
+    results = bench(
+        engine_options, "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--rates", "2,4",
+        "--max-tokens", "3", "--bound-ms", "60000", "--plot", str(tmp_path / "out.png"),
+    )  # fmt: skip
+    arms = results["arms"]
+    assert list(arms) == ["full", "prefix", "blended"]
+    sent = {name: [run["requests"] for run in arm["runs"]] for name, arm in arms.items()}
+    assert sent["full"] == sent["prefix"] == sent["blended"] and min(sent["full"]) > 0
+    for arm in arms.values():
+        assert [run["rate"] for run in arm["runs"]] == [2, 4]
+        assert all(run["not_blended"] == run["unfinished"] == 0 for run in arm["runs"])
+        assert all(run["itl_ms"]["p50"] > 0 and 0 <= run["saturated"] <= 1 for run in arm["runs"])
+        assert arm["per_s"] == max(run["completed_per_s"] for run in arm["runs"]) and not arm["past"]
+    assert max(run["reused_tokens"] for run in arms["full"]["runs"]) == 0
+    assert min(run["reused_tokens"] for run in arms["blended"]["runs"]) >= 2 * 64
+    assert (tmp_path / "out.png").stat().st_size > 1000
+    assert engine.reset_prefix_cache(), "requests were left behind"
+
+
+def test_search_for_rates_ends_without_one_or_takes_more_runs(
+    engine: Engine, engine_options: dict[str, Any]
+) -> None:
+    results = bench(
+        engine_options, "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--tries", "2",
+        "--max-tokens", "2", "--order", "shuffled",
+    )  # fmt: skip
+    for arm in results["arms"].values():
+        rates = [run["rate"] for run in arm["runs"]]
+        assert len(rates) == 2 and rates == sorted(rates)
+    assert results["bound_ms"] == 2 * results["arms"]["full"]["alone"]["ttft_ms"]
+
+
+def test_decodes_end_before_the_arrivals_or_go_on_after_them(
+    engine: Engine, engine_options: dict[str, Any], tmp_path: Path
+) -> None:
+    results = bench(
+        engine_options, "beside", "--decode-tokens", "12", "--arrivals", "2", "--repeats", "2",
+        "--plot", str(tmp_path / "out.png"),
+    )  # fmt: skip
+    conditions, gap = results["conditions"], results["gap"]
+    assert list(conditions) == ["alone", "full", "blended"] and gap > 0
+    for name, found in conditions.items():
+        assert 0 < found["itl_ms"]["p50"] <= found["itl_ms"]["p95"] <= found["itl_ms"]["max"]
+        assert (found["arrival_ttft_ms"] is None) == (name == "alone")
+        times = [at for at, _ in results["trace"][name]]
+        assert times == sorted(times) and times[0] >= 0 and times[-1] - times[0] > gap
+    assert set(results["ratios"]) == {"full", "blended"}
+    assert engine.reset_prefix_cache(), "decodes were left behind"
+    assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids

@@ -1,0 +1,77 @@
+"""``blendrag bench sweep``, tiny, on the engine that the other tests use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.engine.handle import Engine
+from blendrag.settings import Settings
+
+pytestmark = pytest.mark.engine
+
+Sweep = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def sweep(engine: Engine, engine_options: dict[str, Any], settings: Settings) -> Sweep:
+    """The points of a sweep over prompts of two chunks; no folder of it may stay behind."""
+    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+
+    def run(axis: str, values: str, repeats: int = 1) -> list[dict[str, Any]]:
+        before = set(settings.cache_dir.glob(".blendrag-*"))
+        result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
+            app,
+            ["bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
+             "--repeats", str(repeats), "--json", "-"],
+        )  # fmt: skip
+        assert result.exit_code == 0, result.stderr
+        assert axis in result.stderr and set(settings.cache_dir.glob(".blendrag-*")) <= before
+        results = json.loads(result.stdout)
+        assert results["machine"]["vllm"] and "commit" in results["machine"]
+        points: list[dict[str, Any]] = results["points"]
+        assert all(list(point["arms"]) == ["full", "prefix", "reuse", "blended"] for point in points)
+        assert [str(point["value"]) for point in points] == values.split(",")
+        return points
+
+    return run
+
+
+def test_ratio_changes_what_does_not_depend_on_it(sweep: Sweep) -> None:
+    quarter, whole = sweep("ratio", "0.25,1.0", repeats=2)
+    assert quarter["arms"]["full"] == whole["arms"]["full"], "measured twice"
+    assert quarter["arms"]["reuse"]["each_ms"] == whole["arms"]["reuse"]["each_ms"]
+    recomputed = [point["arms"]["blended"]["tokens_recomputed"] for point in (quarter, whole)]
+    assert recomputed == [32, 128]
+    assert whole["arms"]["blended"]["kl_first_token"] < 1e-3 < quarter["arms"]["reuse"]["kl_first_token"]
+
+
+def test_prompts_have_other_chunks_than_the_axis_says(sweep: Sweep) -> None:
+    two, three = sweep("chunks", "2,3")
+    assert [point["arms"]["full"]["tokens_recomputed"] for point in (two, three)] == [128, 192]
+    (short,) = sweep("chunk_tokens", "32")
+    assert short["arms"]["full"]["tokens_recomputed"] == 64
+
+
+def test_batch_is_asked_one_by_one(sweep: Sweep) -> None:
+    one, three = sweep("batch", "1,3")
+    assert [len(point["arms"]["blended"]["each_ms"][0]) for point in (one, three)] == [1, 3]
+
+
+def test_codec_and_tier_have_their_stores(sweep: Sweep) -> None:
+    raw, int4 = sweep("codec", "raw,int4")
+    assert raw["arms"]["full"] == int4["arms"]["full"]
+    assert raw["arms"]["reuse"]["kl_first_token"] != int4["arms"]["reuse"]["kl_first_token"]
+    ram, disk = sweep("tier", "ram,disk")
+    assert ram["arms"]["reuse"]["kl_first_token"] == pytest.approx(disk["arms"]["reuse"]["kl_first_token"])
+    assert ram["arms"]["reuse"]["each_ms"] != disk["arms"]["reuse"]["each_ms"]
+
+
+def test_long_question_is_cut(sweep: Sweep) -> None:
+    short, long = sweep("question_tokens", "8,300")
+    assert all(point["arms"]["blended"]["tokens_recomputed"] < 128 for point in (short, long))
