@@ -118,7 +118,7 @@ class FusedPrefill(LayerVisitor):
         """Compute and write the KV of all tokens given. Pauses, if it has to, between pieces of a layer."""
         self._clock = time.perf_counter()
         if self.checks[0] == 0:
-            self._drop(self.selector.select(0, self._candidates()))
+            self._drop(self.selector.select(0, self._candidates(0)))
         if self.cached.numel():
             self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
@@ -179,22 +179,27 @@ class FusedPrefill(LayerVisitor):
                 whole[self._entered] = fresh
         if layer not in self.checks or layer == 0 or not self.cached.numel():
             return None
-        stored_k, stored_v = self._stored(layer)
-        begin = time.perf_counter()
         rows = self.rows
-        at_alive = torch.searchsorted(rows, self.cached[self.alive])
-        fresh_k = key if raw_key is None else raw_key
-        scores, norm = deviation(
-            self.selector.options.metric,
-            fresh_k[at_alive],
-            value[at_alive],
-            stored_k[self.alive],
-            stored_v[self.alive],
-        )
-        self._drop(self.selector.select(layer, self._candidates(scores, norm)))
+        scores, norm = self._compare(layer, key if raw_key is None else raw_key, value)
+        begin = time.perf_counter()
+        self._drop(self.selector.select(layer, self._candidates(layer, scores, norm)))
         self._going = self.rows
         self.stats.select_s += time.perf_counter() - begin
         return torch.searchsorted(rows, self.rows)
+
+    def _compare(
+        self, layer: int, fresh_k: torch.Tensor, fresh_v: torch.Tensor
+    ) -> tuple[torch.Tensor | None, float]:
+        """Deviation of the tokens that are alive, and its unit."""
+        if not self.selector.reads_deviation:
+            return None, 1.0
+        stored_k, stored_v = self._stored(layer)
+        begin = time.perf_counter()
+        at = torch.searchsorted(self.rows, self.cached[self.alive])
+        metric, alive = self.selector.options.metric, self.alive
+        found = deviation(metric, fresh_k[at], fresh_v[at], stored_k[alive], stored_v[alive])
+        self.stats.select_s += time.perf_counter() - begin
+        return found
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
         attention = self.decoder.attentions[layer]
@@ -206,11 +211,13 @@ class FusedPrefill(LayerVisitor):
 
     # -- bookkeeping --------------------------------------------------------------------------------------
 
-    def _candidates(self, scores: torch.Tensor | None = None, norm: float = 1.0) -> CachedTokens:
+    def _candidates(
+        self, layer: int, scores: torch.Tensor | None = None, norm: float = 1.0
+    ) -> CachedTokens:
         alive, attention = self.alive, self.attention
         attention = None if attention is None else attention[:, alive]
         offsets, lengths = self.offsets[alive], self.lengths[alive]
-        return CachedTokens(offsets, lengths, self.cached.numel(), scores, norm, attention)
+        return CachedTokens(offsets, lengths, self.cached.numel(), scores, norm, attention, layer)
 
     def _drop(self, chosen: torch.Tensor) -> None:
         """Go on with only the ``chosen`` of the cached tokens alive."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from blendrag.fuse.hkvd import HKVD
-from blendrag.fuse.selector import SelectorOptions, register_selector
+from blendrag.fuse.selector import RankedSelector, SelectorOptions, register_selector
 
 # Deviations of neighbouring layers are correlated but not equal, so the first choice is generous and later
 # ones correct it. The paper names no constants; these gave the lowest divergence of the schedules tried.
@@ -13,22 +13,32 @@ _LAYERS = (1, 4, 8, 16)
 _FACTORS = (2.0, 1.5, 1.0, 2 / 3)
 
 
-@register_selector("gradual")
-class GradualHKVD(HKVD):
-    """HKVD with shares r1 > r2 > ... whose mean over the layers is ``ratio``."""
+class Gradual(RankedSelector):
+    """Base of selectors that choose several times, with shares r1 > r2 > ... whose mean over the layers is
+    ``ratio``.
+
+    layers: where, unless the options name several.
+    """
+
+    layers: tuple[int, ...] = _LAYERS
 
     def __init__(self, options: SelectorOptions) -> None:
         super().__init__(options)
         self._shares: dict[int, float] = {}
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        given = self.options.check_layers if len(self.options.check_layers) > 1 else _LAYERS
+        given = self.options.check_layers if len(self.options.check_layers) > 1 else self.layers
         layers = tuple(layer for layer in given if layer < num_layers) or (num_layers - 1,)
         self._shares = schedule(layers, self.options.ratio, num_layers, self.most)
         return layers
 
     def share(self, layer: int) -> float:
         return self._shares[layer]
+
+
+@register_selector("gradual")
+class GradualHKVD(Gradual, HKVD):
+    """HKVD, gradually."""
 
 
 def schedule(
@@ -38,7 +48,7 @@ def schedule(
     they rule is ``ratio``."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
-    factors = [_FACTORS[min(bisect_right(_LAYERS, layer), len(_FACTORS)) - 1] for layer in layers]
+    factors = [_FACTORS[max(0, min(bisect_right(_LAYERS, layer), len(_FACTORS)) - 1)] for layer in layers]
     shares = [0.0] * len(layers)
     free, left = list(range(len(layers))), ratio * sum(spans)
     while free:  # a capped share leaves its surplus to the others

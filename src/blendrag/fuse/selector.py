@@ -45,8 +45,9 @@ class CachedTokens:
     offsets: [n] int64, place of each token inside its chunk.
     lengths: [n] int64, length of the chunk each token belongs to.
     total: cached tokens of the whole request; ratios refer to it.
+    layer: the check layer they are asked about at.
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at this layer;
-        None at layer 0, before anything was computed.
+        None at layer 0, before anything was computed, and where nobody reads it.
     norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
     attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
         reused KV, summed over heads and question tokens; None unless the selector reads the question.
@@ -58,6 +59,7 @@ class CachedTokens:
     deviation: torch.Tensor | None = None
     norm: float = 1.0
     attention: torch.Tensor | None = None
+    layer: int = 0
 
     def at(self, which: torch.Tensor) -> CachedTokens:
         """Only these of them, by [m] int64 indices."""
@@ -79,9 +81,11 @@ class Selector(ABC):
 
     reads_question: whether it needs ``CachedTokens.attention``, at each of its check layers. That costs a
         first pass of the question's tokens over reused KV.
+    reads_deviation: whether it needs ``CachedTokens.deviation`` there, of layers above 0.
     """
 
     reads_question: bool = False
+    reads_deviation: bool = True
 
     def __init__(self, options: SelectorOptions) -> None:
         self.options = options
@@ -138,7 +142,7 @@ def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
 def make_selector(name: str, options: SelectorOptions) -> Selector:
     """The selector called ``name``, or the union of two: ``a+b``. Ratios 0 and 1 leave no choice, so none is
     measured. Raises ConfigError for a name that is not registered, or two that cannot share a budget."""
-    from blendrag.fuse import gradual, hkvd, query, static  # noqa: F401  (they register themselves)
+    from blendrag.fuse import attended, gradual, hkvd, query, static  # noqa: F401  (they register)
     from blendrag.fuse.union import Union
 
     parts = [part.strip() for part in name.split("+")]

@@ -10,6 +10,8 @@ from blendrag.fuse.selector import CachedTokens, RankedSelector, Selector, indic
 class StaticSelector(Selector):
     """Base of selectors that decide at layer 0."""
 
+    reads_deviation = False
+
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
         return (0,)
 

@@ -25,6 +25,7 @@ class Union(Selector):
         super().__init__(options)
         self._parts = (first, second)
         self.reads_question = first.reads_question or second.reads_question
+        self.reads_deviation = first.reads_deviation or second.reads_deviation
         self._own: tuple[tuple[int, ...], ...] = ()  # the parts' check layers
         self._asked: tuple[set[int], ...] = ()  # at which each part is asked here
         self._owners: torch.Tensor | None = None  # [survivors] int64, the part that picked each

@@ -22,7 +22,7 @@ from blendrag.fuse import (
 from blendrag.fuse.gradual import GradualHKVD, schedule
 from blendrag.fuse.selector import budget
 
-NAMES = ["hkvd", "gradual", "first_k", "query", "random", "all", "none"]
+NAMES = ["hkvd", "gradual", "first_k", "query", "random", "gradual_query", "weighted", "all", "none"]
 RATIOS = st.floats(0, 1, allow_subnormal=False)
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 
@@ -37,7 +37,7 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         total,
         torch.rand(total, generator=generator),
         norm=2.0,
-        attention=torch.rand(3, total, generator=generator),
+        attention=torch.rand(8, total, generator=generator),
     )
 
 
@@ -61,7 +61,7 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
     assert not found.numel() or (found[0] >= 0 and found[-1] < tokens.total)
 
 
-@pytest.mark.parametrize("name", NAMES[:5])
+@pytest.mark.parametrize("name", NAMES[:7])
 def test_ratio_one_leaves_no_token_out_and_ratio_zero_takes_none(name: str) -> None:
     tokens = tokens_of([5, 9])
     assert chosen(name, SelectorOptions(1.0), tokens).tolist() == list(range(14))
@@ -177,9 +177,31 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
 
 def test_nobody_else_has_the_question_read() -> None:
     for name in SELECTORS:
-        assert make_selector(name, SelectorOptions(0.2)).reads_question == (name == "query"), name
+        reads = name in ("query", "gradual_query", "weighted")
+        assert make_selector(name, SelectorOptions(0.2)).reads_question == reads, name
     for ratio in (0.0, 1.0):  # nothing is left to choose
         assert not make_selector("query", SelectorOptions(ratio)).reads_question
+
+
+def test_gradual_query_counts_only_the_attention_still_to_come() -> None:
+    selector = make_selector("gradual_query", SelectorOptions(0.1))
+    assert selector.check_layers(30) == (0, 4, 8, 16) and not selector.reads_deviation
+    attention = torch.zeros(30, 100)
+    attention[3, :50] = 9.0  # read below layer 4 only
+    attention[20, 50:] = 1.0
+    tokens = CachedTokens(torch.arange(100), torch.full((100,), 100), 100, attention=attention)
+    assert selector.select(0, tokens).max() < 50
+    assert selector.select(4, replace(tokens, layer=4)).min() >= 50
+
+
+def test_weighted_takes_neither_what_is_right_nor_what_nobody_reads() -> None:
+    selector = make_selector("weighted", SelectorOptions(0.1))
+    layers = selector.check_layers(30)
+    assert selector.reads_question and selector.reads_deviation and layers[0] == 1
+    deviation, attention = torch.ones(90), torch.ones(30, 90)
+    deviation[:30], attention[:, 30:60] = 0.0, 0.0
+    tokens = CachedTokens(torch.arange(90), torch.full((90,), 90), 90, deviation, 1.0, attention, layer=1)
+    assert selector.select(1, tokens).min() >= 60
 
 
 def test_random_is_the_same_every_time_and_not_the_head() -> None:
