@@ -100,6 +100,12 @@ def _unsupported_layer(layer: Any) -> str | None:
     return None
 
 
+def output_ids_not_read(runner: Any) -> None:
+    """Our logits processor counts a request's output ids and reads none. vLLM, which cannot know, would have
+    every step of asynchronous scheduling wait for the last one's."""
+    runner.input_batch.logitsprocs_need_output_token_ids = False
+
+
 def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
     """Apply the model's own RoPE to [n, heads * head_size], in place where the platform's kernel is."""
     rotated, _ = rotary(positions, heads, None)

@@ -28,6 +28,7 @@ class BlendWorker:
         from blendrag.engine.masks import choose_mask
         from blendrag.engine.selfcheck import unfit_reason
 
+        compat.output_ids_not_read(self.model_runner)
         model = self.model_runner.get_model()
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,

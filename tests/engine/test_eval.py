@@ -1,0 +1,133 @@
+"""``blendrag eval``, tiny, on the engine that the other tests use."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.bench.progress import BenchProgress
+from blendrag.cli.app import app
+from blendrag.engine.handle import Engine
+from blendrag.evaluate.arms import parse_arms
+from blendrag.evaluate.run import EvalOptions, run_eval
+from blendrag.settings import Settings
+
+pytestmark = pytest.mark.engine
+
+ARMS = ["full", "reuse", "hkvd_v@1", "hkvd_v@0.25", "reuse:shared_prefix", "reuse:int8"]
+
+
+@pytest.fixture
+def data(tmp_path: Path, texts: list[str]) -> Path:
+    """Three questions, each over two passages of 160 tokens; the last asks for a decision."""
+    path = tmp_path / "mine.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"question": f"What is text {n} about?", "answer": "A Python package.", "documents": texts[n : n + 2]}
+        for n in range(3)
+    ]
+    rows[-1] |= {"answer": "yes", "choices": ["yes", "no"]}
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture
+def own(settings: Settings) -> Settings:
+    return settings.model_copy(update={"chunk_tokens": 64})
+
+
+def asked(data: Path, arms: str, own: Settings, **options: Any) -> EvalOptions:
+    return EvalOptions(data, "jsonl", parse_arms(arms.split(","), None, own), max_tokens=4, **options)
+
+
+def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
+    engine: Engine, engine_options: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = data.parent / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+    file = data.parent / "out.json"
+    result = CliRunner(env={**options, "BLENDRAG_CHUNK_TOKENS": "64", "NO_COLOR": "1"}).invoke(
+        app,
+        ["eval", "--data", str(data), "--arms", ",".join(ARMS), "--max-tokens", "4", "--json", str(file),
+         "--plot", str(data.parent / "out.png")],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    results = json.loads(file.read_text())
+    arms = results["arms"]
+    assert list(arms) == ARMS
+    for arm in arms.values():
+        assert arm["n"] == 3
+        for name in ("f1", "rouge_l", "nll_gold", "gap_closed", "kl_first_token", "top1_agreement",
+                     "f1_vs_full", "decision_agreement"):  # fmt: skip
+            assert arm[name].keys() == {"mean", "low", "high"}
+            assert arm[name]["low"] <= arm[name]["mean"] <= arm[name]["high"]
+    loss = {name: arm["nll_loss"]["mean"] for name, arm in arms.items()}
+    kl = {name: arm["kl_first_token"]["mean"] for name, arm in arms.items()}
+    assert abs(loss["hkvd_v@1"]) < 1e-3 and kl["hkvd_v@1"] < 1e-4
+    for name in ("reuse", "hkvd_v@0.25", "reuse:shared_prefix", "reuse:int8"):
+        assert abs(loss[name]) > 1e-2 and kl[name] > 1e-3
+    assert 0 < abs(loss["reuse:int8"] - loss["reuse"]) < abs(loss["reuse:shared_prefix"] - loss["reuse"])
+    assert arms["hkvd_v@1"]["exact_text"]["mean"] == arms["hkvd_v@1"]["decision_agreement"]["mean"] == 1
+    assert arms["hkvd_v@0.25"]["recomputed"]["mean"] == pytest.approx(0.25, abs=0.01)
+    assert results["recommendation"]["why"] and results["machine"]["vllm"]
+    assert results["recommendation"]["why"][:20] in result.stdout
+    assert results["config"]["rows"] == 3 and not results["config"]["too_long"]
+    assert not list(folder.iterdir())
+
+
+class Interrupted(BenchProgress):
+    """Somebody presses Ctrl-C when this begins."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def note(self, message: str) -> None:
+        if message == self._at:
+            raise KeyboardInterrupt
+
+
+class Counted(BenchProgress):
+    steps = 0
+
+    def total(self, steps: int) -> None:
+        self.steps = steps
+
+
+def test_interrupted_run_asks_again_what_it_has_asked(engine: Engine, own: Settings, data: Path) -> None:
+    kept = data.parent / "rows.jsonl"
+    options = asked(data, "reuse", own, kept=kept)
+    with pytest.raises(KeyboardInterrupt):
+        run_eval(own, options, Interrupted("row 2 of 3: free answers"))
+    first = kept.read_bytes()
+    assert first.count(b"\n") == 3  # what it is a run of, and two samples
+    counted = Counted()
+    results = run_eval(own, options, counted)
+    assert counted.steps == 4 and kept.read_bytes().startswith(first)
+    assert results["arms"]["reuse"]["n"] == 3
+    another = asked(data, "reuse,first_k@0.5", own, kept=kept)
+    assert list(run_eval(own, another, counted)["arms"]) == ["full", "reuse", "first_k@0.5"]
+    assert counted.steps == 3
+
+
+def test_maps_have_no_answer_or_take_no_time(engine: Engine, own: Settings, data: Path) -> None:
+    kept = data.parent / "rows.jsonl"
+    options = asked(data, "map_reduce,map_rerank", own, limit=1, kept=kept)
+    arms = run_eval(own, options, BenchProgress())["arms"]
+    for name in ("map_reduce", "map_rerank"):
+        assert arms[name]["nll_loss"]["mean"] != 0 and arms[name]["ttft_ms"]["mean"] > 0
+    samples = {sample["arm"]: sample for sample in map(json.loads, kept.read_text().splitlines()[1:])}
+    assert all(sample["text"] and not sample["cached"] for sample in samples.values())
+
+
+def test_prompts_beyond_the_window_end_the_run(engine: Engine, own: Settings, data: Path) -> None:
+    rows = [json.loads(line) for line in data.read_text().splitlines()[:2]]
+    rows[0]["documents"] = [" ".join(rows[0]["documents"]) * 15]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    config = run_eval(own, asked(data, "full", own), BenchProgress())["config"]
+    assert (config["rows"], config["too_long"]) == (1, ["1"])
