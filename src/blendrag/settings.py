@@ -27,6 +27,8 @@ from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.store.spec import TierSpec
 
+SharedPrefix = Literal["none", "start", "system"]
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -81,8 +83,10 @@ class Settings(BaseSettings):
     chunk_tokens: int = Field(512, ge=8, description="Chunk size in the model's own tokens.")
     chunk_overlap: int = Field(0, ge=0)
     embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
-    shared_prefix: bool = Field(
-        False, description="Prefill chunks behind the rendered system prompt, keeping only the chunk's rows."
+    shared_prefix: SharedPrefix = Field(
+        "none",
+        description="What chunks are prefilled behind: nothing; `start`, the markup every chat begins with;"
+        " `system`, the rendered system prompt.",
     )
     ingest_batch_tokens: int = Field(
         2048, ge=16, description="Tokens prefilled per worker call; serving goes on between calls."

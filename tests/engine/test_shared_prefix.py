@@ -54,7 +54,7 @@ class Behind:
 
 @pytest.fixture(scope="module")
 def behind(bench: Bench, settings: Settings) -> Iterator[Behind]:
-    shared = settings.model_copy(update={"shared_prefix": True})
+    shared = settings.model_copy(update={"shared_prefix": "system"})
     pieces = [piece.token_ids for piece in bench.pieces[:2]]
     prefix = shared_prefix(bench.tokenizer, shared.system_prompt, shared.separator)
     with temporary_store(bench.engine, shared, pieces) as store:
@@ -82,7 +82,7 @@ def test_full_reuse_of_the_first_chunk_is_full_prefill(behind: Behind) -> None:
 
 
 def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Settings) -> None:
-    shared = settings.model_copy(update={"shared_prefix": True})
+    shared = settings.model_copy(update={"shared_prefix": "system"})
     engine, prompt = behind.bench.engine, behind.prompt(2)
     together = behind.blended(prompt, ratio=0.0)
     with temporary_store(engine, shared, [chunk.token_ids for chunk in behind.store.chunks]) as store:
@@ -96,7 +96,7 @@ def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Set
 def test_index_answers_from_one_document_behind_its_prompt_as_full_prefill_does(
     open_index: Callable[..., BlendIndex], folder: Path, bench: Bench
 ) -> None:
-    options = {"shared_prefix": True, "top_k": 1, "recompute_ratio": 0.0, "max_tokens": 16}
+    options = {"shared_prefix": "system", "top_k": 1, "recompute_ratio": 0.0, "max_tokens": 16}
     index = open_index("shared", **options)
     index.ingest(folder)
     bench.reset()
@@ -105,7 +105,7 @@ def test_index_answers_from_one_document_behind_its_prompt_as_full_prefill_does(
     bench.reset()
     assert index.ask("What is the package for?", blend=False).text == blended.text
     index.close()
-    with pytest.raises(StoreMismatchError, match="shared_prefix=True, not shared_prefix=False"):
+    with pytest.raises(StoreMismatchError, match="shared_prefix='system', not shared_prefix='none'"):
         open_index("shared")
 
 
@@ -113,7 +113,7 @@ def test_text_that_fits_the_window_only_without_the_prefix_is_left_out(
     open_index: Callable[..., BlendIndex], bench: Bench
 ) -> None:
     window = bench.engine.max_model_len
-    index = open_index("long", shared_prefix=True, chunk_tokens=window - 1)
+    index = open_index("long", shared_prefix="system", chunk_tokens=window - 1)
     text = bench.tokenizer.decode([i for piece in bench.pieces for i in piece.token_ids]) * 3
     report = index.ingest([text])
     assert report.too_long >= 1

@@ -16,7 +16,7 @@ from blendrag.cli.console import err, interruptible, out, say
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.opening import open_index, start_engine
 from blendrag.settings import Settings
-from blendrag.store.identity import LAYOUT_VERSION, prefix_digest
+from blendrag.store.identity import LAYOUT_VERSION, prefix_name
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer
@@ -50,7 +50,10 @@ class Comparison:
 
 def _name(settings: Settings) -> str:
     """Of the demo's folder: an index is opened only with what it was made with."""
-    prefix = prefix_digest([*settings.system_prompt.encode()])[:8] if settings.shared_prefix else ""
+    kind, prefix = settings.shared_prefix, ""
+    if kind != "none":
+        said = settings.system_prompt if kind == "system" else ""
+        prefix = prefix_name(kind, [0, *said.encode()])[: len(kind) + 8]
     s = settings
     parts = (s.model, s.dtype, s.codec, s.namespace, prefix, f"v{LAYOUT_VERSION}")
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))

@@ -19,7 +19,7 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.slices import Blend, BlendQueue, Pace
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
-from blendrag.store.identity import KVIdentity, prefix_digest
+from blendrag.store.identity import KVIdentity, prefix_name
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
 
@@ -64,7 +64,8 @@ class Blender:
         With an ``estimate``, chunks are loaded only where that is faster than computing them (decision D13).
         ``prefix``: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
         """
-        assert prefix_digest(prefix) == identity.prefix, "chunks would be stored under another prefix's name"
+        named = prefix_name(identity.prefix_kind, prefix)
+        assert named == identity.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
             dtype = str(self.decoder.dtype).removeprefix("torch.")
             kv = KVStore.open(Path(root), identity, dtype, stack)

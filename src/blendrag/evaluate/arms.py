@@ -5,8 +5,9 @@
 ``first_k+query@0.1``. ``lmcache@RATIO``: the same by LMCache's published semantics, re-implemented.
 ``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
 
-Those with stored KV may add ``:shared_prefix`` (chunks prefilled behind the system prompt) and a codec,
-``:int8``. A selector without a ratio stands for an arm at each of the ratios, ``paper`` for all selectors.
+Those with stored KV may add what chunks are prefilled behind (``:none``, ``:start``, ``:system``, as in the
+setting ``shared_prefix``) and a codec, ``:int8``. A selector without a ratio stands for an arm at each of the
+ratios, ``paper`` for all selectors.
 """
 
 from __future__ import annotations
@@ -14,26 +15,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from blendrag.engine.recipe import Recipe, Semantics
 from blendrag.errors import ConfigError
 from blendrag.fuse.selector import SELECTORS, Metric, SelectorOptions, make_selector
-from blendrag.settings import Settings
+from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
 Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
-Variant = tuple[str | None, bool]  # of stored KV: its codec (None: the settings'), behind the shared prefix
+Variant = tuple[str | None, SharedPrefix | None]  # of stored KV: its codec and shared prefix
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3)
 PAPER = "paper"
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
-    "hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "random", "first_k+hkvd", "lmcache",
+    "hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "gradual_query", "weighted", "random",
+    "first_k+hkvd", "lmcache",
 )  # fmt: skip
-_RIVALS = ("hkvd_v", "gradual", "first_k", "query")
+_RIVALS = ("hkvd_v", "gradual_query", "weighted", "first_k")
 _PLAIN: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
-_REUSE, _LMCACHE, _SHARED = "reuse", "lmcache", "shared_prefix"
+_REUSE, _LMCACHE = "reuse", "lmcache"
+_PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)
 _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
 
@@ -42,7 +45,7 @@ _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
 class ArmSpec:
     """An arm. What is below ``kind`` describes stored KV, and is the default of other kinds.
 
-    codec: None is that of the settings.
+    codec, shared_prefix: None is that of the settings.
     """
 
     name: str
@@ -51,7 +54,7 @@ class ArmSpec:
     metric: Metric = "v"
     ratio: float = 0.0
     codec: str | None = None
-    shared_prefix: bool = False
+    shared_prefix: SharedPrefix | None = None
     semantics: Semantics = "exact"
 
     @property
@@ -168,15 +171,17 @@ def _check_selector(name: str, selector: str) -> None:
 
 def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
     """In the order of names that are compared: the shared prefix first."""
-    known = [_SHARED, *codec_names()]
+    known = [*_PREFIXES, *codec_names()]
     for extra in extras:
         if extra not in known:
             near = difflib.get_close_matches(extra, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {hint}")
-    codecs = sorted(set(extras) - {_SHARED})
-    if len(codecs) > 1:
-        raise ConfigError(f"arm {arm.name!r}: KV is stored by one codec, not by {' and '.join(codecs)}")
-    shared = _SHARED in extras
-    name = ":".join([arm.name, *([_SHARED] if shared else []), *codecs])
-    return replace(arm, name=name, shared_prefix=shared, codec=codecs[0] if codecs else None)
+    prefixes = [kind for kind in _PREFIXES if kind in extras]
+    codecs = [codec for codec in codec_names() if codec in extras]
+    for several in (prefixes, codecs):
+        if len(several) > 1:
+            raise ConfigError(f"arm {arm.name!r}: KV is stored in one way, not as {' and '.join(several)}")
+    prefix, codec = (several[0] if several else None for several in (prefixes, codecs))
+    name = ":".join([arm.name, *prefixes, *codecs])
+    return replace(arm, name=name, shared_prefix=cast(SharedPrefix | None, prefix), codec=codec)

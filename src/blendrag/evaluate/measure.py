@@ -100,7 +100,8 @@ class Measuring:
         self, variant: Variant, users: Sequence[tuple[Row, Documents]]
     ) -> contextlib.AbstractContextManager[ChunkStore]:
         codec, shared = variant
-        own = {"codec": codec or self._settings.codec, "shared_prefix": shared}
+        usual = self._settings
+        own = {"codec": codec or usual.codec, "shared_prefix": shared or usual.shared_prefix}
         return chunk_store(self._engine, self._settings.model_copy(update=own), self._tokenizer, users)
 
     async def _warm_up(self, asked: Prepared, arms: Sequence[ArmSpec]) -> None:

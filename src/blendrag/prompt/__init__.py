@@ -3,7 +3,7 @@
 from blendrag.prompt.assemble import assemble
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
 from blendrag.prompt.planner import plan_chat, plan_prompt
-from blendrag.prompt.prefix import shared_prefix
+from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
 from blendrag.prompt.template import decode, encode_document, render_chat
 
@@ -21,4 +21,5 @@ __all__ = [
     "plan_prompt",
     "render_chat",
     "shared_prefix",
+    "start_prefix",
 ]

@@ -1,4 +1,8 @@
-"""The shared prefix: what stands before the first document of every prompt with the same system prompt."""
+"""Shared prefixes: what chunks can be prefilled behind, because their prompts begin with it.
+
+A chunk that is prefilled alone takes its own first tokens for the beginning of the prompt, which models look
+at all the time (attention sinks). Put behind others, it has false ones. Behind a prefix it has none.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,23 @@ from blendrag.prompt.template import encode_document, encode_markup, implied_bos
 
 # Templates that write today's date would make another prefix, and another index, every day.
 _SOME_DAY = datetime(2024, 7, 26)
+_CONTENT = "Yes."
+
+
+def start_prefix(tokenizer: Any) -> tuple[int, ...]:
+    """The token ids that every chat begins with, whatever its messages say: the template's markup before the
+    first of them. For a model without a chat template: its beginning-of-sequence token, if it has one.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return encode_markup(tokenizer, implied_bos(tokenizer) or "")
+    user = {"role": "user", "content": _CONTENT}
+    try:
+        parts = render_parts(
+            tokenizer, [{"role": "system", "content": _CONTENT}, user], strftime_now=_SOME_DAY.strftime
+        )
+    except ModelError:  # no system role
+        parts = render_parts(tokenizer, [user], strftime_now=_SOME_DAY.strftime)
+    return encode_markup(tokenizer, parts[0].text) if parts[0].message is None else ()
 
 
 def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[int, ...]:

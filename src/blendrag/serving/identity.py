@@ -9,19 +9,21 @@ from typing import Any
 
 from blendrag.errors import ModelError
 from blendrag.models import model_digest
-from blendrag.prompt import shared_prefix
+from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import Settings
-from blendrag.store.identity import KVIdentity, prefix_digest
+from blendrag.store.identity import KVIdentity, prefix_name
 
 
 def prefix_ids(settings: Settings, model_path: Path, tokenizer: Any = None) -> tuple[int, ...]:
-    """Token ids behind which chunks are prefilled; none without ``settings.shared_prefix``."""
-    if not settings.shared_prefix:
+    """Token ids behind which chunks are prefilled, as ``settings.shared_prefix`` says."""
+    if settings.shared_prefix == "none":
         return ()
     if tokenizer is None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(model_path))
+    if settings.shared_prefix == "start":
+        return start_prefix(tokenizer)
     return shared_prefix(tokenizer, settings.system_prompt, settings.separator)
 
 
@@ -44,6 +46,6 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_size=config.get("head_dim") or (config.get("hidden_size") or 0) // max(1, heads),
         codec=settings.codec,
-        prefix=prefix_digest(prefix),
+        prefix=prefix_name(settings.shared_prefix, prefix),
         namespace=settings.namespace,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import BlendragError, StoreMismatchError
-from blendrag.settings import Settings
+from blendrag.settings import Settings, SharedPrefix
 
 if TYPE_CHECKING:  # imported on use: making a lease must be quick
     from blendrag.serving.library import Library
@@ -94,15 +94,16 @@ def _taken(library: Library, settings: Settings) -> BlendragError:
             f" not {ours[0]!r} and {ours[1]!r}: name a folder for each, or none"
         )
     return StoreMismatchError(
-        f"the folder {str(library.root)!r} is open with shared_prefix={library.settings.shared_prefix} and"
-        f" system_prompt={library.settings.system_prompt!r}, not shared_prefix={settings.shared_prefix} and"
+        f"the folder {str(library.root)!r} is open with shared_prefix={library.settings.shared_prefix!r} and"
+        f" system_prompt={library.settings.system_prompt!r}, not shared_prefix={settings.shared_prefix!r} and"
         f" system_prompt={settings.system_prompt!r}: name a folder for each, or none"
     )
 
 
-def _prefix(settings: Settings) -> tuple[str, str] | None:
+def _prefix(settings: Settings) -> tuple[SharedPrefix, str | None, str | None]:
     """What the shared prefix is made of, beside the model."""
-    return (settings.system_prompt, settings.separator) if settings.shared_prefix else None
+    kind = settings.shared_prefix
+    return (kind, settings.system_prompt, settings.separator) if kind == "system" else (kind, None, None)
 
 
 def _root(settings: Settings, kv_dir: Path | None) -> Path:
@@ -123,20 +124,20 @@ def _kv_dir(
     dtype: str,
     codec: str,
     namespace: str,
-    prefix: tuple[str, str] | None,
+    prefix: tuple[SharedPrefix, str | None, str | None],
     cache_dir: Path,
 ) -> Path:
     from blendrag.models import resolve_model
     from blendrag.serving.identity import kv_identity, prefix_ids
 
-    system_prompt, separator = prefix or (None, None)
+    kind, system_prompt, separator = prefix
     settings = Settings.load(
         model=model,
         revision=revision,
         dtype=dtype,
         codec=codec,
         namespace=namespace,
-        shared_prefix=prefix is not None,
+        shared_prefix=kind,
         system_prompt=system_prompt,
         separator=separator,
         cache_dir=cache_dir,

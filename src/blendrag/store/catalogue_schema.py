@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError, StoreFullError, StoreMismatchError
-from blendrag.store.identity import ALONE, KVIdentity
+from blendrag.store.identity import KVIdentity
 from blendrag.store.private import make_file, make_folder
 
 _VERSION = 2
@@ -204,7 +204,7 @@ def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMism
 def _setting(identity: KVIdentity, name: str) -> str:
     """What a user has set to get this."""
     if name == "prefix":
-        return f"shared_prefix={identity.prefix != ALONE}"
+        return f"shared_prefix={identity.prefix_kind!r}"
     return f"{name}={getattr(identity, name)!r}"
 
 

@@ -16,11 +16,11 @@ LAYOUT_VERSION = 2  # of records and catalogues
 ALONE = "alone"
 
 
-def prefix_digest(token_ids: Sequence[int]) -> str:
-    """``KVIdentity.prefix`` of chunks that are prefilled behind these tokens."""
+def prefix_name(kind: str, token_ids: Sequence[int]) -> str:
+    """``KVIdentity.prefix`` of chunks that are prefilled behind these tokens, of this kind."""
     if not len(token_ids):
         return ALONE
-    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i4").tobytes())
+    return f"{kind} {xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype='<i4').tobytes())}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class KVIdentity:
     model: name shown to people; not part of the digest, since a model may be known by several.
     weights: digest of config, weights and tokenizer.
     dtype: as the settings say it; "auto" leaves it to the engine (see ``Layout``).
-    prefix: how chunks are prefilled: "alone", or ``prefix_digest`` of the tokens they stood behind.
+    prefix: how chunks are prefilled: "alone", or ``prefix_name`` of the tokens they stood behind.
     namespace: the tenant; equal text in two namespaces has two keys.
     layout: version of the records.
     """
@@ -45,6 +45,11 @@ class KVIdentity:
     prefix: str = ALONE
     namespace: str = ""
     layout: int = LAYOUT_VERSION
+
+    @property
+    def prefix_kind(self) -> str:
+        """Of what kind the tokens are that chunks stood behind; "none": there are none."""
+        return "none" if self.prefix == ALONE else self.prefix.partition(" ")[0]
 
     def digest(self) -> str:
         parts = {name: value for name, value in asdict(self).items() if name != "model"}

@@ -31,7 +31,7 @@ def settings() -> Settings:
         ("hkvd+first_k@1", ArmSpec("hkvd+first_k@1", "stored", "hkvd+first_k", "v", 1.0)),
         ("first_k+hkvd_k@0.1", ArmSpec("first_k+hkvd_k@0.1", "stored", "first_k+hkvd", "k", 0.1)),
         ("lmcache@0.15", ArmSpec("lmcache@0.15", "stored", "hkvd", "k", 0.15, semantics="lmcache")),
-        ("reuse:shared_prefix", ArmSpec("reuse:shared_prefix", "stored", shared_prefix=True)),
+        ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
     ],
 )
 def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
@@ -41,14 +41,14 @@ def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
 @given(
     selector=st.sampled_from(SELECTORS + UNIONS),
     ratio=st.floats(0.001, 1.0).map(lambda ratio: round(ratio, 3)),
-    shared=st.booleans(),
+    shared=st.sampled_from([None, "none", "start", "system"]),
     codec=st.sampled_from([None, "raw", "fp8", "int8", "int4"]),
     turned=st.booleans(),
 )
 def test_arm_is_not_what_its_name_says(
-    selector: str, ratio: float, shared: bool, codec: str | None, turned: bool
+    selector: str, ratio: float, shared: str | None, codec: str | None, turned: bool
 ) -> None:
-    extras = [*(["shared_prefix"] if shared else []), *([codec] if codec else [])]
+    extras = [*([shared] if shared else []), *([codec] if codec else [])]
     written = ":".join([f"{selector}@{ratio:g}", *(reversed(extras) if turned else extras)])
     arm = parse_arm(written)
     assert (arm.ratio, arm.variant) == (ratio, (codec, shared))
@@ -74,8 +74,8 @@ def test_arm_is_not_what_its_name_says(
         ("reuse@0.1", "has no ratio"),
         ("full:int8", "uses no stored KV"),
         ("reuse:int9", "did you mean int8?"),
-        ("reuse:shared", "did you mean shared_prefix?"),
-        ("reuse:int8:int4", "not by int4 and int8"),
+        ("reuse:sytem", "did you mean system?"),
+        ("reuse:int8:int4", "not as int4 and int8"),
         ("first_k+first_k@0.1", "two different selectors"),
     ],
 )

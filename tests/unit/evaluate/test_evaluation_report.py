@@ -61,7 +61,7 @@ def test_number_a_run_cannot_have_is_not_shown_as_nought(results: dict[str, Any]
 
 
 def test_narrow_terminal_does_not_cut_an_arm_short(results: dict[str, Any]) -> None:
-    name = "first_k+hkvd_v@0.15:shared_prefix"
+    name = "first_k+hkvd_v@0.15:system"
     results["arms"][name] = results["arms"]["reuse"]
     text = printed(results, width=80)
     assert "first_k@0.15" in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blendrag.prompt import KnownText, assemble, decode, shared_prefix
+from blendrag.prompt import KnownText, assemble, decode, shared_prefix, start_prefix
 
 TRIMMING = "{% for message in messages %}<|im_start|>{{ message.content | trim }}<|im_end|>\n{% endfor %}"
 NO_SYSTEM = (
@@ -59,3 +59,25 @@ def test_base_model_has_the_system_prompt_as_its_prefix(tokenizer: Any, sentence
     assert decode(base, shared_prefix(base, "Answer.", "\n\n")) == "Answer.\n\n"
     assert shared_prefix(base, "", "\n\n") == ()
     assert shared_prefix(sentencepiece_like, "", "\n\n") == (sentencepiece_like.bos_token_id,)
+
+
+@pytest.mark.parametrize("template", [None, TRIMMING, NO_SYSTEM, DATED])
+def test_start_depends_on_no_message(
+    tokenizer: Any, with_template: Callable[[str], Any], ingested: list[KnownText], template: str | None
+) -> None:
+    model = with_template(template) if template else tokenizer
+    start = start_prefix(model)
+    assert start, "this template begins with markup"
+    for system in ("Answer.", "Be brief and kind."):
+        whole = shared_prefix(model, system, "\n\n")
+        if template is NO_SYSTEM:  # its only message begins with the user's role
+            assert decode(model, start) == "<|im_start|>user\n"
+        assert whole[: len(start)] == start
+        assert "brief" not in decode(model, start) and "Answer" not in decode(model, start)
+
+
+def test_base_model_starts_with_its_bos_or_nothing(tokenizer: Any, sentencepiece_like: Any) -> None:
+    base = deepcopy(tokenizer)
+    base.chat_template = None
+    assert start_prefix(base) == ()
+    assert start_prefix(sentencepiece_like) == (sentencepiece_like.bos_token_id,)

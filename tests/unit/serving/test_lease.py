@@ -155,10 +155,10 @@ def test_namespace_is_served_from_the_open_folder_of_another(tmp_path: Path) -> 
 
 
 def test_folder_that_is_open_with_another_prefix_is_not_lent_for_this_one(tmp_path: Path) -> None:
-    behind = SMALL.model_copy(update={"shared_prefix": True})
+    behind = SMALL.model_copy(update={"shared_prefix": "system"})
     lease = Lease()
     lease.library(SMALL, tmp_path)
-    with pytest.raises(StoreMismatchError, match=r"shared_prefix=False .* not shared_prefix=True"):
+    with pytest.raises(StoreMismatchError, match=r"shared_prefix='none' .* not shared_prefix='system'"):
         Lease().library(behind, tmp_path)
     assert lease.library(SMALL.model_copy(update={"system_prompt": "Be brief."}), tmp_path)
     lease.close()

@@ -93,21 +93,21 @@ def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path:
 
     keys = []
     for at, options in enumerate(({}, {"system_prompt": "Be brief."})):
-        for shared in (False, True):
+        for shared in ("none", "system"):
             library = opened(f"{at}-{shared}", shared_prefix=shared, **options)
             keys.append(library.keys_of([LONG]))
             library.close()
     alone, behind, still_alone, behind_another = keys
     assert alone == still_alone
     assert not behind & alone and not behind & behind_another
-    with pytest.raises(StoreMismatchError, match="shared_prefix=False, not shared_prefix=True"):
-        opened("0-False", shared_prefix=True)
+    with pytest.raises(StoreMismatchError, match="shared_prefix='none', not shared_prefix='system'"):
+        opened("0-none", shared_prefix="system")
 
 
 def test_default_folder_is_not_shared_by_two_prefixes(model_dir: Path) -> None:
     folders = [
         default_kv_dir(Settings.load(shared_prefix=shared, system_prompt=prompt))
-        for shared in (False, True)
+        for shared in ("none", "system")
         for prompt in ("Be brief.", "Be kind.")
     ]
     assert folders[0] == folders[1]

@@ -13,7 +13,7 @@ from stores import IDENTITY
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import prefix_digest
+from blendrag.store.identity import prefix_name
 
 
 def test_store_of_another_model_is_refused_by_name_and_difference(tmp_path: Path) -> None:
@@ -137,17 +137,17 @@ def test_other_codec_is_not_called_another_model(tmp_path: Path) -> None:
 
 def test_other_prefix_is_told_as_the_setting_that_differs(tmp_path: Path) -> None:
     Catalogue.open(tmp_path, IDENTITY).close()
-    one, other = (replace(IDENTITY, prefix=prefix_digest(ids)) for ids in ([1, 2], [1, 3]))
-    with pytest.raises(StoreMismatchError, match="shared_prefix=False, not shared_prefix=True"):
+    one, other = (replace(IDENTITY, prefix=prefix_name("system", ids)) for ids in ([1, 2], [1, 3]))
+    with pytest.raises(StoreMismatchError, match="shared_prefix='none', not shared_prefix='system'"):
         Catalogue.open(tmp_path, one)
     Catalogue.open(tmp_path / "behind", one).close()
-    with pytest.raises(StoreMismatchError, match="shared_prefix=True, not shared_prefix=False"):
+    with pytest.raises(StoreMismatchError, match="shared_prefix='system', not shared_prefix='none'"):
         Catalogue.open(tmp_path / "behind", IDENTITY)
     with pytest.raises(StoreMismatchError, match="another shared prefix"):
         Catalogue.open(tmp_path / "behind", other)
 
 
 def test_no_prefix_has_the_name_of_another() -> None:
-    names = [prefix_digest(ids) for ids in ([], [1], [2], [1, 2], [2, 1])]
+    names = [prefix_name("system", ids) for ids in ([], [1], [2], [1, 2], [2, 1])]
     assert len(set(names)) == len(names)
     assert names[0] == IDENTITY.prefix
