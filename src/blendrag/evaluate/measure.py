@@ -106,7 +106,8 @@ class Measuring:
 
     async def _warm_up(self, asked: Prepared, arms: Sequence[ArmSpec]) -> None:
         """What the first request of its kind takes longer is nothing that arms differ in."""
-        for arm in {(arm.kind, arm.variant): arm for arm in arms}.values():
+        kinds = {(arm.kind, arm.variant): arm for arm in arms if arm.kind in ("full", "stored")}
+        for arm in kinds.values():
             await force(self._engine, await self._request(arm, asked), asked.gold)
 
     async def _ask(self, asked: Prepared, arms: Sequence[ArmSpec], where: str) -> list[Sample]:
