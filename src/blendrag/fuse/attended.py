@@ -36,7 +36,9 @@ class Weighted(Gradual, HKVD):
     reads_question = True
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
-        return super().rank(tokens).clamp_min(0).sqrt() * attention_to_come(tokens)
+        deviation = super().rank(tokens)
+        scores = deviation.clamp_min(0).sqrt() * attention_to_come(tokens)
+        return scores.masked_fill(deviation.isinf(), float("-inf"))  # below the threshold
 
 
 def attention_to_come(tokens: CachedTokens) -> torch.Tensor:

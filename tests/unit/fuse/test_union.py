@@ -11,9 +11,11 @@ from blendrag.errors import ConfigError
 from blendrag.fuse import SELECTORS, CachedTokens, Selector, SelectorOptions, make_selector
 from blendrag.fuse.selector import RankedSelector, budget
 
-RANKED = ["first_k", "gradual", "hkvd", "query", "random"]
+STATIC = ["first_k", "query", "random"]
+GRADUAL = ["gradual", "gradual_query", "weighted"]
+RANKED = ["hkvd", *STATIC, *GRADUAL]
 PAIRS = ["+".join(pair) for pair in permutations(RANKED, 2)]
-UNIONS = st.sampled_from(PAIRS)
+CONSTANT = ["+".join(pair) for pair in permutations(["hkvd", *STATIC], 2)]
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 LAYERS = 30
 
@@ -26,7 +28,7 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         torch.cat([torch.full((n,), n) for n in lengths]),
         total,
         torch.rand(total, generator=generator),
-        attention=torch.rand(3, total, generator=generator),
+        attention=torch.rand(LAYERS, total, generator=generator),
     )
 
 
@@ -40,7 +42,7 @@ def run(selector: Selector, tokens: CachedTokens, layers: int = LAYERS) -> dict[
             # another layer's deviation resembles the last one's and is not equal to it
             None if layer == 0 or now.deviation is None else now.deviation + 0.1 * torch.rand(
                 alive.numel(), generator=torch.Generator().manual_seed(layer)),
-            attention=now.attention,
+            attention=now.attention, layer=layer,
         ))  # fmt: skip
         assert found.tolist() == sorted(set(found.tolist())), "ascending, none twice"
         alive = alive[found]
@@ -49,22 +51,24 @@ def run(selector: Selector, tokens: CachedTokens, layers: int = LAYERS) -> dict[
 
 
 @settings(deadline=None, max_examples=300)
-@given(UNIONS, st.floats(0.001, 0.999), LENGTHS, st.integers(0, 9))
+@given(st.sampled_from(PAIRS), st.floats(0.001, 0.999), LENGTHS, st.integers(0, 9))
 def test_union_takes_neither_more_nor_less_than_the_budget(
     name: str, ratio: float, lengths: list[int], seed: int
 ) -> None:
     tokens = tokens_of(lengths, seed)
     left = run(make_selector(name, SelectorOptions(ratio)), tokens)
-    if "gradual" not in name:
+    if name in CONSTANT:
         assert [len(alive) for alive in left.values()] == [budget(tokens.total, ratio)]
     counts = [len(alive) for alive in left.values()]
     assert counts == sorted(counts, reverse=True) and counts[-1] > 0
 
 
 @settings(deadline=None)
-@given(st.sampled_from([name for name in PAIRS if "gradual" in name]), st.floats(0.05, 0.95))
-def test_union_with_gradual_keeps_the_ratio_on_average(name: str, ratio: float) -> None:
-    tokens = tokens_of([900, 900])
+@given(st.sampled_from(STATIC), st.sampled_from(GRADUAL), st.booleans(), st.floats(0.05, 0.95))
+def test_union_with_gradual_keeps_the_ratio_on_average(
+    one: str, other: str, turned: bool, ratio: float
+) -> None:
+    tokens, name = tokens_of([900, 900]), f"{other}+{one}" if turned else f"{one}+{other}"
     left = run(make_selector(name, SelectorOptions(ratio)), tokens)
     begins = [*left, LAYERS]
     spent = sum(len(left[at]) * (end - at) for at, end in zip(left, begins[1:], strict=True))
@@ -72,7 +76,7 @@ def test_union_with_gradual_keeps_the_ratio_on_average(name: str, ratio: float) 
 
 
 @settings(deadline=None)
-@given(st.sampled_from([name for name in PAIRS if "gradual" not in name]), st.floats(0.01, 0.99), LENGTHS)
+@given(st.sampled_from(CONSTANT), st.floats(0.01, 0.99), LENGTHS)
 def test_first_is_not_denied_its_half_nor_given_more(name: str, ratio: float, lengths: list[int]) -> None:
     tokens = tokens_of(lengths)
     selector = make_selector(name, SelectorOptions(ratio, check_layers=(1,)))
@@ -140,13 +144,14 @@ def test_nothing_is_chosen_where_there_is_no_choice(name: str) -> None:
         selector = make_selector(name, SelectorOptions(ratio))
         assert selector.check_layers(LAYERS) == (0,) and not selector.reads_question
         assert selector.select(0, tokens).tolist() == expected
-    assert make_selector(name, SelectorOptions(0.5)).reads_question == ("query" in name)
+    assert make_selector(name, SelectorOptions(0.5)).reads_question == ("query" in name or "weighted" in name)
 
 
-def test_threshold_of_a_part_leaves_the_rest_of_the_budget_unspent() -> None:
+@pytest.mark.parametrize("name", ["hkvd", "gradual", "weighted"])
+def test_threshold_of_a_part_leaves_the_rest_of_the_budget_unspent(name: str) -> None:
     tokens = tokens_of([100])
-    left = run(make_selector("first_k+hkvd", SelectorOptions(0.2, threshold=2.0)), tokens)
-    assert left == {1: list(range(10))}, "no token deviates that much"
+    left = run(make_selector(f"first_k+{name}", SelectorOptions(0.2, threshold=2.0)), tokens)
+    assert left[1] == list(range(10)), "no token deviates that much"
 
 
 @pytest.mark.parametrize(
