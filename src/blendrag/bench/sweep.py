@@ -27,7 +27,7 @@ from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 
 ARMS = ("full", "prefix", "reuse", "blended")
-_POOL = 2  # chunks in a store, per chunk of the largest prompt
+_POOL = 2  # chunks in a store, per chunk of the largest prompt, or prompt of the largest batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _cases(
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
     maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
-    pool = _POOL * max(point.chunks for point in points.values())
+    pool = max(_POOL * max(point.chunks, point.batch) for point in points.values())
     lengths = {point.chunk_tokens for point in points.values()}
     pieces = [piece for tokens in sorted(lengths) for piece in text_pieces(tokenizer, pool, tokens)]
     tiers = LOCAL | servers_of(settings)
@@ -154,10 +154,14 @@ def _rounds(
     rng = random.Random(f"{options.seed} {point.prompts}")
     own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]
     asked = questions_of(tokenizer, point.question_tokens) if point.question_tokens else QUESTIONS
-    return [
-        [maker.trial(own, point.chunks, rng, number, asked) for _ in range(point.batch)]
-        for number in range(options.repeats + 1)
-    ]
+    rounds: list[list[Trial]] = []
+    for number in range(options.repeats + 1):
+        batch: dict[str, Trial] = {}  # by first chunk: none of a batch may find its own in the prefix cache
+        while len(batch) < point.batch:
+            trial = maker.trial(own, point.chunks, rng, number, asked)
+            batch.setdefault(trial.prompt.spans[0][0], trial)
+        rounds.append(list(batch.values()))
+    return rounds
 
 
 def measure_in_turns(
