@@ -14,7 +14,7 @@ import blendrag
 
 
 def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """JSON-able. ``facts``: the running engine's; ``memory`` in bytes; ``commit``: None outside a checkout."""
+    """JSON-able. ``facts``: the running engine's; ``memory``: bytes; ``commit``: None outside a checkout."""
     import torch
     import transformers
     import vllm

@@ -54,9 +54,9 @@ class Settings(BaseSettings):
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
 
-    # Blending (paper defaults: CacheBlend sections 4.3 and 7.2)
+    # Blending (ratio and check layer: CacheBlend sections 4.3 and 7.2; selector and prefix: docs/results.md)
     blend: bool = Field(True, description="False serves every prompt by plain prefill.")
-    selector: str = Field("hkvd", description="Which cached tokens are recomputed.")
+    selector: str = Field("gradual_query", description="Which cached tokens are recomputed.")
     recompute_ratio: float = Field(0.15, ge=0.0, le=1.0, description="Share of cached tokens.")
     metric: Literal["v", "k", "kv"] = Field("v", description="What HKVD compares.")
     check_layers: tuple[int, ...] = Field((1,), description="Layers at which HKVD compares.")
@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     chunk_overlap: int = Field(0, ge=0)
     embedder: str = Field(DEFAULT_EMBEDDER, description="Packaged default or a sentence-transformers model.")
     shared_prefix: SharedPrefix = Field(
-        "none",
+        "start",
         description="What chunks are prefilled behind: nothing; `start`, the markup every chat begins with;"
         " `system`, the rendered system prompt.",
     )

@@ -21,7 +21,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_defaults_are_the_papers() -> None:
     settings = Settings.load()
-    assert (settings.recompute_ratio, settings.check_layers, settings.selector) == (0.15, (1,), "hkvd")
+    assert (settings.recompute_ratio, settings.check_layers) == (0.15, (1,))
 
 
 def test_keyword_beats_environment_beats_file_beats_default(

@@ -19,7 +19,8 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt as the arm of this name asks it.
+    """A prompt as the arm of this name asks it. Arms are apart in the prefix cache; an arm's later requests
+    find its own KV there, blended as it is, up to the last block.
 
     recipe: how stored KV is blended; None: plain prefill.
     spent_ms: what it took to arrive at this prompt; answer: the free answer, where that has told it already.
@@ -30,11 +31,6 @@ class Request:
     recipe: Recipe | None = None
     spent_ms: float = 0.0
     answer: str | None = None
-
-    def namespace(self, purpose: str) -> str:
-        """Keeps arms apart in the prefix cache. Blended KV is not found there again even by its own arm: the
-        engine would compute the end of the prompt exactly, and the answer be better than the arm's."""
-        return self.arm if self.recipe is None else f"{self.arm} {purpose}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +47,9 @@ class Forced:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-async def force(engine: Engine, request: Request, answer: Ids, purpose: str = "gold") -> Forced:
+async def force(engine: Engine, request: Request, answer: Ids) -> Forced:
     """How likely ``answer`` is. Raises EngineError if the prompt was not blended though it should be."""
-    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP), purpose)
+    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP))
     if tuple(delta.token_ids) != answer:
         raise EngineError(f"{request.arm}: the engine did not generate the answer that was forced")
     of_answer = [at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
@@ -73,20 +69,20 @@ async def write(engine: Engine, request: Request, max_tokens: int) -> str:
     """The model's own answer, greedily."""
     if request.answer is not None:
         return request.answer
-    return (await _generate(engine, request, Sampling(max_tokens=max_tokens), "free")).text
+    return (await _generate(engine, request, Sampling(max_tokens=max_tokens))).text
 
 
 async def decide(engine: Engine, request: Request, choices: Mapping[str, Ids]) -> str | None:
     """The likeliest of ``choices`` per token; None if there are none."""
-    forced = await asyncio.gather(*(force(engine, request, ids, name) for name, ids in choices.items()))
+    forced = await asyncio.gather(*(force(engine, request, ids) for ids in choices.values()))
     return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
 
 
-async def _generate(engine: Engine, request: Request, sampling: Sampling, purpose: str) -> Delta:
-    namespace = request.namespace(purpose)
-    delta = await engine.agenerate(request.token_ids, sampling, request.recipe, namespace)
+async def _generate(engine: Engine, request: Request, sampling: Sampling) -> Delta:
+    delta = await engine.agenerate(request.token_ids, sampling, request.recipe, request.arm)
     if request.recipe is not None:
-        report = delta.report or {"fallback": "the engine gave no report"}
+        again = delta.prefix_tokens and delta.report is None  # what was blended before
+        report = {"missing": ()} if again else delta.report or {"fallback": "the engine gave no report"}
         if "fallback" in report or report["missing"]:
             reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
             raise EngineError(f"{request.arm} was not blended, so its answer would mean nothing: {reason}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from blendrag.evaluate.summary import FULL, REUSE
 
-DEFAULT_TOLERANCE = 0.10  # nats per token: the right answer's tokens are 10 % less likely
+DEFAULT_TOLERANCE = 0.10  # nats: the right answer's tokens are 10 % less likely
 _ONLY_COMPARED = ("lmcache", "random")  # a re-implementation, and the control: not to be used
 _FEW_ROWS = 30
 
@@ -26,7 +26,8 @@ class _Candidate:
 
     @property
     def most_lost(self) -> float:
-        return float(self.numbers["nll_loss"]["high"])
+        """Nats, by either measure: an arm may keep the right answer likely and yet begin another."""
+        return max(float(self.numbers[name]["high"]) for name in ("nll_loss", "kl_first_token"))
 
     @property
     def ttft_ms(self) -> float:
@@ -36,8 +37,9 @@ class _Candidate:
 def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
     """The fastest arm that loses no more than is tolerated; among equally fast ones that of the least ratio.
 
-    arms: the numbers of ``summarise``. tolerance: nats per token of the right answer (``nll_loss``) that
-    may be lost at most, by the upper end of the interval: few rows cannot recommend what many would not.
+    arms: the numbers of ``summarise``. tolerance: nats that may be lost at most, per token of the right
+    answer (``nll_loss``) and as the first token's divergence (``kl_first_token``), by the upper ends of the
+    intervals: few rows cannot recommend what many would not.
 
     Returns {"blend": bool, "arm", "ratio", "selector", "loss": interval, "speedup": interval, "why": one
     sentence}; where nothing is recommended, of the arm that came closest, or None.
@@ -89,9 +91,10 @@ def _result(blend: bool, arm: _Candidate | None, why: str) -> dict[str, Any]:
 
 
 def _loss(arm: _Candidate, tolerance: float) -> str:
-    loss, rows = arm.numbers["nll_loss"], int(arm.numbers["n"])
+    loss, first, rows = arm.numbers["nll_loss"], arm.numbers["kl_first_token"], int(arm.numbers["n"])
     few = f" ({rows} rows are few: measure {_FEW_ROWS} or more)" if rows < _FEW_ROWS else ""
     return (
         f"loses {loss['mean']:.2f} ({loss['low']:.2f} to {loss['high']:.2f}) nats per token of the right"
-        f" answer, of {tolerance:g} allowed{few}"
+        f" answer and {first['mean']:.2f} (to {first['high']:.2f}) at the first,"
+        f" of {tolerance:g} allowed{few}"
     )

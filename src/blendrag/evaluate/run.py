@@ -100,8 +100,8 @@ class _Memory:
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
     """What a sample depends on, but for its row and arm: a run goes on only with the same."""
     names = (
-        "model", "revision", "dtype", "codec", "check_layers", "threshold", "mask", "separator",
-        "chunk_tokens",
+        "model", "revision", "dtype", "codec", "shared_prefix", "check_layers", "threshold", "mask",
+        "separator", "chunk_tokens",
     )  # fmt: skip
     return {
         "data": options.data.name,

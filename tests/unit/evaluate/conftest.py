@@ -69,9 +69,13 @@ def results(samples: list[Sample], rows: list[Row]) -> dict[str, Any]:
 def arm_numbers() -> Callable[..., Mapping[str, Any]]:
     """The part of an arm's summary that a recommendation is made from."""
 
-    def make(loss: float, ttft_ms: float, n: int = 60, spread: float = 0.01) -> Mapping[str, Any]:
+    def make(
+        loss: float, ttft_ms: float, n: int = 60, spread: float = 0.01, kl: float = 0.0
+    ) -> Mapping[str, Any]:
         interval = {"mean": loss, "low": loss - spread, "high": loss + spread}
+        first = {"mean": kl, "low": kl, "high": kl}
         speedup = {"mean": 400 / ttft_ms, "low": 1.0, "high": 1e3}
-        return {"n": n, "nll_loss": interval, "ttft_ms": {"median": ttft_ms}, "speedup": speedup}
+        losses = {"nll_loss": interval, "kl_first_token": first}
+        return {"n": n, **losses, "ttft_ms": {"median": ttft_ms}, "speedup": speedup}
 
     return make

@@ -48,6 +48,13 @@ def test_mean_within_the_tolerance_does_not_hide_its_upper_end(arm_numbers: Numb
     assert recommend(arms, 0.16)["blend"]
 
 
+def test_arm_that_begins_another_answer_is_not_recommended_for_the_right_one(arm_numbers: Numbers) -> None:
+    arms = {"full": arm_numbers(0.0, 400.0), "reuse": arm_numbers(0.0, 40.0, kl=0.4)}
+    found = recommend(arms)
+    assert not found["blend"] and "0.40 (to 0.40) at the first" in found["why"]
+    assert recommend(arms, 0.5)["blend"]
+
+
 def test_of_equally_fast_arms_the_higher_ratio_is_not_taken(arm_numbers: Numbers) -> None:
     arms = {name: arm_numbers(0.0, 50.0) for name in ("hkvd_v@0.3", "hkvd_v@0.05:int8", "hkvd_v@0.1")}
     found = recommend({"full": arm_numbers(0.0, 400.0), **arms})

@@ -158,7 +158,7 @@ def test_folder_that_is_open_with_another_prefix_is_not_lent_for_this_one(tmp_pa
     behind = SMALL.model_copy(update={"shared_prefix": "system"})
     lease = Lease()
     lease.library(SMALL, tmp_path)
-    with pytest.raises(StoreMismatchError, match=r"shared_prefix='none' .* not shared_prefix='system'"):
+    with pytest.raises(StoreMismatchError, match=r"shared_prefix='start' .* not shared_prefix='system'"):
         Lease().library(behind, tmp_path)
     assert lease.library(SMALL.model_copy(update={"system_prompt": "Be brief."}), tmp_path)
     lease.close()
