@@ -22,5 +22,4 @@ def draw_beside(results: Mapping[str, Any], path: Path) -> None:
         axes.scatter(seconds, latencies, s=5, color=_COLOURS[name])
         axes.set_yscale("log")
         canvas.finish_axes(axes, _LABELS[name], "s", "ms from token to token" if axes is panels[0] else "")
-    panels[-1].set_xlabel(f"s\n{canvas.where(results['machine'])}", color=canvas.INK, fontsize=9)
-    canvas.save(figure, path)
+    canvas.save(figure, path, results["machine"])

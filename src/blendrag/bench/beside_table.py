@@ -31,7 +31,7 @@ def print_beside(results: Mapping[str, Any], console: Console) -> None:
             name,
             *(f"{own['itl'][key]['median']:.2f}x" for key in _KEYS),
             *(f"{during[key]['median']:.2f}x" for key in ("p50", "p95")),
-            f"{during['p95']['p10']:.2f}-{during['p95']['p90']:.2f}",
+            f"{during['p95']['p10']:.1f}-{during['p95']['p90']:.1f}",
             f"{during['max']['median']:.2f}x",
         )
     config = results["config"]

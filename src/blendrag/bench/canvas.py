@@ -28,7 +28,7 @@ def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
     axes.set_xlabel(x, color=INK, fontsize=9)
     axes.set_ylabel(y, color=INK, fontsize=9)
-    axes.tick_params(length=0, colors=INK)
+    axes.tick_params(which="both", length=0, colors=INK)
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
@@ -43,7 +43,10 @@ def add_legend(figure: Any, axes: Any) -> None:
     )  # fmt: skip
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, machine: Mapping[str, Any] | None = None) -> None:
+    """Write the picture; with ``machine``, what it was measured on stands below."""
+    if machine is not None:
+        figure.supxlabel(where(machine), color=INK, fontsize=8)
     figure.savefig(path, facecolor="white", transparent=False)
 
 

@@ -26,7 +26,6 @@ def draw_load(results: Mapping[str, Any], path: Path) -> None:
         axes.set_xlim(left=0)
         canvas.finish_axes(axes, title, "requests a second", "time to first token, s")
     panels[1].axhline(bound, color=INK, linewidth=0.8, linestyle="--")
-    panels[1].set_xlabel(f"requests a second\n{canvas.where(results['machine'])}", color=INK, fontsize=9)
     panels[1].set_ylabel("")
     canvas.add_legend(figure, panels[0])
-    canvas.save(figure, path)
+    canvas.save(figure, path, results["machine"])

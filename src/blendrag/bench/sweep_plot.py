@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blendrag.bench.canvas import ARM_COLOURS, ARM_LABELS, add_legend, finish_axes, new_figure, save, where
+from blendrag.bench.canvas import ARM_COLOURS, ARM_LABELS, add_legend, finish_axes, new_figure, save
 
 
 def draw_sweep(results: Mapping[str, Any], path: Path) -> None:
@@ -30,7 +30,7 @@ def draw_sweep(results: Mapping[str, Any], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set_xticks(at, [f"{value:g}" if numbers else str(value) for value in values])
     finish_axes(panels[0], "Time to first token", results["label"], "s (median, p10 to p90)")
-    finish_axes(panels[1], "Full prefill / arm", f"{results['label']}\n{where(results['machine'])}", "times")
+    finish_axes(panels[1], "Full prefill / arm", results["label"], "times")
     add_legend(figure, panels[0])
-    save(figure, path)
+    save(figure, path, results["machine"])
 

@@ -1,4 +1,4 @@
-"""``blendrag bench ttft`` given what it cannot use: one line, before the engine is started."""
+"""``blendrag bench`` given what it cannot use: one line, before the engine is started."""
 
 from __future__ import annotations
 
@@ -12,14 +12,27 @@ from blendrag.cli.app import app
 from blendrag.errors import ConfigError
 
 BAD = [
-    (("--ratios", "0.15,half"), "'half' is not a number"),
-    (("--ratios", "1.5"), "1.5 is not above 0 and at most 1"),
-    (("--ratios", "0"), "the arm 'reuse'"),
-    (("--ratios", ""), "is not a number"),
-    (("--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
-    (("--selector", "hkdv"), "unknown selector"),
-    (("--plot", "out.gif"), "--plot out.gif"),
-    (("--json", "absent/out.json"), "--json absent/out.json"),
+    (("ttft", "--ratios", "0.15,half"), "'half' is not a number"),
+    (("ttft", "--ratios", "1.5"), "1.5 is not above 0 and at most 1"),
+    (("ttft", "--ratios", "0"), "the arm 'reuse'"),
+    (("ttft", "--ratios", ""), "is not a number"),
+    (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
+    (("ttft", "--selector", "hkdv"), "unknown selector"),
+    (("ttft", "--plot", "out.gif"), "--plot out.gif"),
+    (("ttft", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
+    (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
+    (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
+    (("sweep", "--plot", "out.gif"), "--plot out.gif"),
+    (("sweep", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("load", "--rates", "1,fast"), "'fast' is not a number"),
+    (("load", "--rates", "0"), "0 is not above 0"),
+    (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
+    (("load", "--order", "sorted"), "--order sorted: it is retrieved or shuffled"),
+    (("load", "--plot", "absent/out.png"), "there is no folder absent"),
+    (("load", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("beside", "--plot", "out"), "--plot out"),
+    (("beside", "--json", "absent/out.json"), "--json absent/out.json"),
 ]
 
 
@@ -29,7 +42,7 @@ def test_bad_option_is_one_line_without_an_engine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("blendrag.engine.handle.Engine.shared", None)
-    result = CliRunner().invoke(app, ["bench", "ttft", *arguments])
+    result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout

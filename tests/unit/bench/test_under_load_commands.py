@@ -1,4 +1,4 @@
-"""``bench sweep``, ``load`` and ``beside``: what they refuse, print and draw."""
+"""``bench sweep``, ``load`` and ``beside``: what they print and draw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
-from typer.testing import CliRunner
 
 from blendrag.bench.beside_plot import draw_beside
 from blendrag.bench.beside_table import print_beside
@@ -19,36 +18,6 @@ from blendrag.bench.load_plot import draw_load
 from blendrag.bench.load_table import print_load
 from blendrag.bench.sweep_plot import draw_sweep
 from blendrag.bench.sweep_table import print_sweep
-from blendrag.cli.app import app
-
-BAD = [
-    (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
-    (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
-    (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
-    (("sweep", "--plot", "out.gif"), "--plot out.gif"),
-    (("sweep", "--json", "absent/out.json"), "--json absent/out.json"),
-    (("load", "--rates", "1,fast"), "'fast' is not a number"),
-    (("load", "--rates", "0"), "0 is not above 0"),
-    (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
-    (("load", "--order", "sorted"), "--order sorted: it is retrieved or shuffled"),
-    (("load", "--plot", "absent/out.png"), "there is no folder absent"),
-    (("load", "--json", "absent/out.json"), "--json absent/out.json"),
-    (("beside", "--plot", "out"), "--plot out"),
-    (("beside", "--json", "absent/out.json"), "--json absent/out.json"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_option_starts_the_engine(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("blendrag.engine.handle.Engine.shared", None)
-    result = CliRunner().invoke(app, ["bench", *arguments])
-    assert result.exit_code == 1
-    assert message in result.stderr and result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1 and not result.stdout
-
 
 MACHINE = {"cpu": "A CPU [model]", "threads": 2, "model": "/models/some-model"}
 CONFIG = {
@@ -109,7 +78,7 @@ def beside_results() -> dict[str, Any]:
     }
 
 
-CASES = [
+CASES: list[tuple[dict[str, Any], Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
     (sweep_results([2, 4, 12]), print_sweep, draw_sweep, ("2,000", "4.17x", "0.0500")),
     (sweep_results(["raw", "int8"]), print_sweep, draw_sweep, ("int8", "3.96x")),
     (load_results(), print_load, draw_load, ("8,000 >", "none", "3.00 at least", "3.00x", "40%")),
