@@ -104,8 +104,11 @@ class FusedPrefill(LayerVisitor):
         is_fresh = torch.ones(n, dtype=torch.bool, device=device)
         is_fresh[self.cached] = False
         self.fresh = torch.nonzero(is_fresh, as_tuple=True)[0]
+        self.stats.cached, self.stats.fresh = self.cached.numel(), self.fresh.numel()
+        if written:  # what stands before all that is repaired is right as it is
+            self.fresh = self.fresh[self.fresh > self.cached[0]]
         self.alive = torch.arange(self.cached.numel(), device=device)  # cached tokens still recomputed
-        self.rows = torch.arange(n, device=device)
+        self.rows = torch.sort(torch.cat([self.fresh, self.cached])).values
         self.block_table = target.block_ids[None].to(torch.int32)
         self._at = 0  # where among the rows this piece begins
         self._entered = self._going = self.rows  # its rows, before and after a selection
@@ -144,7 +147,6 @@ class FusedPrefill(LayerVisitor):
                     yield
                     self._clock = time.perf_counter()
             hidden = _joined(parts)
-        self.stats.cached, self.stats.fresh = self.cached.numel(), self.fresh.numel()
         self.stats.recomputed = self.alive.numel()
         self.stats.recompute_s += time.perf_counter() - self._clock - self.stats.load_s - self.stats.select_s
         return self.stats
