@@ -23,7 +23,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 
 WARM_UP = 1 / 6  # of a run's time, as the paper drops 1,000 of 6,000 requests
-_BELOW = 0.7  # of an arm's own rate of requests one after another: where its search begins
+_BELOW = 0.5  # of an arm's own rate of requests one after another: where its search begins
 _ALONE = 5  # requests, one after another
 
 Tell = Callable[[bool], None]  # whether a rate was sustained

@@ -13,7 +13,7 @@ from blendrag.bench.report import table_with
 
 def print_load(results: Mapping[str, Any], console: Console) -> None:
     """A row per arm and rate; then what each arm can sustain."""
-    runs = table_with("arm", "sent/s", "done/s", "TTFT p50", "p95 ms", "ITL p50", "p95 ms", "queue")
+    runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms", "ITL p50", "p95 ms", "queue")
     best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
     for name, arm in results["arms"].items():
         for run in arm["runs"]:
@@ -21,7 +21,7 @@ def print_load(results: Mapping[str, Any], console: Console) -> None:
             kept = ttft["p95"] <= results["bound_ms"]
             runs.add_row(
                 name,
-                f"{run['arrived_per_s']:.2f}",
+                f"{run['rate']:.2f}",
                 f"{run['completed_per_s']:.2f}",
                 f"{ttft['p50']:,.0f}",
                 f"{ttft['p95']:,.0f}{'' if kept else ' >'}",
