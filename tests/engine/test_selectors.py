@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,3 +96,14 @@ def test_unknown_selector_ends_in_a_plain_prefill_and_says_so(bench: Bench) -> N
     bench.reset()
     delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, selector="best+hkvd"))
     assert delta.report and "best" in delta.report["fallback"]
+
+
+@pytest.mark.parametrize("tail", ["", " and so on" * 200])
+def test_prompt_without_a_question_to_read_is_repaired_at_random(bench: Bench, tail: str) -> None:
+    """It ends with a document; or what stands behind it is long, and left to the engine."""
+    prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS], tail)
+    if not tail:
+        prompt = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
+    reports = [bench.blended(prompt, selector=name, ratio=RATIO).report for name in ("gradual_query", "gradual")]
+    assert [report and report["selector"] for report in reports] == ["gradual", "gradual"]
+    assert reports[0] and reports[1] and reports[0]["recomputed"] == reports[1]["recomputed"] > 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blendrag.control.estimate import Estimator
 from blendrag.engine.alone import AlonePrefill
 from blendrag.engine.blending import Blending, BlendModel
@@ -75,7 +77,7 @@ class Blender:
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
         if opened:
-            self.queue.stop(lambda order: order.recipe.store == store)
+            self.queue.stop(store)
             opened.prefetcher.close()
             self._loader.drain()
             try:
@@ -136,6 +138,12 @@ class Blender:
         return sum(write.result() for write in writes)
 
     # -- requests -----------------------------------------------------------------------------------------
+
+    def wait_for_device(self) -> None:
+        """Until what was launched on it is done."""
+        device = self.decoder.attentions[0].kv_cache.device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
 
     def blend(self, order: BlendOrder, pace: Pace) -> Blend:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""

@@ -29,6 +29,8 @@ from blendrag.store.tiers import Opened
 
 Prefill = TypeVar("Prefill", bound=FusedPrefill)
 
+WITHOUT_QUESTION = "gradual"  # the best of those that need none (docs/results.md)
+
 
 @dataclass(frozen=True, slots=True)
 class BlendModel:
@@ -62,6 +64,7 @@ class Blending:
         self._estimate, self._decision = estimate, ""
         self._options = order.recipe.options
         self._missing: dict[str, str] = {}
+        self._selector = order.recipe.selector
         self._trace = Trace(order.recipe.trace)
 
     @torch.inference_mode()
@@ -85,6 +88,7 @@ class Blending:
             "fresh": stats.fresh,
             "recomputed": stats.recomputed,
             "missing": self._missing,
+            "selector": self._selector,
             "ratio": self._options.ratio,
             "decision": self._decision,
             "slices": stats.slices,
@@ -142,8 +146,13 @@ class Blending:
         return kept
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
-        name = self._order.recipe.selector if spans else "none"
-        selector = make_selector(name, self._options)
+        self._selector = self._order.recipe.selector if spans else "none"
+        selector = make_selector(self._selector, self._options)
+        end = max((span.start + span.length for span, _ in spans), default=0)
+        if selector.reads_question and end == len(self._order.token_ids):
+            # A long text behind the last document is left to the engine, and the question with it.
+            self._selector = WITHOUT_QUESTION
+            selector = make_selector(self._selector, self._options)
         checks = selector.check_layers(self._model.decoder.num_layers)
         with self._load(spans) as layers:
             if not selector.reads_question:

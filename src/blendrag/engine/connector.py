@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # other requests' steps.
 MAX_FUSED_TAIL = 256
 
+# Requests that are blended, or next in line, beside running ones. Those behind them hold no blocks yet.
+_BLENDS_AHEAD = 2
+
 # Between two looks at the tiers' statistics, in steps that blend nothing.
 _TIERS_EVERY_S = 1.0
 
@@ -48,11 +51,13 @@ _TIERS_EVERY_S = 1.0
 @dataclass
 class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
-    follows: whether it comes right after the last one, as it does while an answer is being generated."""
+    follows: whether it comes right after the last one, as it does while an answer is being generated;
+    ended: requests that have ended, or given up."""
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
     follows: bool = False
+    ended: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -111,7 +116,8 @@ class BlendConnector(KVConnectorBase_V1):
         # scheduler half
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
-        self._waiting: set[str] = set()  # requests whose blend was claimed to go on beside others
+        self._beside: set[str] = set()  # requests whose blend is claimed to go on beside others
+        self._blending: set[str] = set()  # those of them that the worker was told of, and has not finished
         self._failed: set[str] = set()  # requests that the engine prefills itself
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
         self._results: dict[str, dict[str, Any]] = {}
@@ -144,11 +150,10 @@ class BlendConnector(KVConnectorBase_V1):
         if 0 < new <= self._min_cached and num_computed_tokens:
             # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
             return 0, False
-        waits = self._share < 1 and bool(self._running or self._waiting or self._orders)
-        if waits:
-            self._waiting.add(request.request_id)
-        else:
-            self._waiting.discard(request.request_id)
+        if len(self._blending) >= _BLENDS_AHEAD:
+            return None, False  # it would hold its blocks, and do nothing with them
+        waits = self._share < 1 and bool(self._running or self._blending or self._orders)
+        (self._beside.add if waits else self._beside.discard)(request.request_id)
         return new, waits
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -157,7 +162,10 @@ class BlendConnector(KVConnectorBase_V1):
         recipe = read_recipe(request.kv_transfer_params)
         assert recipe is not None, "external tokens were claimed for this request"
         claimed = _claim(recipe, request.num_prompt_tokens)
+        waits = request.request_id in self._beside
         self._ordered.add(request.request_id)
+        if waits:
+            self._blending.add(request.request_id)
         self._orders.append(
             BlendOrder(
                 request.request_id,
@@ -166,21 +174,22 @@ class BlendConnector(KVConnectorBase_V1):
                 list(blocks.get_block_ids()[0]),
                 claimed - num_external_tokens,
                 recipe,
-                request.request_id in self._waiting,
+                waits,
             )
         )
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         orders, self._orders = self._orders, []
         before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
-        return BlendMetadata(orders, bool(self._running), not before.isdisjoint(self._running))
+        ended = frozenset(scheduler_output.finished_req_ids)
+        return BlendMetadata(orders, bool(self._running), not before.isdisjoint(self._running), ended)
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, BlendReports):
             for request_id, report in meta.reports.items():
                 merge(self._tally, of_report(report))
-                self._waiting.discard(request_id)
+                self._blending.discard(request_id)
                 if request_id in self._ordered:  # else it has ended in this very step
                     self._results[request_id] = report
                     if "fallback" in report:
@@ -188,7 +197,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         result = self._results.pop(request.request_id, None)
-        for requests in (self._running, self._waiting, self._failed):
+        for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
         if request.request_id in self._ordered:
             self._ordered.remove(request.request_id)
@@ -208,17 +217,20 @@ class BlendConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
-        self._clock.enter(follows=metadata.follows)
         if metadata.orders:
             self._looked = 0.0
         if self._blender is None:
             for order in metadata.orders:
                 self._finish(order, RuntimeError("the worker is not bound to its model yet"))
             return
-        self._blender.queue.add(metadata.orders)
-        for order, outcome in self._blender.queue.run(
-            self._clock.slice_s(self._share) if metadata.busy and self._share < 1 else None
-        ):
+        queue = self._blender.queue
+        queue.add(metadata.orders)
+        self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
+        if queue:
+            self._blender.wait_for_device()  # else the engine's own forward would be taken for ours
+        self._clock.enter(follows=metadata.follows)
+        sliced = metadata.busy and self._share < 1
+        for order, outcome in queue.run(self._clock.slice_s(self._share) if sliced else None):
             self._finish(order, outcome)
         self._clock.leave()
 
@@ -235,9 +247,6 @@ class BlendConnector(KVConnectorBase_V1):
         """Nothing is sent. Received: requests whose blend has ended, and those that gave up waiting for it,
         whose blocks the scheduler keeps until it hears of them."""
         arrived, self._arrived = self._arrived, set()
-        if self._blender is not None and finished_req_ids and self._blender.queue:
-            gone = self._blender.queue.cancel(lambda order: order.request_id in finished_req_ids)
-            arrived.update(order.request_id for order in gone)
         return None, arrived or None
 
     def _block_size(self) -> int:

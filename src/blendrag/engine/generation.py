@@ -77,7 +77,7 @@ class Delta:
 
 def vllm_prompt(token_ids: list[int], recipe: Recipe | None, namespace: str = "") -> dict[str, Any]:
     """Token ids as vLLM takes them, salted if their KV will not be exact or is a namespace's own."""
-    salt = cache_salt(namespace, recipe)
+    salt = cache_salt(namespace, recipe, token_ids)
     return {"prompt_token_ids": token_ids} | ({} if salt is None else {"cache_salt": salt})
 
 

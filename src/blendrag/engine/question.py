@@ -29,19 +29,22 @@ class QuestionPass(FusedPrefill):
         self.mass = torch.zeros(self.decoder.num_layers, self.cached.numel(), device=self.cached.device)
         self.kept = KeptLayers()
         self._keep = frozenset(keep)
-        self._asked = question_rows(self.fresh, self.cached)
+        self._first = question_rows(self.fresh, self.cached)[0]
 
-    def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
+    def keep(
+        self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
+    ) -> torch.Tensor | None:
         if layer in self._keep and layer not in self.kept:
             self.kept[layer] = self._stored(layer)
-        if self._asked.numel() and self._dense is not None:
-            mine = self._going >= self._asked[0]
+        return super().keep(layer, key, raw_key, value)
+
+    def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
+        mine = self._going >= self._first
+        if mine[-1]:  # ascending: else this piece has none of the question
+            assert self._dense is not None, "all keys are put together where only some tokens are computed"
+            scale = self.decoder.attentions[layer].impl.scale
             self.mass[layer] += question_attention(
-                query[mine],
-                self._dense[0],
-                self._going[mine],
-                self.decoder.attentions[layer].impl.scale,
-                self.cached,
+                query[mine], self._dense[0], self._going[mine], scale, self.cached
             )
         return super().attend(layer, query, all_rows)
 

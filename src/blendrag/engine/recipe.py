@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import xxhash
 
-from blendrag.fuse.selector import Metric, SelectorOptions
+from blendrag.fuse.selector import Metric, SelectorOptions, make_selector
 
 FIELD = "blendrag"
 
@@ -60,22 +60,25 @@ class Recipe:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
         return {FIELD: asdict(self), "ticket": ticket}
 
-    def cache_salt(self, namespace: str = "") -> str:
+    def cache_salt(self, namespace: str, token_ids: Sequence[int]) -> str:
         """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
 
-        The prefix cache hashes the tokens itself; the salt adds what else the blended KV depends on.
+        The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
+        on. Where the selector reads the question, that is what stands behind the documents.
         """
-        recipe = xxhash.xxh3_128_hexdigest(json.dumps(asdict(replace(self, trace=False))).encode())
-        return f"{namespace}:{recipe}"
+        parts = json.dumps(asdict(replace(self, trace=False)))
+        if make_selector(self.selector, self.options).reads_question:
+            parts += json.dumps(list(token_ids[self.cached_end :]))
+        return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
 
 
-def cache_salt(namespace: str, recipe: Recipe | None) -> str | None:
+def cache_salt(namespace: str, recipe: Recipe | None, token_ids: Sequence[int]) -> str | None:
     """What a prompt's KV in vLLM's prefix cache is kept apart by; None: it is exact, and nobody's own.
 
     The namespace stands in it as it is: no two of them have a salt in common, whatever a hash does.
     """
     if recipe is not None:
-        return recipe.cache_salt(namespace)
+        return recipe.cache_salt(namespace, token_ids)
     return f"{namespace}:" if namespace else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from statistics import median
 from typing import Any
 
@@ -95,17 +95,18 @@ class BlendQueue:
         self._waiting.extend(orders)
 
     def run(self, budget_s: float | None) -> list[tuple[BlendOrder, dict[str, Any] | Exception]]:
-        """Blend for about so many seconds (None: until all is done); what was finished, or failed, in it.
+        """Blend for about so many seconds (None: until one is finished, so that it gets its first token);
+        what was finished, or failed, in it.
 
-        An order that does not wait is needed by the step at hand: then all is done, whatever it takes.
+        An order that does not wait is needed by the step at hand: it is done, whatever it takes.
         """
-        if any(not order.waits for order in self._waiting):
-            budget_s = None
-        self._pace.begin(budget_s)
+        urgent = any(not order.waits for order in self._waiting)
+        self._pace.begin(None if urgent else budget_s)
         done: list[tuple[BlendOrder, dict[str, Any] | Exception]] = []
         while self:
             if self._current is None:
-                order = self._waiting.popleft()
+                order = next((order for order in self._waiting if not order.waits), self._waiting[0])
+                self._waiting.remove(order)
                 self._current = order, self._start(order, self._pace)
             order, blend = self._current
             try:
@@ -116,22 +117,24 @@ class BlendQueue:
             except Exception as error:  # whatever it is, the engine's own prefill gives the right answer
                 done.append((order, error))
             self._current = None
-            if self._pace.over:
+            if any(not order.waits for order in self._waiting):
+                continue
+            if urgent or budget_s is None or self._pace.over:
                 break
         return done
 
-    def stop(self, unwanted: Callable[[BlendOrder], bool]) -> None:
-        """Have an order that was begun fail, because what it needs goes away. The engine prefills it."""
-        if self._current and unwanted(self._current[0]):
+    def stop(self, store: str) -> None:
+        """Have an order that was begun fail, because its store closes. The engine prefills it."""
+        if self._current and self._current[0].recipe.store == store:
             order, blend = self._current
             blend.close()
             self._current = order, _stopped()
 
-    def cancel(self, unwanted: Callable[[BlendOrder], bool]) -> list[BlendOrder]:
-        """Forget orders, begun or not; those that were forgotten."""
-        gone = [order for order in self._waiting if unwanted(order)]
-        self._waiting = deque(order for order in self._waiting if not unwanted(order))
-        if self._current and unwanted(self._current[0]):
+    def cancel(self, ended: Collection[str]) -> list[BlendOrder]:
+        """Forget the orders of requests, begun or not; those that were forgotten."""
+        gone = [order for order in self._waiting if order.request_id in ended]
+        self._waiting = deque(order for order in self._waiting if order.request_id not in ended)
+        if self._current and self._current[0].request_id in ended:
             order, blend = self._current
             blend.close()
             self._current = None

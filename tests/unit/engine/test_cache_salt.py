@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,14 +31,25 @@ def test_two_namespaces_or_recipes_have_one_salt(
 
 def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
     traced = Recipe("store", RECIPE.spans, trace=True)
-    assert traced.cache_salt("a") == RECIPE.cache_salt("a")
+    assert traced.cache_salt("a", [1]) == RECIPE.cache_salt("a", [1])
 
 
 def test_lmcache_semantics_are_never_taken_for_exact_ones() -> None:
     same_options = Recipe("store", RECIPE.spans, "hkvd", 0.15, "k", (1,))
     lmcache = RECIPE.as_lmcache()
     assert (lmcache.selector, lmcache.metric, lmcache.check_layers) == ("hkvd", "k", (1,))
-    assert lmcache.cache_salt() != same_options.cache_salt()
+    assert lmcache.cache_salt("", [1]) != same_options.cache_salt("", [1])
+
+
+@pytest.mark.parametrize(
+    ("selector", "ratio", "reads"),
+    [("gradual_query", 0.15, True), ("query+first_k", 0.15, True), ("hkvd", 0.15, False), ("query", 0.0, False)],
+)
+def test_kv_repaired_for_one_question_answers_another(selector: str, ratio: float, reads: bool) -> None:
+    recipe = Recipe("store", RECIPE.spans, selector, ratio)
+    salts = {recipe.cache_salt("", [1, 2, 3, 4, *question]) for question in ((5,), (6,), (5, 6))}
+    assert len(salts) == (3 if reads else 1)
+    assert recipe.cache_salt("", [1, 2, 3, 4, 5]) in salts  # the same one again is found
 
 
 @given(RECIPES.filter(bool))
