@@ -104,6 +104,7 @@ def test_prompt_without_a_question_to_read_is_repaired_at_random(bench: Bench, t
     prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS], tail)
     if not tail:
         prompt = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
-    reports = [bench.blended(prompt, selector=name, ratio=RATIO).report for name in ("gradual_query", "gradual")]
+    names = ("gradual_query", "gradual")
+    reports = [bench.blended(prompt, selector=name, ratio=RATIO).report for name in names]
     assert [report and report["selector"] for report in reports] == ["gradual", "gradual"]
     assert reports[0] and reports[1] and reports[0]["recomputed"] == reports[1]["recomputed"] > 0

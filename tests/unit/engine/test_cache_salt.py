@@ -43,7 +43,7 @@ def test_lmcache_semantics_are_never_taken_for_exact_ones() -> None:
 
 @pytest.mark.parametrize(
     ("selector", "ratio", "reads"),
-    [("gradual_query", 0.15, True), ("query+first_k", 0.15, True), ("hkvd", 0.15, False), ("query", 0.0, False)],
+    [("gradual_query", 0.1, True), ("query+first_k", 0.1, True), ("hkvd", 0.1, False), ("query", 0.0, False)],
 )
 def test_kv_repaired_for_one_question_answers_another(selector: str, ratio: float, reads: bool) -> None:
     recipe = Recipe("store", RECIPE.spans, selector, ratio)
