@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import itertools
 import os
 import queue
@@ -244,15 +245,12 @@ class Engine:
         """``stream`` for any event loop."""
         pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        task = self._submit(
-            self._feed(
-                lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece),
-                token_ids,
-                sampling,
-                recipe,
-                namespace,
-            )
-        )
+
+        def put(piece: Delta | BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        task = self._submit(self._feed(put, token_ids, sampling, recipe, namespace))
         try:
             while (piece := await pieces.get()) is not None:
                 if isinstance(piece, BaseException):
