@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from blendrag.errors import BlendragError
 from blendrag.evaluate.rows import Row
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -57,7 +58,7 @@ class ChunkStore:
         wanted = {chunk.key: chunk for each in self.chunks(documents) for chunk in each}
         there = self.catalogue.ready(wanted)
         fresh = [chunk for key, chunk in wanted.items() if key not in there]
-        for batch in _batches(fresh, self.batch_tokens, self.prefix_tokens):
+        for batch in batches(fresh, self.batch_tokens, self.prefix_tokens):
             self.engine.call("ingest", self.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
         self.engine.call("flush", self.id)
 
@@ -95,18 +96,3 @@ def chunk_store(
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="blendrag-eval-", ignore_cleanup_errors=True)
-
-
-def _batches(chunks: Sequence[StoredChunk], most: int, before: int) -> Iterator[list[StoredChunk]]:
-    """Of at most ``most`` tokens, or one chunk; each chunk costs ``before`` tokens more."""
-    batch: list[StoredChunk] = []
-    size = 0
-    for chunk in chunks:
-        cost = before + len(chunk.token_ids)
-        if batch and size + cost > most:
-            yield batch
-            batch, size = [], 0
-        batch.append(chunk)
-        size += cost
-    if batch:
-        yield batch

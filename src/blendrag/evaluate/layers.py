@@ -18,7 +18,6 @@ from blendrag.engine.handle import Engine
 from blendrag.errors import ConfigError, PromptTooLongError
 from blendrag.evaluate.layer_statistics import summarise_probes
 from blendrag.machine import describe_machine
-from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 
 RATIOS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -95,6 +94,7 @@ def _reader(
     wrong with it is told before the long start."""
     if options.data is None:
         return settings.system_prompt, lambda tokenizer: _built_in(tokenizer, options)
+    from blendrag.evaluate.chunks import cut
     from blendrag.evaluate.formats import find_format
     from blendrag.evaluate.rows import read_rows
 
@@ -103,8 +103,8 @@ def _reader(
 
     def from_rows(tokenizer: Any) -> Iterator[_Asked]:
         for row in rows:
-            texts = [tuple(encode_document(tokenizer, text)) for text in row.documents]
-            yield _Asked(tuple(piece for ids in texts for piece in _cut(ids, format.cut)), row.question)
+            documents = cut(tokenizer, row, format.cut)
+            yield _Asked(tuple(piece for pieces in documents for piece in pieces), row.question)
 
     return format.system, from_rows
 
@@ -114,12 +114,6 @@ def _built_in(tokenizer: Any, options: LayerOptions) -> Iterator[_Asked]:
     rng = random.Random(options.seed)
     for number in range(options.prompts):
         yield _Asked(tuple(rng.sample(pool, options.chunks)), QUESTIONS[number % len(QUESTIONS)])
-
-
-def _cut(ids: tuple[int, ...], size: int | None) -> Iterator[tuple[int, ...]]:
-    step = size or max(1, len(ids))
-    for first in range(0, len(ids), step):
-        yield ids[first : first + step]
 
 
 def _check(prompts: Sequence[Prompt], window: int) -> None:

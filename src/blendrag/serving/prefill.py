@@ -5,12 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from blendrag.serving.progress import IngestProgress
 from blendrag.store.catalogue import Entry
 
 Call = Callable[..., Any]
+
+
+class _Text(Protocol):
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+T = TypeVar("T", bound=_Text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,10 +70,10 @@ def prefill_pending(
         report.nbytes += call("flush")
 
 
-def batches(entries: Iterable[Entry], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[Entry]]:
+def batches(entries: Iterable[T], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[T]]:
     """Group entries so that each group, with a prefix before every entry, has at most ``batch_tokens``
     tokens, or one entry."""
-    group: list[Entry] = []
+    group: list[T] = []
     size = 0
     for entry in entries:
         tokens = prefix_tokens + len(entry.token_ids)
