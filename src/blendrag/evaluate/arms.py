@@ -6,8 +6,11 @@
 ``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
 
 Those with stored KV may add what chunks are prefilled behind (``:none``, ``:start``, ``:system``, as in the
-setting ``shared_prefix``) and a codec, ``:int8``. A selector without a ratio stands for an arm at each of the
-ratios, ``paper`` for all selectors.
+setting ``shared_prefix``) and a codec, ``:int8``. Without such an addition ``reuse`` (PromptCache) and
+``lmcache`` prefill chunks alone whatever the settings say, as their authors do: ``:none`` is another spelling
+of them, and the gap that arms close is that of full reuse so defined. Selectors do as the settings say, which
+is what an index does. A selector without a ratio stands for an arm at each of the ratios, ``paper`` for all
+selectors.
 """
 
 from __future__ import annotations
@@ -24,21 +27,22 @@ from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
 Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
-Variant = tuple[str | None, SharedPrefix | None]  # of stored KV: its codec and shared prefix
+Variant = tuple[str, SharedPrefix]  # of stored KV: its codec and shared prefix
 
-RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3)
+RATIOS = (0.05, 0.1, 0.15, 0.3)
 PAPER = "paper"
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
     "hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "gradual_query", "weighted", "random",
     "first_k+hkvd", "lmcache",
 )  # fmt: skip
-_RIVALS = ("hkvd_v", "gradual_query", "weighted", "first_k")
+_RIVALS = ("hkvd_v", "weighted", "first_k", "random")
 _PLAIN: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
 _REUSE, _LMCACHE = "reuse", "lmcache"
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)
 _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
+_ALONE = (_REUSE, _LMCACHE)  # of other systems, which prefill chunks alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,9 @@ class ArmSpec:
     shared_prefix: SharedPrefix | None = None
     semantics: Semantics = "exact"
 
-    @property
-    def variant(self) -> Variant:
+    def variant(self, settings: Settings) -> Variant:
         """What its stored KV depends on: arms with the same can share a store."""
-        return self.codec, self.shared_prefix
+        return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """How a prompt is blended by it; check layers and threshold are those of the settings."""
@@ -75,13 +78,12 @@ def parse_arms(
 ) -> tuple[ArmSpec, ...]:
     """The arms called ``words``, each once, ``full`` first. ratios: of selectors that name none.
 
-    No words: full prefill, full reuse, and the selector of the settings next to its rivals.
-    Raises ConfigError, with the nearest name there is.
+    No words: full prefill, full reuse of chunks prefilled alone and as the settings say, and the selector of
+    the settings next to its rivals. Raises ConfigError, with the nearest name there is.
     """
-    wanted = list(words) or ["full", _REUSE, *_compared(settings)]
     found = {"full": ArmSpec("full", "full")}
-    for word in wanted:
-        for name, at in _expanded(word.strip(), ratios):
+    for word in words or [*_reused(settings), *_compared(settings)]:
+        for name, at in _expanded(word.strip(), ratios, settings):
             arm = parse_arm(name, at)
             found[arm.name] = arm
     return tuple(found.values())
@@ -113,17 +115,24 @@ def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
     return _with_extras(arm, extras)
 
 
+def _reused(settings: Settings) -> tuple[str, str]:
+    return _REUSE, f"{_REUSE}:{settings.shared_prefix}"
+
+
 def _compared(settings: Settings) -> Iterator[str]:
     own = settings.selector
-    yield own if settings.metric == "v" else f"{own}_{settings.metric}"
+    if own not in _NO_CHOICE:
+        yield own if settings.metric == "v" else f"{own}_{settings.metric}"
     yield from _RIVALS
 
 
-def _expanded(word: str, ratios: Sequence[float] | None) -> Iterator[tuple[str, float | None]]:
+def _expanded(
+    word: str, ratios: Sequence[float] | None, settings: Settings
+) -> Iterator[tuple[str, float | None]]:
     """A preset, or a selector without a ratio, as one name per ratio."""
     base, *extras = word.split(":")
     if base == PAPER:
-        yield from (("full", None), (_REUSE, None))
+        yield from ((name, None) for name in _reused(settings))
         for selector in _PAPER_SELECTORS:
             for ratio in ratios or _PAPER_RATIOS:
                 yield ":".join([selector, *extras]), ratio
@@ -170,18 +179,22 @@ def _check_selector(name: str, selector: str) -> None:
 
 
 def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
-    """In the order of names that are compared: the shared prefix first."""
+    """In the order of names that are compared: the shared prefix first, unless the arm has it anyway."""
     known = [*_PREFIXES, *codec_names()]
     for extra in extras:
         if extra not in known:
             near = difflib.get_close_matches(extra, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {hint}")
-    prefixes = [kind for kind in _PREFIXES if kind in extras]
+    prefixes: list[str] = [kind for kind in _PREFIXES if kind in extras]
     codecs = [codec for codec in codec_names() if codec in extras]
     for several in (prefixes, codecs):
         if len(several) > 1:
             raise ConfigError(f"arm {arm.name!r}: KV is stored in one way, not as {' and '.join(several)}")
+    shown = prefixes
+    if arm.name.partition("@")[0] in _ALONE:
+        prefixes = prefixes or ["none"]
+        shown = [kind for kind in prefixes if kind != "none"]
     prefix, codec = (several[0] if several else None for several in (prefixes, codecs))
-    name = ":".join([arm.name, *prefixes, *codecs])
+    name = ":".join([arm.name, *shown, *codecs])
     return replace(arm, name=name, shared_prefix=cast(SharedPrefix | None, prefix), codec=codec)

@@ -47,9 +47,12 @@ class Forced:
     report: dict[str, Any] = field(default_factory=dict)
 
 
-async def force(engine: Engine, request: Request, answer: Ids) -> Forced:
-    """How likely ``answer`` is. Raises EngineError if the prompt was not blended though it should be."""
-    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP))
+async def force(engine: Engine, request: Request, answer: Ids, again: bool = False) -> Forced:
+    """How likely ``answer`` is. again: whether the request has been made before.
+
+    Raises EngineError if the prompt was not blended though it should be.
+    """
+    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP), again)
     if tuple(delta.token_ids) != answer:
         raise EngineError(f"{request.arm}: the engine did not generate the answer that was forced")
     of_answer = [at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
@@ -66,23 +69,25 @@ async def force(engine: Engine, request: Request, answer: Ids) -> Forced:
 
 
 async def write(engine: Engine, request: Request, max_tokens: int) -> str:
-    """The model's own answer, greedily."""
+    """The model's own answer, greedily, to a request that has been made before."""
     if request.answer is not None:
         return request.answer
-    return (await _generate(engine, request, Sampling(max_tokens=max_tokens))).text
+    return (await _generate(engine, request, Sampling(max_tokens=max_tokens), again=True)).text
 
 
 async def decide(engine: Engine, request: Request, choices: Mapping[str, Ids]) -> str | None:
-    """The likeliest of ``choices`` per token; None if there are none."""
-    forced = await asyncio.gather(*(force(engine, request, ids) for ids in choices.values()))
+    """The likeliest of ``choices`` per token, to a request that has been made before; None without any."""
+    forced = await asyncio.gather(*(force(engine, request, ids, again=True) for ids in choices.values()))
     return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
 
 
-async def _generate(engine: Engine, request: Request, sampling: Sampling) -> Delta:
+async def _generate(engine: Engine, request: Request, sampling: Sampling, again: bool) -> Delta:
+    """``again``: its blended KV may be in the prefix cache, and then there is nothing to report."""
     delta = await engine.agenerate(request.token_ids, sampling, request.recipe, request.arm)
     if request.recipe is not None:
-        again = delta.prefix_tokens and delta.report is None  # what was blended before
-        report = {"missing": ()} if again else delta.report or {"fallback": "the engine gave no report"}
+        found = again and delta.prefix_tokens
+        unreported = {"missing": ()} if found else {"fallback": "the engine gave no report"}
+        report = delta.report or unreported
         if "fallback" in report or report["missing"]:
             reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
             raise EngineError(f"{request.arm} was not blended, so its answer would mean nothing: {reason}")

@@ -78,13 +78,13 @@ class Measuring:
         todo = [(asked, own) for asked, own in zip(rows, open_arms, strict=True) if own]
         self._progress.total(sum(len(own) for _, own in todo))
         with contextlib.ExitStack() as exits:
-            for variant in {variant for _, own in todo for variant in _variants(own)}:
-                users = [(asked.row, asked.documents) for asked, own in todo if variant in _variants(own)]
+            for variant in {variant for _, own in todo for variant in self._variants(own)}:
+                users = [(one.row, one.documents) for one, own in todo if variant in self._variants(own)]
                 self._stores[variant] = exits.enter_context(self._store(variant, users))
             for number, (asked, own) in enumerate(todo):
                 where = f"row {number + 1} of {len(todo)}"
                 self._progress.note(f"{where}: ingest")
-                stores = [self._stores[variant] for variant in _variants(own)]
+                stores = [self._stores[variant] for variant in self._variants(own)]
                 for store in stores:
                     store.fill(asked.documents)
                 if number == 0:
@@ -100,13 +100,16 @@ class Measuring:
         self, variant: Variant, users: Sequence[tuple[Row, Documents]]
     ) -> contextlib.AbstractContextManager[ChunkStore]:
         codec, shared = variant
-        usual = self._settings
-        own = {"codec": codec or usual.codec, "shared_prefix": shared or usual.shared_prefix}
-        return chunk_store(self._engine, self._settings.model_copy(update=own), self._tokenizer, users)
+        own = self._settings.model_copy(update={"codec": codec, "shared_prefix": shared})
+        return chunk_store(self._engine, own, self._tokenizer, users)
+
+    def _variants(self, arms: Sequence[ArmSpec]) -> set[Variant]:
+        return {arm.variant(self._settings) for arm in arms if arm.kind == "stored"}
 
     async def _warm_up(self, asked: Prepared, arms: Sequence[ArmSpec]) -> None:
         """What the first request of its kind takes longer is nothing that arms differ in."""
-        kinds = {(arm.kind, arm.variant): arm for arm in arms if arm.kind in ("full", "stored")}
+        measured = (arm for arm in arms if arm.kind in ("full", "stored"))
+        kinds = {(arm.kind, arm.variant(self._settings)): arm for arm in measured}
         for arm in kinds.values():
             await force(self._engine, await self._request(arm, asked), asked.gold)
 
@@ -148,13 +151,9 @@ class Measuring:
                 return await self._maps.map_reduce(asked.documents, asked.row.question)
             case "map_rerank":
                 return await self._maps.map_rerank(asked.documents, asked.row.question)
-        store = self._stores[arm.variant]
+        store = self._stores[arm.variant(self._settings)]
         prompt = self._maker.make_of(store.chunks(asked.documents), asked.row.question)
         return Request(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
 
     def _encode(self, text: str) -> Ids:
         return encode_document(self._tokenizer, text)
-
-
-def _variants(arms: Sequence[ArmSpec]) -> set[Variant]:
-    return {arm.variant for arm in arms if arm.kind == "stored"}

@@ -24,13 +24,14 @@ def settings() -> Settings:
     [
         ("full", ArmSpec("full", "full")),
         ("map_reduce", ArmSpec("map_reduce", "map_reduce")),
-        ("reuse", ArmSpec("reuse", "stored")),
+        ("reuse", ArmSpec("reuse", "stored", shared_prefix="none")),
+        ("reuse:none:int8", ArmSpec("reuse:int8", "stored", codec="int8", shared_prefix="none")),
         ("hkvd@0.15", ArmSpec("hkvd_v@0.15", "stored", "hkvd", "v", 0.15)),
         ("hkvd_kv@.2", ArmSpec("hkvd_kv@0.2", "stored", "hkvd", "kv", 0.2)),
         ("first_k@0.1", ArmSpec("first_k@0.1", "stored", "first_k", "v", 0.1)),
         ("hkvd+first_k@1", ArmSpec("hkvd+first_k@1", "stored", "hkvd+first_k", "v", 1.0)),
         ("first_k+hkvd_k@0.1", ArmSpec("first_k+hkvd_k@0.1", "stored", "first_k+hkvd", "k", 0.1)),
-        ("lmcache@0.15", ArmSpec("lmcache@0.15", "stored", "hkvd", "k", 0.15, semantics="lmcache")),
+        ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "hkvd", "k", 0.15, None, "none", "lmcache")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
     ],
 )
@@ -51,9 +52,24 @@ def test_arm_is_not_what_its_name_says(
     extras = [*([shared] if shared else []), *([codec] if codec else [])]
     written = ":".join([f"{selector}@{ratio:g}", *(reversed(extras) if turned else extras)])
     arm = parse_arm(written)
-    assert (arm.ratio, arm.variant) == (ratio, (codec, shared))
+    alone = selector == "lmcache"
+    own = Settings.load(codec="fp8", shared_prefix="system")
+    assert (arm.ratio, arm.codec) == (ratio, codec)
+    assert arm.variant(own) == (codec or "fp8", shared or ("none" if alone else "system"))
     assert parse_arm(arm.name) == arm  # the name of results can be asked for again
-    assert arm.name == ":".join([f"{selector}@{ratio:g}", *extras])
+    shown = [extra for extra in extras if not (alone and extra == "none")]
+    assert arm.name == ":".join([f"{selector}@{ratio:g}", *shown])
+
+
+@pytest.mark.parametrize("setting", ["none", "start", "system"])
+def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting: str) -> None:
+    own = Settings.load(shared_prefix=setting)
+    for word in ("reuse", "reuse:none", "lmcache@0.15", "lmcache@0.15:none"):
+        assert parse_arm(word).name == word.removesuffix(":none")
+        assert parse_arm(word).variant(own) == ("raw", "none")
+    assert parse_arm("reuse:start").variant(own) == ("raw", "start")
+    assert parse_arm("hkvd_v@0.15").variant(own) == ("raw", setting)
+    assert parse_arm("hkvd_v@0.15:none").variant(own) == ("raw", "none")
 
 
 @pytest.mark.parametrize(
@@ -86,10 +102,18 @@ def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
 
 
 def test_default_lacks_full_or_reuse_or_the_selector_that_is_set(settings: Settings) -> None:
-    own = settings.model_copy(update={"selector": "random"})
+    own = settings.model_copy(update={"selector": "query"})
     names = [arm.name for arm in parse_arms([], None, own)]
-    assert names[:2] == ["full", "reuse"] and len(names) == len(set(names))
-    assert {f"{selector}@{ratio:g}" for selector in ("random", "hkvd_v") for ratio in RATIOS} <= set(names)
+    assert names[:3] == ["full", "reuse", "reuse:start"] and len(names) == len(set(names))
+    assert {f"{selector}@{ratio:g}" for selector in ("query", "random") for ratio in RATIOS} <= set(names)
+
+
+@pytest.mark.parametrize("selector", ["gradual_query", "none", "all", "random"])
+def test_default_takes_all_night_or_is_refused(selector: str) -> None:
+    own = Settings.load(selector=selector, shared_prefix="none")
+    arms = parse_arms([], None, own)
+    assert [arm.name for arm in arms[:2]] == ["full", "reuse"] and arms[2].ratio == RATIOS[0]
+    assert len(arms) <= 25
 
 
 def test_ratios_do_not_reach_the_arms_without_one(settings: Settings) -> None:
@@ -108,6 +132,7 @@ def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
     arms = parse_arms(["paper"], None, settings)
     assert set(REGISTERED) - {"all", "none"} <= {arm.selector for arm in arms}
     assert {arm.metric for arm in arms if arm.selector == "hkvd"} == {"v", "k", "kv"}
+    assert [arm.name for arm in arms[:3]] == ["full", "reuse", "reuse:start"]
     blended = [arm for arm in arms if arm.ratio]
     ratios = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5}
     assert {(arm.selector, arm.ratio) for arm in blended} == {
