@@ -23,8 +23,8 @@ def evaluate(
     model: Model = None,
     arms: Annotated[
         str | None,
-        typer.Option(help="What to compare: reuse, hkvd_v@0.15, first_k, paper, ...; by default, ratios of"
-                     " the selector that is set and of its rivals."),
+        typer.Option(help="What to compare: reuse, reuse:start, hkvd_v@0.15, paper, ...; by default, ratios"
+                     " of the selector that is set and of its rivals."),
     ] = None,
     ratios: Annotated[
         str | None, typer.Option(help="Recompute ratios of the selectors that are named without one.")
@@ -35,7 +35,8 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of the choice of questions, and of documents.")] = 0,
     tolerance: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Loss allowed, in nats per token of the right answer."),
+        typer.Option(min=0.0, help="Loss allowed, in nats: bounds both what is lost per token of the right"
+                     " answer and the first token's KL, each by the upper end of its 95 % interval."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
     plot: Annotated[

@@ -10,7 +10,7 @@ from blendrag.evaluate.summary import FULL, REUSE
 
 DEFAULT_TOLERANCE = 0.10  # nats: the right answer's tokens are 10 % less likely
 _ONLY_COMPARED = ("lmcache", "random")  # a re-implementation, and the control: not to be used
-_FEW_ROWS = 30
+_FEW_ROWS, _TOO_FEW_ROWS = 30, 10
 
 Arms = Mapping[str, Mapping[str, Any]]
 
@@ -35,11 +35,12 @@ class _Candidate:
 
 
 def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
-    """The fastest arm that loses no more than is tolerated; among equally fast ones that of the least ratio.
+    """The arm of the least ratio that loses no more than is tolerated; of equal ones the fastest.
 
     arms: the numbers of ``summarise``. tolerance: nats that may be lost at most, per token of the right
     answer (``nll_loss``) and as the first token's divergence (``kl_first_token``), by the upper ends of the
-    intervals: few rows cannot recommend what many would not.
+    intervals. An interval of few rows is itself in doubt: of fewer than 10 nothing is recommended, and fewer
+    than 30 are remarked on.
 
     Returns {"blend": bool, "arm", "ratio", "selector", "loss": interval, "speedup": interval, "why": one
     sentence}; where nothing is recommended, of the arm that came closest, or None.
@@ -47,24 +48,28 @@ def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any
     blended = _candidates(arms)
     if not blended:
         return _result(False, None, "do not blend this model: no blended arm was measured")
+    rows = int(arms[FULL]["n"])
+    if rows < _TOO_FEW_ROWS:
+        least = f"measure at least {_TOO_FEW_ROWS}, better {_FEW_ROWS}"
+        return _result(False, None, f"do not blend this model yet: {rows} rows tell too little, {least}")
     good = [arm for arm in blended if arm.most_lost <= tolerance]
     if not good:
         closest = min(blended, key=lambda arm: arm.most_lost)
         why = f"do not blend this model: {closest.name} came closest, and {_loss(closest, tolerance)}"
         return _result(False, closest, why)
-    fastest = min(good, key=lambda arm: (arm.ttft_ms, arm.ratio))
     full_ms = float(arms[FULL]["ttft_ms"]["median"])
-    if fastest.ttft_ms >= full_ms:
+    best = min(good, key=lambda arm: (arm.ttft_ms >= full_ms, arm.ratio, arm.ttft_ms))
+    if best.ttft_ms >= full_ms:
         why = (
-            f"do not blend this model: {fastest.name} {_loss(fastest, tolerance)}, but its first token takes"
-            f" {fastest.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
+            f"do not blend this model: {best.name} {_loss(best, tolerance)}, but its first token takes"
+            f" {best.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
         )
-        return _result(False, fastest, why)
+        return _result(False, best, why)
     why = (
-        f"blend with {fastest.name}: it {_loss(fastest, tolerance)}, and its first token comes"
-        f" {full_ms / fastest.ttft_ms:.1f} times as fast as full prefill's"
+        f"blend with {best.name}: it {_loss(best, tolerance)}, and its first token comes"
+        f" {full_ms / best.ttft_ms:.1f} times as fast as full prefill's"
     )
-    return _result(True, fastest, why)
+    return _result(True, best, why)
 
 
 def _candidates(arms: Arms) -> list[_Candidate]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from blendrag.bench.canvas import where
 from blendrag.bench.report import table_with
-from blendrag.evaluate.summary import FULL, WITHIN_NOISE
+from blendrag.evaluate.summary import FULL, NEGATIVE, WITHIN_NOISE
 
 _NONE = "-"
 
@@ -54,10 +54,17 @@ def print_evaluation(results: Mapping[str, Any], console: Console) -> None:
 
 _LEGEND = (
     "NLL: nats per token of the right answer; lost: more than full prefill's, row by row; gap closed: share"
-    " of full reuse's loss that is repaired. KL, top-1: the first token against full prefill's; F1/full,"
+    " of full reuse's loss that is repaired. reuse, lmcache: of chunks prefilled alone; selectors: of chunks"
+    " behind what the setting shared_prefix says, or the arm's name. KL, top-1: the first token against full"
+    " prefill's; F1/full,"
     " exact, decision: the answer against full prefill's. F1, Rouge-L: against the right answers. TTFT: time"
     " to first token, median. ~: the difference to full prefill is within noise: its 95 % interval holds 0.\n"
 )
+
+_DOUBTS = {
+    WITHIN_NOISE: "Full reuse differs from full prefill only within noise: the gap says little here.\n",
+    NEGATIVE: "Full reuse is better than full prefill here: there is no gap, and gap closed means nothing.\n",
+}
 
 
 def _number(interval: Mapping[str, float] | None, form: str) -> str:
@@ -79,8 +86,7 @@ def _noise(difference: Mapping[str, float] | None) -> str:
 
 def _facts(results: Mapping[str, Any]) -> str:
     full, rows = results["arms"][FULL], results["config"]["format"]
-    doubt = "Full reuse differs from full prefill only within noise: the gap says little here.\n"
     return (
         f"{full['n']} rows, format {rows}; {where(results['machine'])}.\n"
-        f"{doubt if full['gap'] == WITHIN_NOISE else ''}"
+        f"{_DOUBTS.get(full['gap'], '')}"
     )

@@ -16,7 +16,7 @@ from blendrag.evaluate.samples import Sample
 from blendrag.evaluate.scores import f1, rouge_l, same_text
 
 FULL, REUSE = "full", "reuse"
-WITHIN_NOISE, CLEAR = "within noise", "clear"
+WITHIN_NOISE, CLEAR, NEGATIVE = "within noise", "clear", "negative"
 
 _Samples = Sequence[Sample]
 
@@ -29,8 +29,9 @@ def summarise(samples: Iterable[Sample], rows: Sequence[Row]) -> dict[str, dict[
 
     f1, rouge_l: of the free answer against the right ones; f1_loss, rouge_l_loss: full - arm, row by row.
     nll_gold: nats per token of the right answer; nll_loss: arm - full, row by row.
-    gap_closed: the share of full reuse's loss that the arm does not have; gap: "clear", or "within noise"
-        if full reuse itself may have lost nothing, so that the share says little.
+    gap_closed: the share of full reuse's loss that the arm does not have; gap: "clear", "within noise" if
+        full reuse itself may have lost nothing, so that the share says little, "negative" if it is better
+        than full prefill, so that the share means nothing.
     kl_first_token (nats), top1_agreement: the first token against full prefill's.
     exact_text, f1_vs_full: the free answer against full prefill's.
     decision_agreement: the same choice as full prefill's; of the rows that have choices.
@@ -78,7 +79,9 @@ def _nll(samples: _Samples) -> list[float]:
 
 
 def _verdict(gap: Interval) -> str:
-    return WITHIN_NOISE if gap.within_noise else CLEAR
+    if gap.within_noise:
+        return WITHIN_NOISE
+    return CLEAR if gap.low > 0.0 else NEGATIVE
 
 
 def _answers(rows: Sequence[Row], own: _Samples, full: _Samples) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def test_gap_within_noise_is_not_shown_without_a_word(results: dict[str, Any]) -
     for arm in results["arms"].values():
         arm["gap"] = "within noise"
     assert "the gap says little here" in " ".join(printed(results).split())
+    results["arms"]["full"]["gap"] = "negative"
+    assert "gap closed means nothing" in " ".join(printed(results).split())
 
 
 def test_number_a_run_cannot_have_is_not_shown_as_nought(results: dict[str, Any]) -> None:

@@ -55,10 +55,16 @@ def test_arm_that_begins_another_answer_is_not_recommended_for_the_right_one(arm
     assert recommend(arms, 0.5)["blend"]
 
 
-def test_of_equally_fast_arms_the_higher_ratio_is_not_taken(arm_numbers: Numbers) -> None:
-    arms = {name: arm_numbers(0.0, 50.0) for name in ("hkvd_v@0.3", "hkvd_v@0.05:int8", "hkvd_v@0.1")}
+def test_higher_ratio_is_not_taken_for_being_faster(arm_numbers: Numbers) -> None:
+    times = {"hkvd_v@0.3": 40.0, "first_k@0.05": 60.0, "hkvd_v@0.05:int8": 50.0, "hkvd_v@0.1": 45.0}
+    arms = {name: arm_numbers(0.0, ttft_ms) for name, ttft_ms in times.items()}
     found = recommend({"full": arm_numbers(0.0, 400.0), **arms})
     assert (found["arm"], found["ratio"], found["selector"]) == ("hkvd_v@0.05:int8", 0.05, "hkvd_v")
+
+
+def test_arm_that_saves_time_is_not_passed_over_for_a_slower_one_of_less_ratio(arm_numbers: Numbers) -> None:
+    arms = {"query@0.05": arm_numbers(0.0, 500.0), "hkvd_v@0.1": arm_numbers(0.0, 50.0)}
+    assert recommend({"full": arm_numbers(0.0, 400.0), **arms})["arm"] == "hkvd_v@0.1"
 
 
 @pytest.mark.parametrize("name", ["random@0.15", "lmcache@0.15", "map_reduce", "prefix"])
@@ -68,6 +74,14 @@ def test_arm_that_is_there_for_comparison_is_not_recommended(arm_numbers: Number
 
 
 def test_few_rows_are_not_passed_over(arm_numbers: Numbers) -> None:
-    for n, told in ((5, True), (60, False)):
+    for n, told in ((10, True), (29, True), (30, False)):
         arms = {"full": arm_numbers(0.0, 400.0, n), "reuse": arm_numbers(0.0, 40.0, n)}
-        assert ("5 rows are few" in recommend(arms)["why"]) is told
+        found = recommend(arms)
+        assert found["blend"] and (f"{n} rows are few" in found["why"]) is told
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_rows_too_few_to_tell_recommend_nothing(arm_numbers: Numbers, n: int) -> None:
+    found = recommend({"full": arm_numbers(0.0, 400.0, n), "reuse": arm_numbers(0.0, 40.0, n)})
+    assert (found["blend"], found["arm"]) == (False, None)
+    assert f"{n} rows tell too little, measure at least 10" in found["why"]

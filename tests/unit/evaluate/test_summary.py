@@ -84,6 +84,13 @@ def test_gap_that_may_be_none_is_not_passed_off_as_one(samples: list[Sample], ro
     assert {arm["gap"] for arm in summarise(samples, rows).values()} == {"clear"}
 
 
+def test_reuse_better_than_full_prefill_is_not_a_gap(samples: list[Sample], rows: list[Row]) -> None:
+    nll = {sample.row: sample.nll for sample in samples if sample.arm == "full"}
+    better = [replace(each, nll=nll[each.row] - 0.3) for each in samples if each.arm == "reuse"]
+    arms = summarise([*without(samples, "reuse"), *better], rows)
+    assert {arm["gap"] for arm in arms.values()} == {"negative"}
+
+
 def test_gap_of_a_run_without_full_reuse_is_not_made_up(samples: list[Sample], rows: list[Row]) -> None:
     arms = summarise(without(samples, "reuse"), rows)
     assert {(arm["gap_closed"] is None, arm["gap"]) for arm in arms.values()} == {(True, None)}
