@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.console import err, interruptible, out, print_json
+from blendrag.cli.console import err, interruptible, out, print_json, say
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def plan(
     table = read_prices(prices) if prices else settings.prices or Prices()
     with err().status("reading the profile"):
         profile, identity = _profile_of(settings)
+    if profile.selector != settings.selector:
+        whose = f"of selector {profile.selector}, not {settings.selector}"
+        say(f"these are times {whose}: run blendrag profile again")
     count, tokens = _size(settings, index, chunks, chunk_tokens, model)
     nbytes = record_bytes(identity, str(profile.machine["dtype"]), tokens)
     corpus = Corpus(count, tokens, nbytes, min(settings.top_k, count))
@@ -112,8 +115,6 @@ def _print(plan: Plan, prices: Prices, profile: Profile, settings: Settings, con
         f"{profile.model}, measured {profile.date} on {machine['cpu']}, {machine['threads']} threads,"
         f" {machine['device']}.",
     ]
-    if profile.selector != settings.selector:
-        lines.append(f"Measured with selector {profile.selector}, not {settings.selector}: profile again.")
     for line in lines:
         console.print(Text(line))
     console.print(_tier_table(plan, prices))

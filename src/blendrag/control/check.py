@@ -85,10 +85,10 @@ def _runs(
         fresh = total - cached
         runs["", "plain prefill"] = (estimate.prefill_s(0, total), prefill_run(engine, prompt.token_ids))
         load = estimate.load_s(len(store.chunks) * corpus.chunk_bytes, store.tier)
-        seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, ratio))
+        seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, ratio), ratio)
         runs[store.tier, f"ratio {ratio:g}"] = seconds, blend_run(engine, settings, store, prompt, ratio)
         costs = [ChunkCost(len(chunk.token_ids), corpus.chunk_bytes, store.tier) for chunk in store.chunks]
-        auto = Controller(estimate).decide(costs, fresh, None)
+        auto = Controller(estimate, ratio).decide(costs, fresh, None)
         if any(auto.load):
             part = _only(prompt, auto.load)
             what = f"as chosen: {sum(auto.load)} chunks, ratio {auto.ratio:.2f}"

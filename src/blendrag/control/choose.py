@@ -49,8 +49,11 @@ def ratio_for(
 ) -> float:
     """Mode A: the ratio with T_recompute = T_load, at least ``least`` and at most 1 (row CB-14).
 
-    More than that would be waited for; less would let the processor wait for the tier.
+    More than that would be waited for; less would let the processor wait for the tier. A selector that reads
+    the question recomputes nothing while KV loads, so all of its ratio is waited for: it gets ``least``.
     """
+    if estimate.reads_question:
+        return least
     everything = estimate.recompute_s(cached, fresh, 1.0)
     if load_s >= everything:
         return 1.0
@@ -66,15 +69,22 @@ def cheapest_tier(
     """Mode B: of the tiers with T_load <= T_recompute the one with the lowest price (row CB-15).
 
     prices: per GB-month, by the tier's label; a tier without a price is no candidate, nor is one that was not
-    measured. nbytes: of the KV that a prompt loads. Equal prices: the faster one.
+    measured. nbytes: of the KV that a prompt loads. Equal prices: the faster one. No tier is hidden where the
+    selector reads the question.
     """
     recompute = estimate.recompute_s(cached, fresh, ratio)
     loads = {tier: estimate.load_s(nbytes, tier) for tier in prices if tier in estimate.tiers}
     if not loads:
         return TierChoice(None, "no measured tier has a price")
+    fastest = min(loads, key=loads.__getitem__)
+    if not estimate.hides_loading(ratio):
+        return TierChoice(
+            None,
+            f"every tier adds delay: the selector reads the question, so everything is loaded before"
+            f" {recompute:.3g} s of recomputing, and the fastest, {fastest}, loads in {loads[fastest]:.3g} s",
+        )
     hidden = {tier: load for tier, load in loads.items() if load <= recompute}
     if not hidden:
-        fastest = min(loads, key=loads.__getitem__)
         return TierChoice(
             None,
             f"every tier adds delay at ratio {ratio:.2f}: recomputing takes {recompute:.3g} s, and the"
@@ -121,7 +131,7 @@ class Controller:
             load = sum(estimate.load_s(of_tier, name) for name, of_tier in nbytes.items())
             fresh = total - cached
             share = ratio_for(estimate, load, cached, fresh, self.least_ratio) if ratio is None else ratio
-            seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, share))
+            seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, share), share)
             if share < 1.0 and seconds < best:
                 best, count, chosen, loading = seconds, number, share, load
         loaded = {at for _, at, _, _ in costs[:count]}

@@ -107,16 +107,23 @@ def _recompute_terms(cached: int, fresh: int, ratio: float) -> tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """All estimates of one profile. Pure, and quick enough to be asked for every request."""
+    """All estimates of one profile. Pure, and quick enough to be asked for every request.
+
+    reads_question: whether the selector does. It then needs all layers loaded before it recomputes anything.
+    """
 
     layers: int
     prefill: PrefillCurve
     recompute: Recompute
     overhead_s: float
     tiers: Mapping[str, TierSpeed]
+    reads_question: bool = False
 
     @classmethod
     def of(cls, profile: Profile) -> Estimator:
+        """Raises ConfigError for a profile of a selector that there is not."""
+        from blendrag.fuse.selector import SelectorOptions, make_selector  # torch: only where it is needed
+
         prefill = PrefillCurve.fit(profile.prefill)
         return cls(
             profile.layers,
@@ -124,6 +131,7 @@ class Estimator:
             Recompute.fit(profile.blend, prefill),
             median(point.overhead_s for point in profile.blend),
             dict(profile.tiers),
+            make_selector(profile.selector, SelectorOptions(0.5)).reads_question,
         )
 
     def prefill_s(self, cached: int, new: int) -> float:
@@ -142,9 +150,20 @@ class Estimator:
         speed = self.tiers[tier]
         return speed.latency_s * speed.calls + nbytes / speed.bytes_per_s if nbytes else 0.0
 
-    def blend_s(self, load_s: float, recompute_s: float) -> float:
-        """Time to the first token of a blended prompt whose loading and recomputing overlap."""
-        return self.overhead_s + pipelined_s(load_s, recompute_s, self.layers)
+    def hides_loading(self, ratio: float) -> bool:
+        """Whether layers load while others are recomputed. At ratios 0 and 1 there is nothing to choose, so
+        the question is not read first."""
+        return not self.reads_question or ratio in (0.0, 1.0)
+
+    def blend_s(self, load_s: float, recompute_s: float, ratio: float) -> float:
+        """Time to the first token of a blended prompt, ``ratio`` of whose cached tokens are recomputed.
+
+        Where nothing is hidden it is the sum, and so a little too much: reading the question, which is in
+        ``recompute_s``, does overlap with loading, but was not measured apart.
+        """
+        if self.hides_loading(ratio):
+            return self.overhead_s + pipelined_s(load_s, recompute_s, self.layers)
+        return self.overhead_s + load_s + recompute_s
 
 
 def pipelined_s(load_s: float, recompute_s: float, layers: int) -> float:

@@ -70,12 +70,12 @@ class Plan:
 
 
 def make_plan(estimate: Estimator, corpus: Corpus, ratio: float, prices: Prices) -> Plan:
-    """``ratio``: for mode B, and for the times in the table."""
+    """``ratio``: for mode B and the times in the table; mode A does not go below it."""
     cached, fresh = corpus.top_k * corpus.chunk_tokens, corpus.fresh_tokens
     nbytes = corpus.chunks * corpus.chunk_bytes
     rates: Mapping[str, float | None] = {tier: prices.of(tier) for tier in estimate.tiers}
     recompute = estimate.recompute_s(cached, fresh, ratio)
-    controller = Controller(estimate)
+    controller = Controller(estimate, ratio)  # as the engine has it
     tiers = []
     for tier, rate in rates.items():
         load = estimate.load_s(corpus.top_k * corpus.chunk_bytes, tier)
@@ -86,7 +86,7 @@ def make_plan(estimate: Estimator, corpus: Corpus, ratio: float, prices: Prices)
                 None if rate is None else per_month(nbytes, rate),
                 load,
                 recompute,
-                estimate.blend_s(load, recompute),
+                estimate.blend_s(load, recompute, ratio),
                 ratio_for(estimate, load, cached, fresh, controller.least_ratio),
                 controller.decide(costs, fresh, None),
                 controller.decide(costs, fresh, ratio),

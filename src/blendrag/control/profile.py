@@ -115,13 +115,16 @@ def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
     return cache_dir.expanduser() / "profiles" / f"{digest}-{name}.json"
 
 
-def load_profile(cache_dir: Path, digest: str, machine: Mapping[str, Any]) -> Profile | str:
+def load_profile(
+    cache_dir: Path, digest: str, machine: Mapping[str, Any], selector: str | None = None
+) -> Profile | str:
     """The profile of this model on this machine, or why there is none that could be used.
 
     ``machine``: what is known of this one, ``device`` at least; facts that it leaves out are not compared.
-    A profile is a help: nothing about it is an error.
+    ``selector``: the one in use; None: not compared. A profile is a help: nothing about it is an error.
     """
-    return read_profile(profile_path(cache_dir, digest, str(machine.get("device", ""))), digest, machine)
+    path = profile_path(cache_dir, digest, str(machine.get("device", "")))
+    return read_profile(path, digest, machine, selector)
 
 
 def any_profile(cache_dir: Path, digest: str) -> bool:
@@ -137,7 +140,9 @@ def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
     return max(profiles, key=lambda one: one.date) if profiles else (found or [NO_PROFILE])[0]
 
 
-def read_profile(path: Path, digest: str, machine: Mapping[str, Any]) -> Profile | str:
+def read_profile(
+    path: Path, digest: str, machine: Mapping[str, Any], selector: str | None = None
+) -> Profile | str:
     """See ``load_profile``."""
     remedy = "run blendrag profile"
     try:
@@ -161,4 +166,7 @@ def read_profile(path: Path, digest: str, machine: Mapping[str, Any]) -> Profile
     ]
     if changed:
         return f"the profile {str(path)!r} was measured elsewhere (different: {', '.join(changed)}): {remedy}"
+    if selector not in (None, profile.selector):
+        whose = f"of selector {profile.selector!r}, not {selector!r}"
+        return f"the profile {str(path)!r} is {whose}: {remedy} again"
     return profile

@@ -69,15 +69,16 @@ class EngineSession:
             return self._engine
 
     def _profile(self, facts: dict[str, Any]) -> dict[str, Any] | None:
-        """What `blendrag profile` measured of this model on this machine, for the controller. A profile that
-        is there and cannot be used is warned of, once. facts: the engine's."""
+        """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
+        there and cannot be used is warned of, once. facts: the engine's."""
         from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
         from blendrag.machine import describe_machine
 
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not self._settings.controller or not any_profile(cache_dir, digest):
             return None
-        found = load_profile(cache_dir, digest, describe_machine(self._settings.model, facts))
+        machine = describe_machine(self._settings.model, facts)
+        found = load_profile(cache_dir, digest, machine, self._settings.selector)
         if isinstance(found, Profile):
             return found.model_dump(mode="json")
         if found != NO_PROFILE and not self._warned:

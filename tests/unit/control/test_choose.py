@@ -15,6 +15,7 @@ from blendrag.control.profile import TierSpeed
 
 PER_TOKEN = 23_040  # bytes of KV: 30 layers of 3 heads of 64, K and V in bfloat16
 PRICES = {"ram": 3.0, "disk": 0.12, "redis": 3.0, "object": 0.023}
+HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "gradual_query"))
 
 CHUNKS = st.lists(
     st.builds(
@@ -30,9 +31,9 @@ TOKENS = st.integers(min_value=1, max_value=8000)
 SPEED = st.floats(min_value=1e4, max_value=1e12)
 
 
-def of_tier(bytes_per_s: float, latency_s: float = 0.0) -> Estimator:
+def of_tier(bytes_per_s: float, latency_s: float = 0.0, selector: str = "hkvd") -> Estimator:
     speed = TierSpeed(bytes_per_s=bytes_per_s, latency_s=latency_s, calls=31, measured_at="now")
-    return Estimator.of(make_profile(tiers={"only": speed}))
+    return Estimator.of(make_profile(tiers={"only": speed}, selector=selector))
 
 
 def chunks(count: int, tier: str) -> list[ChunkCost]:
@@ -76,6 +77,13 @@ def test_ratio_that_costs_nothing_does_not_divide_by_zero() -> None:
     assert ratio_for(estimate, 1.0, 512, 64) == 1.0
 
 
+@given(cached=TOKENS, fresh=TOKENS, load=st.floats(min_value=0, max_value=20), ratio=st.floats(0, 1))
+def test_ratio_that_would_be_waited_for_is_not_bought(
+    cached: int, fresh: int, load: float, ratio: float
+) -> None:
+    assert ratio_for(READER, load, cached, fresh, ratio) == ratio
+
+
 # -- mode B
 
 
@@ -110,17 +118,30 @@ def test_tiers_without_a_price_are_said_to_be_none() -> None:
     assert choice.tier is None and "no measured tier has a price" in choice.why
 
 
+def test_tier_that_everything_waits_for_is_not_said_to_add_no_delay() -> None:
+    choice = cheapest_tier(READER, PRICES, 3072 * PER_TOKEN, 3072, 64, 0.15)
+    assert choice.tier is None and "reads the question" in choice.why and "ram" in choice.why
+    everything = cheapest_tier(READER, PRICES, 3072 * PER_TOKEN, 3072, 64, 1.0)
+    assert everything.tier == "object", "where nothing is chosen, the question is not read first"
+
+
 # -- mode C
 
 
-@given(own=CHUNKS, fresh=st.integers(min_value=0, max_value=4000), ratio=RATIOS, speed=SPEED)
+@given(
+    own=CHUNKS,
+    fresh=st.integers(min_value=0, max_value=4000),
+    ratio=RATIOS,
+    speed=SPEED,
+    selector=st.sampled_from(["hkvd", "gradual_query"]),
+)
 @settings(max_examples=200)
 def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
-    own: list[ChunkCost], fresh: int, ratio: float | None, speed: float
+    own: list[ChunkCost], fresh: int, ratio: float | None, speed: float, selector: str
 ) -> None:
     tiers = {name: found.model_copy(update={"bytes_per_s": speed * found.bytes_per_s / 1e9})
              for name, found in make_profile().tiers.items()}  # fmt: skip
-    estimate = Estimator.of(make_profile(tiers=tiers))
+    estimate = Estimator.of(make_profile(tiers=tiers, selector=selector))
     decision = Controller(estimate).decide(own, fresh, ratio)
     total = fresh + sum(chunk.tokens for chunk in own)
     assert decision.plain_s == estimate.prefill_s(0, total)
@@ -137,7 +158,7 @@ def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
 def test_loading_everything_is_never_estimated_to_be_faster(
     own: list[ChunkCost], fresh: int, ratio: float
 ) -> None:
-    estimate = Estimator.of(make_profile())
+    estimate = HKVD
     known = [chunk for chunk in own if chunk.tier in SPEEDS]
     decision = Controller(estimate).decide(known, fresh, ratio)
     if known:
@@ -146,7 +167,19 @@ def test_loading_everything_is_never_estimated_to_be_faster(
             for tier in {chunk.tier for chunk in known}
         )
         everything = estimate.recompute_s(sum(chunk.tokens for chunk in known), fresh, ratio)
-        assert decision.blend_s <= estimate.blend_s(load, everything) + 1e-9
+        assert decision.blend_s <= estimate.blend_s(load, everything, ratio) + 1e-9
+
+
+def test_loading_that_is_not_hidden_is_not_chosen_as_if_it_were() -> None:
+    """In 0.9 of plain prefill's time: that pays where layers overlap, and not where they wait."""
+    own = chunks(6, "only")
+    plain = of_tier(1e9).prefill_s(0, 64 + 6 * 512)
+    speed = 3072 * PER_TOKEN / (0.9 * plain)
+    hkvd, reader = (
+        Controller(of_tier(speed, selector=name)).decide(own, 64, 0.15) for name in ("hkvd", "gradual_query")
+    )
+    assert any(hkvd.load) and hkvd.blend_s < plain
+    assert not any(reader.load) and reader.blend_s == plain
 
 
 def test_fast_tier_is_loaded_at_the_least_ratio() -> None:

@@ -13,6 +13,7 @@ from blendrag.control.estimate import Estimator, PrefillCurve, pipelined_s
 from blendrag.control.fit import evaluate, fit_times
 from blendrag.control.profile import PrefillPoint, Profile
 
+HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "gradual_query"))
 SECONDS = st.floats(min_value=0, max_value=1e3)
 
 
@@ -102,5 +103,26 @@ def test_estimate_is_not_below_what_a_pipeline_of_equal_layers_takes(
     assert pipelined_s(load, recompute, layers) == pytest.approx(done)
 
 
-def test_engines_own_time_is_counted(estimate: Estimator) -> None:
-    assert estimate.blend_s(0.0, 1.0) == pytest.approx(1.0 + OVERHEAD_S)
+def test_engines_own_time_is_counted() -> None:
+    for selector in ("hkvd", "gradual_query"):
+        estimate = Estimator.of(make_profile(selector=selector))
+        assert estimate.blend_s(0.0, 1.0, 0.15) == pytest.approx(1.0 + OVERHEAD_S)
+
+
+@given(load=SECONDS, recompute=SECONDS, ratio=st.floats(min_value=0.01, max_value=0.99))
+def test_loading_is_not_hidden_from_a_selector_that_waits_for_all_of_it(
+    load: float, recompute: float, ratio: float
+) -> None:
+    assert READER.blend_s(load, recompute, ratio) == pytest.approx(OVERHEAD_S + load + recompute)
+    hidden = OVERHEAD_S + pipelined_s(load, recompute, LAYERS)
+    assert HKVD.blend_s(load, recompute, ratio) == pytest.approx(hidden)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_loading_that_no_selector_waits_for_is_not_added(ratio: float) -> None:
+    assert READER.blend_s(2.0, 1.0, ratio) == HKVD.blend_s(2.0, 1.0, ratio) < OVERHEAD_S + 3.0
+
+
+@pytest.mark.parametrize("selector", ["query", "weighted", "first_k+query"])
+def test_no_selector_that_reads_the_question_is_taken_for_a_pipelined_one(selector: str) -> None:
+    assert Estimator.of(make_profile(selector=selector)).reads_question

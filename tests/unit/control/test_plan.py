@@ -46,6 +46,15 @@ def test_plan_does_not_contradict_the_controller() -> None:
     assert ratios["ram"] == 0.15 < ratios["object"]
 
 
+def test_plan_does_not_hide_loading_behind_a_selector_that_waits_for_it() -> None:
+    estimate = Estimator.of(make_profile(selector="gradual_query"))
+    result = make_plan(estimate, CORPUS, 0.2, Prices())
+    assert result.choice.tier is None
+    for tier in result.tiers:
+        assert tier.ttft_s >= tier.load_s + tier.recompute_s
+        assert tier.ratio == 0.2 and tier.auto == tier.fixed
+
+
 def test_tier_nobody_priced_has_no_cost() -> None:
     profile = make_profile(tiers={"tape": make_profile().tiers["disk"]})
     result = make_plan(Estimator.of(profile), CORPUS, 0.15, Prices())
@@ -60,6 +69,13 @@ def test_command_says_what_it_would_choose_and_why(plan: Plan) -> None:
     facts = json.loads(plan("--chunks", 1000, "--chunk-tokens", 256, "--top-k", 3, "--json").stdout)
     assert facts["corpus"]["chunk_tokens"] == 256 and facts["corpus"]["top_k"] == 3
     assert facts["checked"] == []
+
+
+def test_times_of_another_selector_are_not_passed_off_as_this_ones(plan: Plan) -> None:
+    said = "selector hkvd, not gradual_query: run blendrag profile again"
+    assert said in plan("--chunks", 1000, "--json").stderr
+    Path("blendrag.yaml").write_text("selector: hkvd\n")
+    assert "selector" not in plan("--chunks", 1000).stderr
 
 
 def test_ratio_and_prices_that_are_given_are_used(plan: Plan, tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def session(tmp_path: Path) -> EngineSession:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    def save(**machine: Any) -> None:
+    def save(selector: str = Settings().selector, **machine: Any) -> None:
         here = describe_machine("tiny", FACTS) | machine
-        make_profile(identity=DIGEST, machine=here).save(tmp_path / "cache")
+        make_profile(identity=DIGEST, machine=here, selector=selector).save(tmp_path / "cache")
 
     return save
 
@@ -56,6 +56,14 @@ def test_profile_of_another_machine_is_not_used_nor_kept_quiet_about(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert session._profile(FACTS) is None, "said once"
+
+
+def test_profile_of_another_selector_is_not_used_nor_kept_quiet_about(
+    session: EngineSession, save: Save
+) -> None:
+    save(selector="hkvd")
+    with pytest.warns(BlendragWarning, match="of selector 'hkvd'.*run blendrag profile again"):
+        assert session._profile(FACTS) is None
 
 
 def test_machine_without_a_profile_is_not_warned_about(session: EngineSession) -> None:
