@@ -69,8 +69,8 @@ def run_demo(folder: Path | None, model: str | None) -> None:
     console.print(
         f"{len(documents)} real documents from this machine: the project's own documentation, and the"
         " descriptions and licences that installed packages brought along. Each is split into chunks, and"
-        " each chunk is prefilled once, alone; its KV cache is kept on disk. That is the slow part, and the"
-        " next run skips it."
+        " each chunk is prefilled once, apart from the others; its KV cache is kept on disk. That is the slow"
+        " part, and the next run skips it."
     )
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),

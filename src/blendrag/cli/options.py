@@ -24,5 +24,5 @@ Ratio = Annotated[
     typer.Option("--ratio", "-r", min=0.0, max=1.0, help="Share of cached tokens that is recomputed."),
 ]
 Selector = Annotated[
-    str | None, typer.Option("--selector", help="Which cached tokens are recomputed: hkvd, first_k, ...")
+    str | None, typer.Option("--selector", help="Which cached tokens are recomputed: gradual, hkvd, ...")
 ]

@@ -1,4 +1,4 @@
-"""Prefilling chunks alone at ingest: the KV that is stored (design decision D3).
+"""Prefilling chunks at ingest, each apart from the others: the KV that is stored (design decision D3).
 
 Several chunks share one forward. Each attends to itself only, in a scratch paged cache of one layer that is
 used again for every layer: the KV that is kept is captured on the way, K before RoPE.

@@ -1,7 +1,8 @@
 """The loader: a thread that reads, verifies and decodes stored KV, layers ahead of the fused prefill.
 
 Loading layer i + 1 hides behind the recompute of layer i (CacheBlend sections 5 and 6): what a request waits
-for is the longer of the two, not their sum.
+for is the longer of the two, not their sum. Where the selector reads the question, loading hides behind the
+question's first pass only (``engine.question``).
 """
 
 from __future__ import annotations

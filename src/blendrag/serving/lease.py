@@ -30,12 +30,12 @@ class Lease:
     _registry = threading.RLock()
 
     def library(self, settings: Settings, kv_dir: Path | None = None) -> Library:
-        """The library in ``kv_dir`` (by default in the cache folder, one per model, codec and namespace),
-        opened if need be.
+        """The library in ``kv_dir`` (by default in the cache folder, one per model, codec, namespace
+        and shared prefix), opened if need be.
 
         Raises what :class:`Library` does; if a library that is still in use has the folder, EngineBusyError
-        where it needs another engine, StoreMismatchError where its KV is another namespace's or codec's. If
-        another engine has the device, that is found out when this one is started.
+        where it needs another engine, StoreMismatchError where its KV is another namespace's, codec's or
+        shared prefix's. If another engine has the device, that is found out when this one is started.
         """
         from blendrag.serving.library import Library
         from blendrag.serving.owners import VOLATILE, ended

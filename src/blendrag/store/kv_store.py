@@ -31,7 +31,7 @@ class KVStore:
     get.
 
     Its *home* is the first tier below RAM that may be written: a chunk that is there counts as stored.
-    Nothing but chunks that were prefilled alone is ever put here, so a stream of new questions adds nothing
+    Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
     (D3).
     """
 

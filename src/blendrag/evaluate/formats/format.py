@@ -38,7 +38,7 @@ class Format:
     rows: from all records, the seed of every random choice, and ``documents``, to the rows, in groups that
         share documents (articles, say). Each row's choices depend on the seed and the row alone.
     system: the system prompt.
-    cut: tokens that documents are cut into, each piece's KV computed alone; None leaves them whole.
+    cut: tokens that documents are cut into, each piece's KV computed apart; None leaves them whole.
     documents: how many a prompt has, where the format chooses them; None where the file does.
     """
 
