@@ -229,3 +229,11 @@ def test_two_rows_of_one_id_are_not_taken_for_one(tmp_path: Path) -> None:
 def test_format_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown format|format '"):
         find_format(name)
+
+
+def test_example_of_the_documentation_is_not_refused(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "evaluation.md").read_text()
+    (tmp_path / "mine.jsonl").write_text(page.partition("```jsonl\n")[2].partition("```")[0])
+    rows = {row.id: row for row in read_rows(tmp_path / "mine.jsonl", find_format("jsonl"))}
+    assert rows["visa-2"].choices == ("yes", "no")
+    assert rows["1"].documents[1].startswith("Offices\n")
