@@ -73,7 +73,7 @@ def test_an_unsalted_blended_request_is_not_blended(bench: Bench, monkeypatch: p
     prompt = bench.prompt(bench.pieces[:5])
     full = bench.plain(prompt, TEXT)
     bench.reset()
-    monkeypatch.setattr(Recipe, "cache_salt", lambda self, namespace="": None)
+    monkeypatch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
     refused = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=0.0))
     assert refused.report and "salt" in refused.report["fallback"]
     assert refused.token_ids == full.token_ids

@@ -69,13 +69,6 @@ def test_recomputing_every_token_gives_full_prefills_answer(bench: Bench, name: 
     assert distance(full, blended) < CLOSE
 
 
-def test_prompt_that_asks_nothing_is_answered_under_a_selector_that_reads_the_question(bench: Bench) -> None:
-    prompt = bench.prompt(bench.pieces[:2], question="")
-    ending = type(prompt)(prompt.token_ids[: prompt.spans[-1][1] + LENGTH], prompt.spans)
-    report = bench.blended(ending, selector="query", ratio=RATIO).report
-    assert report and report["recomputed"] == budget(report["cached"], RATIO)
-
-
 def test_every_registered_selector_was_tried_here() -> None:
     assert {*EXACT, *GRADUAL, "first_k", "all", "none"} == set(SELECTORS)
 

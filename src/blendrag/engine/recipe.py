@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from blendrag.errors import ConfigError
 from blendrag.fuse.selector import Metric, SelectorOptions, make_selector
 
 FIELD = "blendrag"
@@ -67,9 +68,15 @@ class Recipe:
         on. Where the selector reads the question, that is what stands behind the documents.
         """
         parts = json.dumps(asdict(replace(self, trace=False)))
-        if make_selector(self.selector, self.options).reads_question:
+        if self._reads_question():
             parts += json.dumps(list(token_ids[self.cached_end :]))
         return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
+
+    def _reads_question(self) -> bool:
+        try:
+            return make_selector(self.selector, self.options).reads_question
+        except ConfigError:  # the worker will say so, and the engine prefill the prompt
+            return False
 
 
 def cache_salt(namespace: str, recipe: Recipe | None, token_ids: Sequence[int]) -> str | None:
