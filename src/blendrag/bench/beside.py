@@ -44,9 +44,9 @@ class BesideOptions:
     decode_tokens: int = 200
     chunks: int = 6
     chunk_tokens: int = 512
-    arrivals: int = 4
+    arrivals: int = 3
     gap: float | None = None
-    repeats: int = 3
+    repeats: int = 2
     seed: int = 0
 
     def __post_init__(self) -> None:

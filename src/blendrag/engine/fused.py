@@ -113,8 +113,7 @@ class FusedPrefill(LayerVisitor):
         self._at = 0  # where among the rows this piece begins
         self._entered = self._going = self.rows  # its rows, before and after a selection
         self._dense: tuple[torch.Tensor, torch.Tensor] | None = None  # this layer's K and V, for that mask
-        # Of where a piece begins and how many rows it has. One only: backends may share its buffers.
-        self._metadata: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._metadata: dict[tuple[int, int], dict[str, Any]] = {}  # by where a piece begins, and its rows
         self._layer_kv: tuple[int, torch.Tensor, torch.Tensor] | None = None
         self._clock = time.perf_counter()
 
@@ -145,7 +144,7 @@ class FusedPrefill(LayerVisitor):
                 if self._pause():
                     self.stats.recompute_s += time.perf_counter() - self._clock
                     self.stats.slices += 1
-                    self._metadata = None
+                    self._forget_metadata()
                     yield
                     self._clock = time.perf_counter()
             hidden = _joined(parts)
@@ -227,17 +226,23 @@ class FusedPrefill(LayerVisitor):
         """Go on with only the ``chosen`` of the cached tokens alive."""
         self.alive = self.alive[chosen]
         self.rows = torch.sort(torch.cat([self.fresh, self.cached[self.alive]])).values
-        self._metadata = None
+        self._metadata.clear()
 
     def _metadata_for(self, rows: torch.Tensor) -> dict[str, Any]:
-        """Made once for layers that run over the same rows in one piece."""
+        """Made once for layers that run over the same rows in the same pieces."""
         key = self._at, rows.numel()
-        if self._metadata is None or self._metadata[0] != key:
+        if key not in self._metadata:
+            self._forget_metadata()
             slots = self.target.slots(rows)
             leaky = self.leaky and rows.numel() < self.token_ids.numel()
             runs = self._leaking(rows) if leaky else find_runs(rows)
-            self._metadata = key, compat.attention_metadata(self.runner, runs, self.block_table, slots)
-        return self._metadata[1]
+            self._metadata[key] = compat.attention_metadata(self.runner, runs, self.block_table, slots)
+        return self._metadata[key]
+
+    def _forget_metadata(self) -> None:
+        """Before any other is built: GPU backends may build it in buffers that they keep."""
+        if self.rows.device.type != "cpu":
+            self._metadata.clear()
 
     def _leaking(self, rows: torch.Tensor) -> Runs:
         selected = torch.isin(rows, self.cached[self.alive])
