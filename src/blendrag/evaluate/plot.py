@@ -1,4 +1,4 @@
-"""The results of an evaluation as a picture: what is lost, against the time to first token.
+"""The results of an evaluation as a picture: what is lost, by two measures, against the time to first token.
 
 As Figures 12 and 16 of CacheBlend: nearer to the lower left corner is better; each line is one selector
 over its ratios.
@@ -23,27 +23,33 @@ Arm = Mapping[str, Any]
 def draw(results: Mapping[str, Any], path: Path) -> None:
     """Write the picture. ``results`` as in ``print_evaluation``."""
     arms = results["arms"]
-    figure = canvas.new_figure(8, 4.6)
-    axes = figure.add_subplot()
+    figure = canvas.new_figure(11, 4.8)
+    answer, first = figure.subplots(1, 2)
+    for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token")):
+        _draw_arms(axes, arms, measure)
+        axes.axhline(0.0, color=INK, linewidth=0.8)
+        axes.set_xlim(left=0)
+    title = f"{results['config']['format']}, {arms[FULL]['n']} rows"
+    time = "time to first token, ms (median)"
+    canvas.finish_axes(answer, title, time, "nats lost per token of the right answer")
+    canvas.finish_axes(first, "", time, "KL of the first token, nats")
+    if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
+        _add_gap_scale(answer, arms[REUSE]["nll_loss"]["mean"])
+    figure.legend(
+        *answer.get_legend_handles_labels(), loc="outside lower center", ncols=6, labelcolor=INK,
+        frameon=False, fontsize=9,
+    )  # fmt: skip
+    canvas.save(figure, path, results["machine"])
+
+
+def _draw_arms(axes: Any, arms: Mapping[str, Arm], measure: str) -> None:
     for name in (FULL, REUSE):
         if name in arms:
             label, colour = canvas.ARM_LABELS[name], canvas.ARM_COLOURS[name]
-            _draw_line(axes, [arms[name]], label, color=colour, marker="*", markersize=11)
+            _draw_line(axes, [arms[name]], measure, label, color=colour, marker="*", markersize=11)
     for number, (label, line) in enumerate(_lines(arms).items()):
         marker = _MARKERS[number % len(_MARKERS)]
-        _draw_line(axes, line, label, color=f"C{number % 10}", marker=marker, markersize=5)
-    axes.axhline(0.0, color=INK, linewidth=0.8)
-    axes.set_xlim(left=0)
-    title = f"{results['config']['format']}, {arms[FULL]['n']} rows"
-    time = f"time to first token, ms (median)\n{canvas.where(results['machine'])}"
-    canvas.finish_axes(axes, title, time, "nats lost per token of the right answer")
-    if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
-        _add_gap_scale(axes, arms[REUSE]["nll_loss"]["mean"])
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, labelcolor=INK, frameon=False,
-        fontsize=9,
-    )  # fmt: skip
-    canvas.save(figure, path)
+        _draw_line(axes, line, measure, label, color=f"C{number % 10}", marker=marker, markersize=5)
 
 
 def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
@@ -57,9 +63,9 @@ def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
     return {label: [line[ratio] for ratio in sorted(line)] for label, line in lines.items()}
 
 
-def _draw_line(axes: Any, line: list[Arm], label: str, **style: Any) -> None:
+def _draw_line(axes: Any, line: list[Arm], measure: str, label: str, **style: Any) -> None:
     times = [arm["ttft_ms"]["median"] for arm in line]
-    losses = [arm["nll_loss"] for arm in line]
+    losses = [arm[measure] for arm in line]
     means = [loss["mean"] for loss in losses]
     whiskers = [
         [loss["mean"] - loss["low"] for loss in losses],
