@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from workbench import FIRST, Bench, distance
 
-from blendrag.fuse import SELECTORS, SelectorOptions, make_selector
-from blendrag.fuse.gradual import Gradual
+from blendrag.fuse import SELECTORS
 from blendrag.fuse.selector import budget
 
 pytestmark = pytest.mark.engine
@@ -49,16 +48,9 @@ def test_selectors_that_round_by_chunk_or_know_no_ratio_keep_to_that(
 
 
 @pytest.mark.parametrize("name", [*GRADUAL, "gradual+first_k", "query+weighted"])
-def test_gradual_ends_with_its_last_share_and_keeps_the_others_picks(
-    bench: Bench, engine: Any, name: str
-) -> None:
-    half = 0.5 if "+" in name else 1.0
-    (own,) = {*name.split("+")} & {*GRADUAL}
-    gradual = make_selector(own, SelectorOptions(half * RATIO))
-    assert isinstance(gradual, Gradual)
-    last = gradual.share(gradual.check_layers(engine.facts["num_layers"])[-1])
-    expected = budget(CACHED, last + (1 - half) * RATIO)
-    assert report_of(bench, selector=name, ratio=RATIO)["recomputed"] == expected
+def test_gradual_recomputes_another_share_than_the_ratio_on_average(bench: Bench, name: str) -> None:
+    recomputed = report_of(bench, selector=name, ratio=RATIO)["recomputed"]
+    assert recomputed == pytest.approx(budget(CACHED, RATIO), abs=2)  # each layer's share is rounded
 
 
 @pytest.mark.parametrize("name", ["query", "query+hkvd", "first_k+hkvd"])

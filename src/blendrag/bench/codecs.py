@@ -24,7 +24,7 @@ from blendrag.bench.ttft import POOL, BenchOptions, check_length
 from blendrag.engine.handle import Engine
 from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
-from blendrag.serving.identity import kv_identity
+from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.settings import Settings
 from blendrag.store.codec import Codec, codec_names
 from blendrag.store.record import Layout, Record
@@ -188,7 +188,8 @@ def _trials(maker: PromptMaker, store: TemporaryStore, options: BenchOptions) ->
 
 
 def _layout(engine: Engine, settings: Settings) -> Layout:
-    return Layout(kv_identity(settings, engine.model_path), str(engine.facts["dtype"]))
+    identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
+    return Layout(identity, str(engine.facts["dtype"]))
 
 
 def _read_back(store: TemporaryStore, layout: Layout) -> list[torch.Tensor]:

@@ -48,8 +48,9 @@ class Target:
 
 @dataclass(slots=True)
 class FusedStats:
-    """What one fused prefill did, in how many slices. Times in seconds; ``load_s``: waiting for stored KV,
-    moving and writing it."""
+    """What one fused prefill did, in how many slices. recomputed: cached tokens, mean over the layers from
+    the selector's first choice on. Times in seconds; ``load_s``: waiting for stored KV, moving and writing
+    it."""
 
     cached: int = 0
     fresh: int = 0
@@ -125,10 +126,12 @@ class FusedPrefill(LayerVisitor):
         if self.cached.numel():
             self.stored.fetch_kv(self.checks[0])  # layers below are all fresh
         hidden = self.decoder.embed(self.token_ids[self.rows])
+        recomputed: list[int] = []  # per layer from the first choice on
         for layer in range(self.decoder.num_layers):
             reused = not self.written and self.alive.numel() < self.cached.numel()
             stored = self._write_stored(layer) if reused else None
             if not self.rows.numel():  # nothing to recompute: only stored KV is left to write
+                recomputed.append(0)
                 continue
             scattered = self.rows.numel() < self.token_ids.numel() or layer in self.checks
             whole = self.wants_whole or self.mask == "dense"
@@ -148,7 +151,9 @@ class FusedPrefill(LayerVisitor):
                     yield
                     self._clock = time.perf_counter()
             hidden = _joined(parts)
-        self.stats.recomputed = self.alive.numel()
+            if layer >= self.checks[0]:
+                recomputed.append(self.alive.numel())
+        self.stats.recomputed = round(sum(recomputed) / len(recomputed))
         self.stats.recompute_s += time.perf_counter() - self._clock - self.stats.load_s - self.stats.select_s
         return self.stats
 
