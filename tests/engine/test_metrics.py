@@ -99,7 +99,7 @@ def test_fallback_is_not_counted_or_its_text_is_shown(
     assert closed.report and "a store nobody opened" in closed.report["fallback"]
     assert growth("blendrag_fallbacks_total", "error") == 1
     with monkeypatch.context() as patch:
-        patch.setattr(Recipe, "cache_salt", lambda self, namespace="": None)
+        patch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
         bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt))
     assert growth("blendrag_fallbacks_total", "salt") == 1
     assert growth("blendrag_requests_total", "fallback") == 2
