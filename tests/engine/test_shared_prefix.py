@@ -105,7 +105,7 @@ def test_index_answers_from_one_document_behind_its_prompt_as_full_prefill_does(
     bench.reset()
     assert index.ask("What is the package for?", blend=False).text == blended.text
     index.close()
-    with pytest.raises(StoreMismatchError, match="shared_prefix='system', not shared_prefix='none'"):
+    with pytest.raises(StoreMismatchError, match="shared_prefix='system', not shared_prefix='start'"):
         open_index("shared")
 
 
