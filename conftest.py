@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from one_engine import ENGINE
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on absolute time
+hypothesis.settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")
