@@ -73,7 +73,7 @@ class Settings(BaseSettings):
         "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
     )
     blend_share: float = Field(
-        0.45, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
+        0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
     )
     min_cached_tokens: int = Field(
         128, ge=0, description="Below this many cached tokens a prompt is prefilled plainly."
