@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,11 +106,20 @@ class Blending(Arm):
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         recipe = replace(self._recipe, spans=trial.prompt.spans)
         delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
-        self.report = report = delta.report or {"fallback": "the engine gave no report"}
-        if "fallback" in report or (report["missing"] and not self.misses_allowed):
-            reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
-            raise EngineError(f"{self.name} was not blended, so its time would mean nothing: {reason}")
+        check_blended(self.name, delta.report, misses_allowed=self.misses_allowed)
+        self.report = report = delta.report or {}
         return _sample(delta, report["recomputed"], report["ms"])
+
+
+def check_blended(name: str, report: Mapping[str, Any] | None, *, misses_allowed: bool = False) -> None:
+    """Raise EngineError unless the engine says that a request with a recipe was blended, all chunks of it.
+
+    What was prefilled plainly instead has a time and an answer, too, and they are not those of ``name``.
+    """
+    report = report or {"fallback": "the engine gave no report"}
+    if "fallback" in report or (report["missing"] and not misses_allowed):
+        reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
+        raise EngineError(f"{name} was not blended, so its numbers would mean nothing: {reason}")
 
 
 def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:

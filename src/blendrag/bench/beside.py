@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from blendrag.bench.arms import recipe_of, reset
+from blendrag.bench.arms import check_blended, recipe_of, reset
 from blendrag.bench.beside_summary import Window, ratios_to_alone, summarise_windows
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import Prompt, PromptMaker
@@ -137,24 +137,25 @@ class _Beside:
         return windows, gap
 
     async def _window(self, condition: str, prompts: Sequence[Prompt], gap: float) -> Window:
-        """Decodes all the time; a prompt every ``gap`` seconds."""
+        """Decodes all the time; a prompt every ``gap`` seconds. It ends a gap after the last one, and not
+        before the last first token: what the decodes lost until then belongs to it."""
         reset(self._engine)
         decodes: list[Timed] = []
         arrivals: list[Timed] = []
         tasks = [asyncio.create_task(self._decode(story, decodes)) for story in self._stories]
         try:
             while sum(bool(decode.tokens) for decode in decodes) < len(tasks):
-                await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
-                if any(task.done() for task in tasks):
-                    break  # one has failed, which `stop` tells
+                failed, _ = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+                for task in failed:
+                    task.result()  # raises
             begin = time.perf_counter()
             for number, prompt in enumerate(prompts):
                 if condition != "alone":
                     arrivals.append(Timed(begin + number * gap))
                     tasks.append(asyncio.create_task(self._arrive(condition, prompt, arrivals[-1])))
                 await asyncio.sleep(begin + (number + 1) * gap - time.perf_counter())
-            end = time.perf_counter()
             await asyncio.gather(*tasks[len(self._stories) :])
+            end = time.perf_counter()
         finally:
             await stop(self._engine, tasks)
         return Window(begin, end, decodes, arrivals)
@@ -170,3 +171,5 @@ class _Beside:
         recipe = replace(self._recipe, spans=prompt.spans) if condition == "blended" else None
         name = f"beside-{next(self._names)}"
         await ask_timed(self._engine, prompt.token_ids, exactly(1), timed, recipe, name)
+        if recipe is not None:
+            check_blended("what arrived", timed.report)

@@ -24,6 +24,7 @@ def summarise_run(
 
     ttft_ms: from when a request was due; one without a first token counts with what it had waited by
         ``cut_off``, or the slowest would be left out.
+    not_blended: requests with a recipe that the engine prefilled, wholly or in part.
     arrived_per_s, completed_per_s: requests due, and requests (warm-up's, too) that ended, between both.
     saturated: share of that time in which two or more requests waited for their first token.
     itl_ms: between tokens of one answer. None if no answer came to two tokens.
@@ -40,7 +41,7 @@ def summarise_run(
     return {
         "requests": len(own),
         "unfinished": sum(request.done is None for request in own),
-        "not_blended": sum(request.fallback is not None for request in own),
+        "not_blended": sum(_is_plain(request.report or {}) for request in own),
         "reused_tokens": float(np.mean([request.reused for request in own])),
         "ttft_ms": percentiles([1e3 * wait for wait in first]),
         "itl_ms": percentiles([1e3 * gap for gap in gaps]) if gaps else None,
@@ -48,6 +49,10 @@ def summarise_run(
         "completed_per_s": ended / (end - begin),
         "saturated": overlap_share(waits, begin, end),
     }
+
+
+def _is_plain(report: Mapping[str, Any]) -> bool:
+    return "fallback" in report or bool(report.get("missing"))
 
 
 def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:

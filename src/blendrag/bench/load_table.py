@@ -36,9 +36,12 @@ def print_load(results: Mapping[str, Any], console: Console) -> None:
             *(f"{arm[key]:.2f}x" if arm[key] else "-" for key in ("vs_full", "vs_prefix")),
         )
     config = results["config"]
+    plain = sum(run["not_blended"] for arm in results["arms"].values() for run in arm["runs"])
     lengths = config["prompt_tokens"]
     for table in (runs, best):
         console.print(table, markup=False)
+    if plain:
+        console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
     console.print(
         f"Sustained: the most answers a second while p95 of TTFT is {results['bound_ms']:,.0f} ms at most"
         " (> marks more). TTFT: from when a request was due. ITL: between the tokens of an answer."

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from blendrag.bench.arms import reset
 from blendrag.engine.generation import Sampling
@@ -20,7 +21,8 @@ class Timed:
 
     due: when it should have been sent; waiting begins there, however late the client was. tokens: when each
     came. done: None if it was cut off. reused: prompt tokens that the engine did not compute itself.
-    fallback: why a request with a recipe was not blended.
+    report: what the engine says of a blend; None where there is nothing to say, as of one found in the prefix
+    cache.
     """
 
     due: float
@@ -28,7 +30,7 @@ class Timed:
     tokens: list[float] = field(default_factory=list)
     done: float | None = None
     reused: int = 0
-    fallback: str | None = None
+    report: dict[str, Any] | None = None
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
@@ -55,8 +57,7 @@ async def ask_timed(
         now = time.perf_counter()
         timed.tokens += [now] * len(delta.token_ids)
         timed.reused = timed.reused or delta.prefix_tokens
-        if delta.report is not None:
-            timed.fallback = delta.report.get("fallback")
+        timed.report = delta.report
     timed.done = time.perf_counter()
 
 

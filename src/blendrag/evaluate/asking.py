@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from blendrag.bench.arms import TOP, check_blended
 from blendrag.engine.generation import Delta, Sampling
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
-
-_TOP = 20  # log probabilities asked for: as many as vLLM gives by default
 
 Ids = tuple[int, ...]
 
@@ -52,11 +51,11 @@ async def force(engine: Engine, request: Request, answer: Ids, again: bool = Fal
 
     Raises EngineError if the prompt was not blended though it should be.
     """
-    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=_TOP), again)
+    delta = await _generate(engine, request, Sampling(forced=answer, logprobs=TOP), again)
     if tuple(delta.token_ids) != answer:
         raise EngineError(f"{request.arm}: the engine did not generate the answer that was forced")
     of_answer = [at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
-    ranked = sorted(delta.logprobs[0].items(), key=lambda item: -item[1])[:_TOP]
+    ranked = sorted(delta.logprobs[0].items(), key=lambda item: -item[1])[:TOP]
     first_ms = 0.0 if request.answer is not None else 1e3 * delta.ttft_s
     return Forced(
         -sum(of_answer) / len(answer),
@@ -84,11 +83,7 @@ async def decide(engine: Engine, request: Request, choices: Mapping[str, Ids]) -
 async def _generate(engine: Engine, request: Request, sampling: Sampling, again: bool) -> Delta:
     """``again``: its blended KV may be in the prefix cache, and then there is nothing to report."""
     delta = await engine.agenerate(request.token_ids, sampling, request.recipe, request.arm)
-    if request.recipe is not None:
-        found = again and delta.prefix_tokens
-        unreported = {"missing": ()} if found else {"fallback": "the engine gave no report"}
-        report = delta.report or unreported
-        if "fallback" in report or report["missing"]:
-            reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
-            raise EngineError(f"{request.arm} was not blended, so its answer would mean nothing: {reason}")
+    found = again and delta.prefix_tokens and not delta.report
+    if request.recipe is not None and not found:
+        check_blended(request.arm, delta.report)
     return delta

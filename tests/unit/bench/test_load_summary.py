@@ -40,6 +40,14 @@ def test_warm_up_is_counted_but_for_what_it_completes_later() -> None:
     assert run["saturated"] == pytest.approx((1 + 1) / 6)  # 5 to 6, and 7 to 8
 
 
+def test_request_that_was_not_blended_passes_for_a_blend() -> None:
+    requests = [request(1, 2) for _ in range(4)]
+    reports = ({"missing": {}}, {"missing": {"key": "gone"}}, {"fallback": "no room"}, None)
+    for each, report in zip(requests, reports, strict=True):
+        each.report = report
+    assert summarise_run(requests, 0, 10, 10)["not_blended"] == 2
+
+
 def test_answers_of_one_token_have_a_latency_between_tokens() -> None:
     assert summarise_run([request(1, 2, tokens=1)], 0, 10, 10)["itl_ms"] is None
 

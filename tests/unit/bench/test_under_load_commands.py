@@ -49,7 +49,7 @@ def load_results() -> dict[str, Any]:
     def run(rate: float, ms: float) -> dict[str, Any]:
         return {
             "rate": rate, "arrived_per_s": rate, "completed_per_s": rate, "ttft_ms": latency(ms),
-            "itl_ms": latency(14) if rate < 2 else None, "saturated": 0.4,
+            "itl_ms": latency(14) if rate < 2 else None, "saturated": 0.4, "not_blended": int(rate),
         }  # fmt: skip
 
     def arm(rate: float | None, *runs: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +81,10 @@ def beside_results() -> dict[str, Any]:
 CASES: list[tuple[dict[str, Any], Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
     (sweep_results([2, 4, 12]), print_sweep, draw_sweep, ("2,000", "4.17x", "0.0500")),
     (sweep_results(["raw", "int8"]), print_sweep, draw_sweep, ("int8", "3.96x")),
-    (load_results(), print_load, draw_load, ("8,000 >", "none", "3.00 at least", "3.00x", "40%")),
+    (load_results(), print_load, draw_load,
+     ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
     (beside_results(), print_beside, draw_beside, ("blended", "900", "2.50x", "one every 2.75 s")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("results", "table", "draw", "shown"), CASES)
