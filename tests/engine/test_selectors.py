@@ -20,6 +20,7 @@ CACHED = CHUNKS * LENGTH
 EXACT = ["hkvd", "query", "random"]
 GRADUAL = ["gradual", "gradual_query", "weighted"]
 UNIONS = ["first_k+hkvd", "query+first_k", "hkvd+query", "random+first_k"]
+UNKNOWN = "Nobody has stored this sentence."
 CLOSE = 2e-3  # float32, two orders of the same sums
 
 
@@ -76,6 +77,16 @@ def test_lmcache_semantics_recompute_the_same_number_under_another_mask(bench: B
     assert distance(leaky, exact) > CLOSE, "selected tokens saw the future"
 
 
+def test_lmcache_semantics_use_what_stands_behind_a_missing_chunk(bench: Bench) -> None:
+    first, second = bench.pieces[8:10]
+    unknown = bench.piece(UNKNOWN)
+    prompt = bench.prompt([first, unknown, second, first])
+    bench.reset()
+    delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=RATIO).as_lmcache())
+    assert delta.report and "fallback" not in delta.report, delta.report
+    assert delta.report["cached"] == LENGTH and set(delta.report["missing"]) == {unknown.key}
+
+
 def test_unknown_selector_ends_in_a_plain_prefill_and_says_so(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:2])
     bench.reset()
@@ -93,3 +104,12 @@ def test_prompt_without_a_question_to_read_is_repaired_at_random(bench: Bench, t
     reports = [bench.blended(prompt, selector=name, ratio=RATIO).report for name in names]
     assert [report and report["selector"] for report in reports] == ["gradual", "gradual"]
     assert reports[0] and reports[1] and reports[0]["recomputed"] == reports[1]["recomputed"] > 0
+
+
+def test_missing_last_document_is_taken_for_the_question(bench: Bench) -> None:
+    prompt = bench.prompt([*bench.pieces[8 : 8 + CHUNKS], bench.piece(UNKNOWN)])
+    unasked = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
+    for each, selector in ((prompt, "gradual_query"), (unasked, "gradual")):
+        report = bench.blended(each, selector="gradual_query", ratio=RATIO).report
+        assert report and report["cached"] == CACHED and len(report["missing"]) == 1
+        assert report["selector"] == selector

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -104,24 +105,24 @@ class Blending:
         return report
 
     def _open(self, without: frozenset[str] = frozenset()) -> list[tuple[CachedSpan, Opened]]:
-        ids = self._order.token_ids
+        recipe, ids = self._order.recipe, self._order.token_ids
         # The prompt's last token is the engine's, whatever it belongs to.
-        cut = [(key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in self._order.recipe.spans]
-        wanted = sorted((span.start, key, span) for key, span in cut if key not in without)
+        cut = sorted((at, key, CachedSpan(at, min(n, len(ids) - at))) for key, at, n in recipe.spans)
+        stops = recipe.semantics == "lmcache"  # at the first that is missing
+        left = takewhile if stops else filter
+        wanted = list(left(lambda one: one[1] not in without, cut))
         found = self._kv.open_records(
             [(key, ids[at : at + span.length]) for at, key, span in wanted], use=not without
         )
         spans: list[tuple[CachedSpan, Opened]] = []
-        stop = None
         for (_, key, span), opened in zip(wanted, found, strict=True):
-            if isinstance(opened, Miss):
-                self._missing[key] = opened.reason
-                stop = opened.reason if self._order.recipe.semantics == "lmcache" else None
-            elif stop is not None:
-                self._kv.close_records([opened])
-                self._missing[key] = stop
-            else:
+            if isinstance(opened, Opened):
                 spans.append((span, opened))
+            else:
+                self._missing[key] = opened.reason
+                if stops:
+                    break
+        self._close_all_but(spans, found)
         return spans
 
     def _worth_loading(self, spans: list[tuple[CachedSpan, Opened]]) -> list[tuple[CachedSpan, Opened]]:
@@ -141,15 +142,18 @@ class Blending:
         if any(decision.load):
             self._options = replace(recipe.options, ratio=decision.ratio)
         kept = [span for span, load in zip(spans, decision.load, strict=True) if load]
-        still = {id(opened) for _, opened in kept}  # a chunk may stand in a prompt twice
-        self._kv.close_records([opened for _, opened in spans if id(opened) not in still])
+        self._close_all_but(kept, [opened for _, opened in spans])
         return kept
+
+    def _close_all_but(self, kept: list[tuple[CachedSpan, Opened]], found: Sequence[Opened | Miss]) -> None:
+        still = {id(opened) for _, opened in kept}  # a chunk may stand in a prompt twice
+        self._kv.close_records([one for one in found if id(one) not in still])
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
         self._selector = self._order.recipe.selector if spans else "none"
         selector = make_selector(self._selector, self._options)
-        end = max((span.start + span.length for span, _ in spans), default=0)
-        if selector.reads_question and end == len(self._order.token_ids):
+        question = self._order.recipe.cached_end  # where it begins, whichever documents are there
+        if selector.reads_question and question >= len(self._order.token_ids):
             # A long text behind the last document is left to the engine, and the question with it.
             self._selector = WITHOUT_QUESTION
             selector = make_selector(self._selector, self._options)
@@ -160,7 +164,7 @@ class Blending:
                 return (yield from fused.run())
             reuse = make_selector("none", self._options)
             keep = checks if selector.reads_deviation else ()
-            first = self._prefill(QuestionPass, spans, layers, reuse, keep=keep)
+            first = self._prefill(QuestionPass, spans, layers, reuse, keep=keep, question=question)
             before = yield from first.run()
         fused = self._prefill(FusedPrefill, spans, first.kept, selector, attention=first.mass, written=True)
         stats = yield from fused.run()

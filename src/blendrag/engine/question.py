@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from blendrag.engine.fused import FusedPrefill
-from blendrag.fuse.query import question_attention, question_rows
+from blendrag.fuse.query import question_attention
 from blendrag.load.layers import StoredLayers
 
 
@@ -20,16 +20,17 @@ class QuestionPass(FusedPrefill):
 
     mass: [layers, cached] float32. The last layer's is 0: nothing needs its attention's output here.
     kept: the stored KV of ``keep``, the layers at which it will be compared.
+    question: its first token's position, with nothing stored behind it.
     """
 
     wants_whole = True
 
-    def __init__(self, *args: Any, keep: Sequence[int], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, keep: Sequence[int], question: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.mass = torch.zeros(self.decoder.num_layers, self.cached.numel(), device=self.cached.device)
         self.kept = KeptLayers()
         self._keep = frozenset(keep)
-        self._first = question_rows(self.fresh, self.cached)[0]
+        self._question = question
 
     def keep(
         self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
@@ -39,7 +40,7 @@ class QuestionPass(FusedPrefill):
         return super().keep(layer, key, raw_key, value)
 
     def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
-        mine = self._going >= self._first
+        mine = self._going >= self._question
         if mine[-1]:  # ascending: else this piece has none of the question
             assert self._dense is not None, "all keys are put together where only some tokens are computed"
             scale = self.decoder.attentions[layer].impl.scale

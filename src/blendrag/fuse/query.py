@@ -25,11 +25,6 @@ class Query(StaticSelector, RankedSelector):
         return tokens.attention.sum(0)
 
 
-def question_rows(fresh: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-    """The question's tokens: the fresh ones behind the last cached one. Ascending int64 positions."""
-    return fresh[fresh > cached[-1]] if cached.numel() else fresh
-
-
 def question_attention(
     query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, scale: float, cached: torch.Tensor
 ) -> torch.Tensor:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.fuse import query as query_module
-from blendrag.fuse.query import question_attention, question_rows
+from blendrag.fuse.query import question_attention
 
 POSITIONS = st.sets(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
 
@@ -67,9 +67,3 @@ def test_no_question_pays_no_attention() -> None:
         torch.zeros(0, 2, 4), torch.ones(9, 1, 4), torch.zeros(0, dtype=torch.int64), 1.0, torch.arange(3)
     )
     assert none.tolist() == [0.0, 0.0, 0.0]
-
-
-def test_question_is_what_stands_behind_the_last_document() -> None:
-    fresh, cached = torch.tensor([0, 1, 5, 9, 10]), torch.tensor([2, 3, 4, 6, 7, 8])
-    assert question_rows(fresh, cached).tolist() == [9, 10]
-    assert question_rows(torch.tensor([0, 1]), torch.tensor([2, 3])).tolist() == []
