@@ -36,9 +36,8 @@ def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
 
 def add_legend(figure: Any, axes: Any) -> None:
     """Below, of what ``axes`` show."""
-    handles, labels = axes.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=max(1, len(handles)), labelcolor=INK,
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, labelcolor=INK,
         frameon=False, fontsize=9,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
 from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 
@@ -81,15 +82,19 @@ def temporary_store(
 def rounds_of(chunks: Sequence[StoredChunk], batch_tokens: int) -> list[list[list[StoredChunk]]]:
     """Chunks (all of one length) in batches of at most ``batch_tokens``, batches in rounds."""
     size = max(1, batch_tokens // len(chunks[0].token_ids))
-    batches = [list(chunks[at : at + size]) for at in range(0, len(chunks), size)]
-    return [batches[at : at + _CALLS_PER_ROUND] for at in range(0, len(batches), _CALLS_PER_ROUND)]
+    calls = [list(chunks[at : at + size]) for at in range(0, len(chunks), size)]
+    return [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
 
 
-def ingest_all(engine: Engine, store: str, chunks: Sequence[StoredChunk], batch_tokens: int) -> None:
-    """Prefill and store chunks of one length; on disk when it returns."""
-    for batches in rounds_of(chunks, batch_tokens):
-        for batch in batches:
-            engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
+def ingest_all(
+    engine: Engine, store: str, chunks: Iterable[StoredChunk], batch_tokens: int, prefix_tokens: int = 0
+) -> None:
+    """Prefill and store chunks, batched as in a real ingest; on disk when it returns.
+
+    Raises StoreFullError, EngineError.
+    """
+    for batch in batches(chunks, batch_tokens, prefix_tokens):
+        engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
     engine.call("flush", store)
 
 
@@ -105,18 +110,18 @@ def fill(
     engine.call("flush", store.id)  # nothing: the catalogue does not know these keys
     _prefill_plainly(engine, warm_up)
     cost = IngestCost()
-    for number, batches in enumerate(rounds):
+    for number, calls in enumerate(rounds):
         steps = [_ingest_round, _plain_round]
         for step in steps if number % 2 == 0 else reversed(steps):
             progress.note("ingest" if step is _ingest_round else "plain prefill of the same")
-            step(engine, store.id, batches, cost)
+            step(engine, store.id, calls, cost)
             progress.step()
     return cost
 
 
-def _ingest_round(engine: Engine, store: str, batches: list[list[StoredChunk]], cost: IngestCost) -> None:
+def _ingest_round(engine: Engine, store: str, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
     begin = time.perf_counter()
-    for batch in batches:
+    for batch in calls:
         done = engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
         cost.tokens += done["tokens"]
         cost.prefill_s += done["seconds"]
@@ -125,10 +130,10 @@ def _ingest_round(engine: Engine, store: str, batches: list[list[StoredChunk]], 
     cost.seconds += time.perf_counter() - begin
 
 
-def _plain_round(engine: Engine, store: str, batches: list[list[StoredChunk]], cost: IngestCost) -> None:
+def _plain_round(engine: Engine, store: str, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
     reset(engine)
     begin = time.perf_counter()
-    for batch in batches:
+    for batch in calls:
         _prefill_plainly(engine, batch)
     cost.plain_s += time.perf_counter() - begin
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from blendrag.bench.arms import Blending
 from blendrag.bench.floors import CHECK_LAYER, analyse
-from blendrag.bench.ingest import rounds_of, temporary_store
+from blendrag.bench.ingest import ingest_all, temporary_store
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import PromptMaker
 from blendrag.bench.running import blending_engine
@@ -69,17 +69,14 @@ def _measure(
         rng = random.Random(options.seed)
         trials = [maker.trial(store.chunks, options.chunks, rng, n) for n in range(_BLENDS + 1)]
         check_length(trials, engine.max_model_len)
-        progress.total(3 + len(trials))
+        progress.total(2 + len(trials))
         prompt = trials[0].prompt
         spans = [[start, length] for _, start, length in prompt.spans]
         progress.note("timing a layer's pieces")
         measured = engine.call("kernels", len(prompt.token_ids), spans, options.ratio, options.repeats)
         progress.step()
         progress.note("ingest")
-        for batches in rounds_of(store.chunks, settings.ingest_batch_tokens):
-            for batch in batches:
-                engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-        engine.call("flush", store.id)
+        ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
         progress.step()
         arm = Blending(
             Recipe(store.id, (), selector="hkvd", ratio=options.ratio, check_layers=(CHECK_LAYER,))

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from blendrag.bench.ingest import ingest_all
 from blendrag.bench.prompts import StoredChunk
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError
-from blendrag.evaluate.rows import Row
+from blendrag.evaluate.formats import Format, Row
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -24,8 +24,10 @@ Ids = tuple[int, ...]
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
 
 
-def cut(tokenizer: Any, row: Row, tokens: int | None) -> Documents:
-    """Every document's token ids in chunks of ``tokens``, the last of them shorter; None: one chunk each."""
+def cut(tokenizer: Any, row: Row, format: Format, chunk_tokens: int) -> Documents:
+    """Every document's token ids in chunks, the last of them shorter. The user's own documents are cut into
+    ``chunk_tokens`` tokens, as an index would cut them, those of public sets as the format says."""
+    tokens = chunk_tokens if format.name == "jsonl" else format.cut
     whole = (encode_document(tokenizer, text) for text in row.documents)
     return tuple(
         tuple(ids[at : at + (tokens or len(ids))] for at in range(0, len(ids), tokens or len(ids)))
@@ -58,9 +60,7 @@ class ChunkStore:
         wanted = {chunk.key: chunk for each in self.chunks(documents) for chunk in each}
         there = self.catalogue.ready(wanted)
         fresh = [chunk for key, chunk in wanted.items() if key not in there]
-        for batch in batches(fresh, self.batch_tokens, self.prefix_tokens):
-            self.engine.call("ingest", self.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-        self.engine.call("flush", self.id)
+        ingest_all(self.engine, self.id, fresh, self.batch_tokens, self.prefix_tokens)
 
     def release(self, row: Row) -> None:
         """Delete the KV that no later row uses: a run over long documents would fill the disk."""
@@ -84,10 +84,10 @@ def chunk_store(
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(Path(folder), identity)))
         opened = engine.call("open_store", folder, asdict(identity), stack, None, list(prefix))
         store = ChunkStore(engine, opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
-        for row, documents in to_come:
-            chunks = [chunk for each in store.chunks(documents) for chunk in each]
-            catalogue.register(row.id, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
         try:
+            for row, documents in to_come:
+                chunks = [chunk for each in store.chunks(documents) for chunk in each]
+                catalogue.register(row.id, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
             yield store
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed

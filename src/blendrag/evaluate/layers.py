@@ -9,22 +9,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.bench.ingest import TemporaryStore, temporary_store
+from blendrag.bench.ingest import TemporaryStore, ingest_all, temporary_store
 from blendrag.bench.progress import BenchProgress
-from blendrag.bench.prompts import QUESTIONS, Prompt, PromptMaker, StoredChunk
+from blendrag.bench.prompts import QUESTIONS, Prompt, PromptMaker
 from blendrag.bench.running import blending_engine
 from blendrag.bench.texts import text_pieces
+from blendrag.bench.ttft import check_prompts
 from blendrag.engine.handle import Engine
-from blendrag.errors import ConfigError, PromptTooLongError
+from blendrag.errors import ConfigError
+from blendrag.evaluate.chunks import Documents, cut
+from blendrag.evaluate.formats import find_format
 from blendrag.evaluate.layer_statistics import summarise_probes
+from blendrag.evaluate.rows import read_rows
 from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 
 RATIOS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 _POOL = 4  # chunks to choose from, per chunk of a prompt, of the built-in text
-_BATCH = 8  # chunks per call of ingest
-
-Pieces = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class LayerOptions:
 class _Asked:
     """A prompt before its chunks are stored."""
 
-    pieces: Pieces
+    documents: Documents
     question: str
 
 
@@ -67,14 +68,18 @@ def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgres
         progress.note("cutting text into chunks")
         wanted = list(asked(tokenizer))
         maker = PromptMaker(tokenizer, system_prompt=system, separator=settings.separator)
-        pieces = tuple(dict.fromkeys(piece for one in wanted for piece in one.pieces))
+        pieces = tuple(dict.fromkeys(piece for one in wanted for each in one.documents for piece in each))
         with temporary_store(engine, settings, pieces) as store:
             at = {chunk.token_ids: chunk for chunk in store.chunks}
-            prompts = [maker.make([at[piece] for piece in one.pieces], one.question) for one in wanted]
-            _check(prompts, engine.max_model_len)
-            batches = [store.chunks[first : first + _BATCH] for first in range(0, len(pieces), _BATCH)]
-            progress.total(len(batches) + len(prompts))
-            _fill(engine, store, batches, progress)
+            prompts = [
+                maker.make_of([[at[piece] for piece in each] for each in one.documents], one.question)
+                for one in wanted
+            ]
+            check_prompts(prompts, engine.max_model_len)
+            progress.total(1 + len(prompts))
+            progress.note("ingest")
+            ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
+            progress.step()
             probes = _probe(engine, store, prompts, options, progress)
     return summarise_probes(probes, options.ratios) | {
         "machine": describe_machine(settings.model, engine.facts),
@@ -94,17 +99,12 @@ def _reader(
     wrong with it is told before the long start."""
     if options.data is None:
         return settings.system_prompt, lambda tokenizer: _built_in(tokenizer, options)
-    from blendrag.evaluate.chunks import cut
-    from blendrag.evaluate.formats import find_format
-    from blendrag.evaluate.rows import read_rows
-
     format = find_format(options.format)
     rows = read_rows(options.data, format, options.prompts, options.seed)
 
     def from_rows(tokenizer: Any) -> Iterator[_Asked]:
         for row in rows:
-            documents = cut(tokenizer, row, format.cut)
-            yield _Asked(tuple(piece for pieces in documents for piece in pieces), row.question)
+            yield _Asked(cut(tokenizer, row, format, settings.chunk_tokens), row.question)
 
     return format.system, from_rows
 
@@ -113,26 +113,8 @@ def _built_in(tokenizer: Any, options: LayerOptions) -> Iterator[_Asked]:
     pool = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
     rng = random.Random(options.seed)
     for number in range(options.prompts):
-        yield _Asked(tuple(rng.sample(pool, options.chunks)), QUESTIONS[number % len(QUESTIONS)])
-
-
-def _check(prompts: Sequence[Prompt], window: int) -> None:
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest >= window:
-        raise PromptTooLongError(
-            f"the prompts have up to {longest} tokens, the model's window {window}:"
-            " ask for fewer or smaller documents, or use a model with a longer window"
-        )
-
-
-def _fill(
-    engine: Engine, store: TemporaryStore, batches: Sequence[Sequence[StoredChunk]], progress: BenchProgress
-) -> None:
-    for number, batch in enumerate(batches, start=1):
-        progress.note(f"ingest {number} of {len(batches)}")
-        engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-        progress.step()
-    engine.call("flush", store.id)
+        documents = tuple((piece,) for piece in rng.sample(pool, options.chunks))
+        yield _Asked(documents, QUESTIONS[number % len(QUESTIONS)])
 
 
 def _probe(

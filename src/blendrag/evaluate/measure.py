@@ -59,9 +59,7 @@ class Measuring:
         self._stores: dict[Variant, ChunkStore] = {}
 
     def prepare(self, row: Row, format: Format) -> Prepared:
-        """The user's own documents are cut as an index would cut them, those of public sets are whole."""
-        own = self._settings.chunk_tokens if format.name == "jsonl" else None
-        documents = cut(self._tokenizer, row, format.cut or own)
+        documents = cut(self._tokenizer, row, format, self._settings.chunk_tokens)
         prompt = self._maker.make_of(unstored(documents), row.question)
         choices = {choice: self._encode(choice) for choice in row.choices}
         return Prepared(row, documents, prompt.token_ids, self._encode(row.answers[0]), choices)

@@ -35,10 +35,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     canvas.finish_axes(first, "", time, "KL of the first token, nats")
     if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
         _add_gap_scale(answer, arms[REUSE]["nll_loss"]["mean"])
-    figure.legend(
-        *answer.get_legend_handles_labels(), loc="outside lower center", ncols=6, labelcolor=INK,
-        frameon=False, fontsize=9,
-    )  # fmt: skip
+    canvas.add_legend(figure, answer)
     canvas.save(figure, path, results["machine"])
 
 
