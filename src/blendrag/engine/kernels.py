@@ -102,12 +102,12 @@ class LayerPieces:
         """Every piece by name; ``_all`` at the end: over all tokens, as at the check layer and below it."""
         some, whole = self._some, self._all
         return {
-            "rotate": lambda n: self._rotate(n),
+            "rotate": self._rotate,
             "write_stored": lambda n: self._write(n, self._cached, self._stored_key, self._stored_value),
             "qkv": lambda n: self._project(n, some),
             "write": lambda n: self._write(n, some.positions, some.key, some.value),
             "attention_runs": lambda n: self._attend(n, some),
-            "attention_dense": lambda n: self._attend_dense(n),
+            "attention_dense": self._attend_dense,
             "o_proj": lambda n: self._output(n, some.query),
             "mlp": lambda n: self._feed(n, some.states, some.residual),
             "layer": self._layer,

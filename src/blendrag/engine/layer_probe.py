@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,7 +101,7 @@ class _Curves:
 
     def learn(self, layer: int, distance: torch.Tensor) -> None:
         """This layer's deviation by V, [cached]."""
-        tokens = CachedTokens(self._tokens.offsets, self._tokens.lengths, self._tokens.total, distance)
+        tokens = replace(self._tokens, deviation=distance)
         for ratio in self._ratios:
             for name in CURVES:
                 selector = self._selector(name, ratio)

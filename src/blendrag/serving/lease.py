@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import BlendragError, StoreMismatchError
-from blendrag.settings import Settings, SharedPrefix
+from blendrag.settings import Settings
 
 if TYPE_CHECKING:  # imported on use: making a lease must be quick
     from blendrag.serving.library import Library
@@ -79,7 +79,7 @@ class Lease:
 def _key(settings: Settings, root: Path) -> _Key:
     from blendrag.engine.configuration import engine_key
 
-    return *engine_key(settings), settings.codec, settings.namespace, _prefix(settings), root
+    return *engine_key(settings), _of_kv(settings), root
 
 
 def _taken(library: Library, settings: Settings) -> BlendragError:
@@ -87,23 +87,22 @@ def _taken(library: Library, settings: Settings) -> BlendragError:
 
     if engine_key(library.settings) != engine_key(settings):
         return busy(library.settings, settings)
-    theirs, ours = ((s.namespace, s.codec) for s in (library.settings, settings))
-    if theirs != ours:
-        return StoreMismatchError(
-            f"the folder {str(library.root)!r} is open with namespace {theirs[0]!r} and codec {theirs[1]!r},"
-            f" not {ours[0]!r} and {ours[1]!r}: name a folder for each, or none"
-        )
+    theirs, ours = _of_kv(library.settings), _of_kv(settings)
+    had, has = (
+        ", ".join(f"{name}={value!r}" for name, value in one if (name, value) not in other)
+        for one, other in ((theirs, ours), (ours, theirs))
+    )
     return StoreMismatchError(
-        f"the folder {str(library.root)!r} is open with shared_prefix={library.settings.shared_prefix!r} and"
-        f" system_prompt={library.settings.system_prompt!r}, not shared_prefix={settings.shared_prefix!r} and"
-        f" system_prompt={settings.system_prompt!r}: name a folder for each, or none"
+        f"the folder {str(library.root)!r} is open with {had}, not {has}: name a folder for each, or none"
     )
 
 
-def _prefix(settings: Settings) -> tuple[SharedPrefix, str | None, str | None]:
-    """What the shared prefix is made of, beside the model."""
-    kind = settings.shared_prefix
-    return (kind, settings.system_prompt, settings.separator) if kind == "system" else (kind, None, None)
+def _of_kv(settings: Settings) -> tuple[tuple[str, Any], ...]:
+    """Names and values of the settings that make other KV of the same model's."""
+    names = ["codec", "namespace", "shared_prefix"]
+    if settings.shared_prefix == "system":
+        names += ["system_prompt", "separator"]
+    return tuple((name, getattr(settings, name)) for name in names)
 
 
 def _root(settings: Settings, kv_dir: Path | None) -> Path:
@@ -113,35 +112,16 @@ def _root(settings: Settings, kv_dir: Path | None) -> Path:
 def default_kv_dir(settings: Settings) -> Path:
     """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
     they are used."""
-    s = settings
-    return _kv_dir(s.model, s.revision, s.dtype, s.codec, s.namespace, _prefix(s), s.cache_dir)
+    model = tuple((name, getattr(settings, name)) for name in ("model", "revision", "dtype", "cache_dir"))
+    return _kv_dir((*model, *_of_kv(settings)))
 
 
 @functools.cache
-def _kv_dir(
-    model: str,
-    revision: str | None,
-    dtype: str,
-    codec: str,
-    namespace: str,
-    prefix: tuple[SharedPrefix, str | None, str | None],
-    cache_dir: Path,
-) -> Path:
+def _kv_dir(own: tuple[tuple[str, Any], ...]) -> Path:
     from blendrag.models import resolve_model
     from blendrag.serving.identity import kv_identity, prefix_ids
 
-    kind, system_prompt, separator = prefix
-    settings = Settings.load(
-        model=model,
-        revision=revision,
-        dtype=dtype,
-        codec=codec,
-        namespace=namespace,
-        shared_prefix=kind,
-        system_prompt=system_prompt,
-        separator=separator,
-        cache_dir=cache_dir,
-    )
-    path = resolve_model(model, cache_dir, revision=revision)
+    settings = Settings.load(**dict(own))
+    path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
     identity = kv_identity(settings, path, prefix_ids(settings, path))
-    return cache_dir / "kv" / identity.digest()
+    return settings.cache_dir / "kv" / identity.digest()

@@ -11,9 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 LAYOUT_VERSION = 2  # of records and catalogues
-
-
-ALONE = "alone"
+ALONE = "alone"  # ``KVIdentity.prefix`` of chunks that are prefilled behind nothing
 
 
 def prefix_name(kind: str, token_ids: Sequence[int]) -> str:

@@ -146,7 +146,7 @@ def test_namespace_is_served_from_the_open_folder_of_another(tmp_path: Path) -> 
     lease = Lease()
     library = lease.library(ours, tmp_path)
     library.register({"document": ["Our secret."]})
-    with pytest.raises(StoreMismatchError, match=r"namespace 'a'.* not 'b'"):
+    with pytest.raises(StoreMismatchError, match="namespace='a', not namespace='b'"):
         Lease().library(theirs, tmp_path)
     lease.close()
     with pytest.raises(StoreMismatchError, match="namespace"):
@@ -158,7 +158,11 @@ def test_folder_that_is_open_with_another_prefix_is_not_lent_for_this_one(tmp_pa
     behind = SMALL.model_copy(update={"shared_prefix": "system"})
     lease = Lease()
     lease.library(SMALL, tmp_path)
-    with pytest.raises(StoreMismatchError, match=r"shared_prefix='start' .* not shared_prefix='system'"):
+    with pytest.raises(StoreMismatchError, match="shared_prefix='start', not shared_prefix='system'"):
         Lease().library(behind, tmp_path)
     assert lease.library(SMALL.model_copy(update={"system_prompt": "Be brief."}), tmp_path)
+    other = tmp_path / "behind"
+    lease.library(behind, other)
+    with pytest.raises(StoreMismatchError, match=r"open with separator=.*, not separator=' ':"):
+        Lease().library(behind.model_copy(update={"separator": " "}), other)
     lease.close()

@@ -60,8 +60,8 @@ def codec_names() -> list[str]:
 
 def check_codec(name: str) -> None:
     """Raise ConfigError for a name that no codec has."""
-    if name not in codec_names():
-        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(sorted(CODECS))}")
+    if name not in (known := codec_names()):
+        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(known)}")
 
 
 def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
