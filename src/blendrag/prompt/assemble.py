@@ -28,7 +28,7 @@ def assemble(
     its template refuses the messages.
     """
     stuffed = separator.join([*(document.text for document in documents), question])
-    parts, last = _render(tokenizer, system_prompt, history, stuffed, separator)
+    parts, last = render_turn(tokenizer, system_prompt, history, stuffed, separator)
     found = [list(_locate(part.text, documents)) if part.message == last else [] for part in parts]
     plan = lay_out(tokenizer, parts, found)
 
@@ -37,18 +37,24 @@ def assemble(
     return PromptPlan(plan.segments, plan.notes + tuple(map(_changed_note, changed)))
 
 
-def _render(
-    tokenizer: Any, system_prompt: str, history: Sequence[Message], stuffed: str, separator: str
+def render_turn(
+    tokenizer: Any,
+    system_prompt: str,
+    history: Sequence[Message],
+    stuffed: str,
+    separator: str,
+    **options: Any,
 ) -> tuple[list[Part], int]:
-    """The rendered parts, and the number of the message that holds the documents."""
+    """The rendered parts, and the number of the message that holds the documents. Options as in
+    ``render_chat``."""
     user = {"role": "user", "content": stuffed}
     if system_prompt:
         messages = [{"role": "system", "content": system_prompt}, *history, user]
         try:
-            return render_parts(tokenizer, messages), len(history) + 1
+            return render_parts(tokenizer, messages, **options), len(history) + 1
         except ModelError:  # some templates know no system role; any other trouble returns below
             user["content"] = f"{system_prompt}{separator}{stuffed}"
-    return render_parts(tokenizer, [*history, user]), len(history)
+    return render_parts(tokenizer, [*history, user], **options), len(history)
 
 
 def _locate(content: str, documents: Sequence[KnownText]) -> Iterator[Match]:

@@ -10,8 +10,8 @@ from datetime import datetime
 from secrets import randbits
 from typing import Any
 
-from blendrag.errors import ModelError
-from blendrag.prompt.template import encode_document, encode_markup, implied_bos, render_parts
+from blendrag.prompt.assemble import render_turn
+from blendrag.prompt.template import encode_document, encode_markup, implied_bos
 
 # Templates that write today's date would make another prefix, and another index, every day.
 _SOME_DAY = datetime(2024, 7, 26)
@@ -24,13 +24,7 @@ def start_prefix(tokenizer: Any) -> tuple[int, ...]:
     """
     if not getattr(tokenizer, "chat_template", None):
         return encode_markup(tokenizer, implied_bos(tokenizer) or "")
-    user = {"role": "user", "content": _CONTENT}
-    try:
-        parts = render_parts(
-            tokenizer, [{"role": "system", "content": _CONTENT}, user], strftime_now=_SOME_DAY.strftime
-        )
-    except ModelError:  # no system role
-        parts = render_parts(tokenizer, [user], strftime_now=_SOME_DAY.strftime)
+    parts, _ = render_turn(tokenizer, _CONTENT, (), _CONTENT, "", strftime_now=_SOME_DAY.strftime)
     return encode_markup(tokenizer, parts[0].text) if parts[0].message is None else ()
 
 
@@ -40,19 +34,13 @@ def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[i
     For a model without a chat template: those of the system prompt and separator as plain text. A date in
     the template is some day's.
     """
-    document = f"[{randbits(64)}]"  # occurs in no system prompt, and no template changes it
-    user = {"role": "user", "content": document}
     if not getattr(tokenizer, "chat_template", None):
         text = f"{system_prompt}{separator}" if system_prompt else ""
         return encode_markup(tokenizer, (implied_bos(tokenizer) or "") + text)
-    messages = [user]
-    if system_prompt:
-        messages = [{"role": "system", "content": system_prompt}, user]
-        try:
-            parts = render_parts(tokenizer, messages, strftime_now=_SOME_DAY.strftime)
-        except ModelError:  # no system role, as in assemble
-            messages = [{**user, "content": f"{system_prompt}{separator}{document}"}]
-    parts = render_parts(tokenizer, messages, strftime_now=_SOME_DAY.strftime)
+    document = f"[{randbits(64)}]"  # occurs in no system prompt, and no template changes it
+    parts, _ = render_turn(
+        tokenizer, system_prompt, (), document, separator, strftime_now=_SOME_DAY.strftime
+    )
     ids: list[int] = []
     for part in parts:
         encode = encode_markup if part.message is None else encode_document
