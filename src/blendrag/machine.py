@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 import blendrag
 
 
@@ -24,8 +26,7 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
     if not current_platform.is_cpu():
         device = f"{device} ({current_platform.get_device_name()})"
     return {
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)),
+        **processor(),
         "threads": facts["threads"],
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "device": device,
@@ -41,6 +42,11 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def processor() -> dict[str, Any]:
+    """``cpu``: its name; ``cores``: as many as this process may use."""
+    return {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0))}
+
+
 def _cpu() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -51,16 +57,19 @@ def _cpu() -> str:
 
 @cache
 def commit() -> str | None:
-    """The git commit of blendrag's own checkout, with ``+`` where a tracked file differs from it."""
+    """The git commit of blendrag's own checkout; where tracked files differ from it, ``+`` and a digest of
+    how, so that two states have the same name only if they are the same."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # else it is the checkout of somebody's venv
-        changed = git("status", "--porcelain", "--untracked-files=no", ".")
-        return git("rev-parse", "HEAD") + ("+" if changed else "")
+        changed = git("diff", "HEAD", "--", ".").encode()
+        return git("rev-parse", "HEAD") + (f"+{xxhash.xxh3_64_hexdigest(changed)[:8]}" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -93,6 +93,7 @@ def run_beside(settings: Settings, options: BesideOptions, progress: BenchProgre
         "machine": describe_machine(settings.model, engine.facts),
         "config": asdict(options) | {
             "ratio": settings.recompute_ratio, "selector": settings.selector, "codec": settings.codec,
+            "blend_share": settings.blend_share,
             "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
         },
     }  # fmt: skip

@@ -61,7 +61,8 @@ def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) 
         "machine": describe_machine(settings.model, engine.facts),
         "config": asdict(options) | {
             "phrasings": len(PHRASINGS), "ratio": settings.recompute_ratio, "selector": settings.selector,
-            "codec": settings.codec, "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
+            "codec": settings.codec, "blend_share": settings.blend_share,
+            "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
         },
     }  # fmt: skip
 

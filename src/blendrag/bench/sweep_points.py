@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.bench.tiers import LOCAL, servers_of
+from blendrag.bench.ttft import read_ratio
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 from blendrag.store.codec import codec_names
@@ -80,22 +81,12 @@ def _whole(least: int) -> Callable[[str], int]:
     return read
 
 
-def _ratio(word: str) -> float:
-    try:
-        ratio = float(word)
-    except ValueError:
-        ratio = -1.0
-    if not 0.0 < ratio <= 1.0:
-        raise ValueError("a number above 0 and at most 1 is wanted (0 is the arm 'reuse')")
-    return ratio
-
-
 AXES = {
     axis.name: axis
     for axis in (
         Axis("chunks", "chunks in a prompt", _whole(2), lambda _: (2, 4, 6, 8, 12)),
         Axis("chunk_tokens", "tokens in a chunk", _whole(8), lambda _: (128, 256, 512, 1024)),
-        Axis("ratio", "recompute ratio", _ratio, lambda _: (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+        Axis("ratio", "recompute ratio", read_ratio, lambda _: (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
         Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
         Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
         Axis("codec", "codec of stored KV", str, lambda _: codec_names()),

@@ -44,18 +44,23 @@ class BenchOptions:
             raise ConfigError("--chunk-tokens and --repeats must be at least 1")
 
 
+def read_ratio(word: str) -> float:
+    """``"0.15"`` as a number. Raises ValueError, saying what is wrong."""
+    try:
+        ratio = round(float(word), 6)
+    except ValueError:
+        raise ValueError(f"{word.strip()!r} is not a number") from None
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"{ratio:g} is not above 0 and at most 1 (0 is the arm 'reuse')")
+    return ratio
+
+
 def parse_ratios(text: str) -> tuple[float, ...]:
     """``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
-    ratios: dict[float, None] = {}
-    for word in text.split(","):
-        try:
-            ratio = round(float(word), 6)
-        except ValueError:
-            raise ConfigError(f"--ratios: {word.strip()!r} is not a number") from None
-        if not 0.0 < ratio <= 1.0:
-            raise ConfigError(f"--ratios: {ratio:g} is not above 0 and at most 1 (0 is the arm 'reuse')")
-        ratios[ratio] = None
-    return tuple(ratios)
+    try:
+        return tuple(dict.fromkeys(map(read_ratio, text.split(","))))
+    except ValueError as error:
+        raise ConfigError(f"--ratios: {error}") from None
 
 
 def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from blendrag import __version__
+from blendrag.bench.cli import app as bench
 from blendrag.cli.archive import export, import_
 from blendrag.cli.ask import ask, chat
 from blendrag.cli.console import Commands
@@ -35,8 +34,7 @@ for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, pl
     app.command()(command)
 app.command("import")(import_)
 app.command("eval")(evaluate)
-if find_spec("blendrag.bench.cli"):
-    app.add_typer(import_module("blendrag.bench.cli").app, name="bench")
+app.add_typer(bench, name="bench")
 
 
 def _version(wanted: bool) -> None:

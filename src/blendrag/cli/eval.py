@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blendrag.cli.console import err, interruptible, out
+from blendrag.bench.cli.shared import Json, Plot, measured
 from blendrag.cli.options import Model
 
 
@@ -39,17 +38,10 @@ def evaluate(
                      " answer and the first token's KL, each by the upper end of its 95 % interval."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the results: .png, .svg or .pdf.", metavar="FILE")
-    ] = None,
-    json: Annotated[
-        str | None, typer.Option(help="Write the results as JSON; - for standard output.", metavar="FILE")
-    ] = None,
+    plot: Plot = None,
+    json: Json = None,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
-    from blendrag.bench.plot import check_plot_path
-    from blendrag.bench.progress import bench_progress
-    from blendrag.bench.report import check_json_path, to_json, write_json
     from blendrag.bench.ttft import parse_ratios
     from blendrag.evaluate.arms import parse_arms
     from blendrag.evaluate.plot import draw
@@ -61,21 +53,8 @@ def evaluate(
     settings = Settings.load(model=model)
     at = parse_ratios(ratios) if ratios else None
     wanted = parse_arms(arms.split(",") if arms else (), at, settings)
-    file = Path(json) if json and json != "-" else None
-    kept = file and file.with_name(f"{file.name}.rows.jsonl")
-    if plot:
-        check_plot_path(plot)
-    if file:
-        check_json_path(file)
+    kept = Path(f"{json}.rows.jsonl") if json and json != "-" else None
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, kept)
     left = f"interrupted: the same command goes on from {kept}" if kept else "interrupted"
-    with interruptible(left), bench_progress() as progress:
-        results = run_eval(settings, options, progress)
-    if json == "-":
-        sys.stdout.write(to_json(results))
-    elif file:
-        write_json(results, file)
-    print_evaluation(results, err() if json == "-" else out())
-    if plot:
-        draw(results, plot)
+    measured(lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left)

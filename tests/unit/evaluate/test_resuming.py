@@ -15,7 +15,7 @@ from blendrag.evaluate.run import EvalOptions, run_eval
 from blendrag.evaluate.samples import SampleFile
 from blendrag.settings import Settings
 
-DEPENDED_ON = ("commit", "vllm", "blendrag", "omp_threads", "shared_prefix", "blend_share")
+DEPENDED_ON = ("commit", "vllm", "blendrag", "cpu", "omp_threads", "shared_prefix", "blend_share")
 
 
 @pytest.fixture

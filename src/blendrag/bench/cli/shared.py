@@ -47,11 +47,13 @@ def measured(
     json: str | None,
     plot: Path | None = None,
     draw: Callable[[Results, Path], None] | None = None,
+    interrupted: str = "interrupted",
 ) -> Results:
     """Do ``work`` behind a bar, and show its results: a table, JSON and a picture where they are wanted.
 
     With JSON on standard output, the table goes to standard error. What cannot be written is refused before
-    measuring rather than after.
+    measuring rather than after; results are in their file before anything is shown. interrupted: what Ctrl-C
+    is answered with.
     """
     from blendrag.bench.plot import check_plot_path
     from blendrag.bench.report import check_json_path, to_json, write_json
@@ -60,13 +62,13 @@ def measured(
         check_plot_path(plot)
     if json and json != "-":
         check_json_path(Path(json))
-    with interruptible("interrupted"), bench_progress() as progress:
+    with interruptible(interrupted), bench_progress() as progress:
         results = work(progress)
-    table(results, err() if json == "-" else out())
     if json == "-":
         sys.stdout.write(to_json(results))
     elif json:
         write_json(results, Path(json))
+    table(results, err() if json == "-" else out())
     if plot and draw:
         draw(results, plot)
     return results
