@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 from workbench import Bench, Piece, real_texts
 
 from blendrag import BlendIndex
+from blendrag.cli.app import app
 from blendrag.engine.handle import Engine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
@@ -70,6 +72,20 @@ def open_index(engine_options: dict[str, Any], bench: Bench, tmp_path: Path) -> 
     yield open_one
     for index in opened:
         index.close()
+
+
+@pytest.fixture
+def command(engine: Engine, engine_options: dict[str, Any]) -> Callable[..., Result]:
+    """``blendrag`` with these words, on the run's engine. Fails if it does."""
+    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+
+    def run(*words: str, **environment: str) -> Result:
+        env = {**options, "COLUMNS": "120", "NO_COLOR": "1", **environment}
+        result = CliRunner(env=env).invoke(app, list(words))
+        assert result.exit_code == 0, result.stderr
+        return result
+
+    return run
 
 
 @pytest.fixture(scope="session")

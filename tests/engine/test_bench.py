@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
-from blendrag.cli.app import app
+from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 
 pytestmark = pytest.mark.engine
 
 
 def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
-    engine: Engine, engine_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
     plot = tmp_path / "out.png"
-    result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-        app,
-        ["bench", "ttft", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--ratios", "0.25,1",
-         "--json", "-", "--plot", str(plot)],
+    result = command(
+        "bench", "ttft", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--ratios", "0.25,1",
+        "--json", "-", "--plot", str(plot),
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     results = json.loads(result.stdout)
     arms = results["arms"]
     assert list(arms) == ["full", "prefix", "reuse", "blend@0.25", "blend@1"]
@@ -38,10 +35,4 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     assert results["machine"]["model"] and results["machine"]["vllm"]
     assert "blend@0.25" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [plot.name]
-    assert engine.generate([1, 2, 3], engine_sampling()).token_ids  # the shared engine still serves
-
-
-def engine_sampling() -> Any:
-    from blendrag.engine.generation import Sampling
-
-    return Sampling(max_tokens=1)
+    assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids  # the shared engine still serves

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
+from typer.testing import Result
 
 pytestmark = pytest.mark.engine
 
 
 def test_codec_changes_what_is_recomputed_or_leaves_its_store_behind(
-    engine: Engine, engine_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
-    result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-        app,
-        ["bench", "codecs", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--json", "-"],
+    result = command(
+        "bench", "codecs", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--json", "-"
     )
-    assert result.exit_code == 0, result.stderr
     codecs = json.loads(result.stdout)["codecs"]
     assert set(codecs) == {"raw", "fp8", "int8", "int4"}
     for name, codec in codecs.items():

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
-from blendrag.cli.app import app
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 
 pytestmark = pytest.mark.engine
 
 
-def bench(engine_options: dict[str, Any], *words: str) -> dict[str, Any]:
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
-    result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-        app, ["bench", *words, "--chunks", "2", "--chunk-tokens", "64", "--json", "-"]
-    )
-    assert result.exit_code == 0, result.stderr
-    results: dict[str, Any] = json.loads(result.stdout)
-    return results
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def bench_run(command: Callable[..., Result]) -> Run:
+    """The results of a ``blendrag bench`` command over prompts of two chunks."""
+
+    def run(*words: str) -> dict[str, Any]:
+        result = command("bench", *words, "--chunks", "2", "--chunk-tokens", "64", "--json", "-")
+        results: dict[str, Any] = json.loads(result.stdout)
+        return results
+
+    return run
 
 
 def test_arms_are_sent_other_requests_or_take_what_is_not_theirs(
-    engine: Engine, engine_options: dict[str, Any], tmp_path: Path
+    engine: Engine, bench_run: Run, tmp_path: Path
 ) -> None:
-    results = bench(
-        engine_options, "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--rates", "2,4",
+    results = bench_run(
+        "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--rates", "2,4",
         "--max-tokens", "3", "--bound-ms", "60000", "--plot", str(tmp_path / "out.png"),
     )  # fmt: skip
     arms = results["arms"]
@@ -48,11 +53,9 @@ def test_arms_are_sent_other_requests_or_take_what_is_not_theirs(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-def test_search_for_rates_ends_without_one_or_takes_more_runs(
-    engine: Engine, engine_options: dict[str, Any]
-) -> None:
-    results = bench(
-        engine_options, "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--tries", "2",
+def test_search_for_rates_ends_without_one_or_takes_more_runs(bench_run: Run) -> None:
+    results = bench_run(
+        "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--tries", "2",
         "--max-tokens", "2", "--order", "shuffled",
     )  # fmt: skip
     for arm in results["arms"].values():
@@ -62,10 +65,10 @@ def test_search_for_rates_ends_without_one_or_takes_more_runs(
 
 
 def test_decodes_end_before_the_arrivals_or_go_on_after_them(
-    engine: Engine, engine_options: dict[str, Any], tmp_path: Path
+    engine: Engine, bench_run: Run, tmp_path: Path
 ) -> None:
-    results = bench(
-        engine_options, "beside", "--decode-tokens", "12", "--arrivals", "2", "--repeats", "2",
+    results = bench_run(
+        "beside", "--decode-tokens", "12", "--arrivals", "2", "--repeats", "2",
         "--plot", str(tmp_path / "out.png"),
     )  # fmt: skip
     conditions, gap = results["conditions"], results["gap"]

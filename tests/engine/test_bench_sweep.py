@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
-from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
 from blendrag.settings import Settings
 
 pytestmark = pytest.mark.engine
@@ -19,18 +17,15 @@ Sweep = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def sweep(engine: Engine, engine_options: dict[str, Any], settings: Settings) -> Sweep:
+def sweep(command: Callable[..., Result], settings: Settings) -> Sweep:
     """The points of a sweep over prompts of two chunks; no folder of it may stay behind."""
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
 
     def run(axis: str, values: str, repeats: int = 1) -> list[dict[str, Any]]:
         before = set(settings.cache_dir.glob(".blendrag-*"))
-        result = CliRunner(env={**options, "COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-            app,
-            ["bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
-             "--repeats", str(repeats), "--json", "-"],
+        result = command(
+            "bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
+            "--repeats", str(repeats), "--json", "-",
         )  # fmt: skip
-        assert result.exit_code == 0, result.stderr
         assert axis in result.stderr and set(settings.cache_dir.glob(".blendrag-*")) <= before
         results = json.loads(result.stdout)
         assert results["machine"]["vllm"] and "commit" in results["machine"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from blendrag.bench.progress import BenchProgress
-from blendrag.cli.app import app
 from blendrag.engine.handle import Engine
 from blendrag.evaluate.arms import parse_arms
 from blendrag.evaluate.run import EvalOptions, run_eval
@@ -45,19 +45,16 @@ def asked(data: Path, arms: str, own: Settings, **options: Any) -> EvalOptions:
 
 
 def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
-    engine: Engine, engine_options: dict[str, Any], data: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Result], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = data.parent / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
     file = data.parent / "out.json"
-    result = CliRunner(env={**options, "BLENDRAG_CHUNK_TOKENS": "64", "NO_COLOR": "1"}).invoke(
-        app,
-        ["eval", "--data", str(data), "--arms", ",".join(ARMS), "--max-tokens", "4", "--json", str(file),
-         "--plot", str(data.parent / "out.png")],
+    result = command(
+        "eval", "--data", str(data), "--arms", ",".join(ARMS), "--max-tokens", "4", "--json", str(file),
+        "--plot", str(data.parent / "out.png"), BLENDRAG_CHUNK_TOKENS="64",
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     results = json.loads(file.read_text())
     arms = results["arms"]
     assert list(arms) == ARMS

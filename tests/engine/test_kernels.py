@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 from workbench import FIRST, Bench, distance
 
-from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
 from blendrag.errors import ModelNotSupportedError
 
 pytestmark = pytest.mark.engine
 
 
 def test_piece_is_left_out_or_the_store_stays_behind(
-    engine: Engine, engine_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
-    result = CliRunner(env={**options, "COLUMNS": "120", "NO_COLOR": "1"}).invoke(
-        app,
-        ["bench", "kernels", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "2", "--json", "-"],
+    result = command(
+        "bench", "kernels", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "2", "--json", "-"
     )
-    assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     shape, pieces = found["shape"], found["pieces"]
     assert shape["cached"] == 128 and shape["tokens"] - shape["cached"] + round(0.15 * 128) == shape["rows"]

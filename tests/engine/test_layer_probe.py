@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from typer.testing import Result
 from workbench import Bench, Prompt
 
-from blendrag.cli.app import app
 from blendrag.errors import StoreError
 from blendrag.evaluate.layer_statistics import spearman
 
@@ -73,7 +73,7 @@ def test_missing_chunk_is_compared_as_if_it_were_there(bench: Bench) -> None:
 
 
 def test_command_reads_no_questions_or_draws_no_picture(
-    bench: Bench, engine_options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
         {"question": f"Who is {n}?", "answers": ["Ada"], "documents": [f"Ada is {n}. " * 9, "Bo is 7."]}
@@ -84,12 +84,9 @@ def test_command_reads_no_questions_or_draws_no_picture(
     stores = tmp_path / "stores"
     stores.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(stores))
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
     picture = tmp_path / "layers.png"
     arguments = ["--data", str(data), "--prompts", "2", "--json", "-", "--plot", str(picture)]
-    result = CliRunner(env={**options, "COLUMNS": "120"}).invoke(app, ["bench", "layers", *arguments])
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(command("bench", "layers", *arguments).stdout)
     assert len(found["config"]["prompt_tokens"]) == 2 and found["layer0"] < 1e-8
     assert found["attention"]["first_k"]["1"]["mean"] == 0 < found["attention"]["first_k"]["0"]["mean"]
     assert picture.read_bytes().startswith(b"\x89PNG") and not list(stores.iterdir())

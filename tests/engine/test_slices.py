@@ -53,6 +53,16 @@ async def ask(bench: Bench, prompt: Prompt, recipe: Recipe | None) -> Delta:
     return await bench.engine.agenerate(prompt.token_ids, FIRST, recipe)
 
 
+async def begun(bench: Bench, prompt: Prompt, pieces: list[Delta], tokens: int) -> asyncio.Task[Delta]:
+    """A request that is still blended when the other answer has gone on by so many tokens."""
+    task = asyncio.create_task(ask(bench, prompt, bench.recipe(prompt, ratio=0.5)))
+    before = len(pieces)
+    while len(pieces) < before + tokens:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    return task
+
+
 @pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query", "query+hkvd"])
 def test_sliced_blend_differs_from_a_whole_one(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:8])
@@ -94,11 +104,7 @@ def test_request_that_gives_up_while_it_is_blended_keeps_its_blocks(bench: Bench
     bench.reset()
 
     async def give_up(pieces: list[Delta]) -> None:
-        task = asyncio.create_task(ask(bench, prompt, bench.recipe(prompt, ratio=0.5)))
-        before = len(pieces)
-        while len(pieces) < before + 3:
-            await asyncio.sleep(0.01)
-        assert not task.done()
+        task = await begun(bench, prompt, pieces, 3)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -115,11 +121,7 @@ def test_store_that_closes_under_a_blend_ends_in_a_wrong_answer(own_bench: Bench
     own_bench.reset()
 
     async def close(pieces: list[Delta]) -> Delta:
-        task = asyncio.create_task(ask(own_bench, prompt, own_bench.recipe(prompt, ratio=0.5)))
-        before = len(pieces)
-        while len(pieces) < before + 2:
-            await asyncio.sleep(0.01)
-        assert not task.done()
+        task = await begun(own_bench, prompt, pieces, 2)
         await asyncio.to_thread(own_bench.close)
         return await task
 
