@@ -1,7 +1,7 @@
 """How good one answer is: against the answers that are right, or against another answer.
 
-Text is compared as SQuAD does it (lower case, no punctuation, no articles), and in scripts that are written
-without spaces character by character, as MLQA does it.
+Text is compared as SQuAD does it (lower case, no punctuation, no articles), Chinese and Japanese character by
+character, as MLQA does it.
 """
 
 from __future__ import annotations

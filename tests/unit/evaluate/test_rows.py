@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -13,27 +14,32 @@ import pytest
 
 from blendrag.errors import ConfigError, SourceError
 from blendrag.evaluate.formats import FORMATS, find_format
+from blendrag.evaluate.formats.records import read_records
 from blendrag.evaluate.rows import Row, read_rows
 
-QA = Path(__file__).resolve().parents[4] / "shared" / "data" / "qa"
-FILES = {
-    "musique": "musique_s.dev.json",
-    "hotpot": "hotpot_distractor.dev.json",
-    "squad": "squad_dev_v1.1.dev.json.gz",
-    "squadsplit": "squad_dev_v1.1.dev.json.gz",
-    "xquad": "xquad_zh.dev.json.gz",
-    "nq": "nq_oracle.dev.jsonl.gz",
-    "kv": "kv_retrieval_75.dev.jsonl.gz",
+QA = Path(os.environ.get("QA") or Path(__file__).resolve().parents[4] / "shared" / "data" / "qa")
+FILES = {  # the whole sets or parts of them, gzipped or not
+    "musique": "musique_s*.json*",
+    "hotpot": "hotpot_distractor*.json*",
+    "squad": "squad_dev_v1.1*.json*",
+    "squadsplit": "squad_dev_v1.1*.json*",
+    "xquad": "xquad_zh*.json*",
+    "nq": "nq_oracle*.jsonl*",
+    "kv": "kv_retrieval_75*.jsonl*",
 }
 # Of the answers of each set, at least so many occur in the documents; MuSiQue's text was tokenised before.
 ANSWERED = {"musique": 0.8, "hotpot": 0.85, "nq": 0.95}
 
 
 def data(name: str) -> Path:
-    path = QA / FILES[name.partition(":")[0]]
-    if not path.exists():
-        pytest.skip(f"the evaluation data is not here: {path}")
-    return path
+    wanted = FILES[name.partition(":")[0]]
+    found = sorted(QA.glob(wanted))
+    if not found:
+        pytest.skip(
+            f"needs the public question set {wanted}, which its licence keeps out of this repository:"
+            f" put it into {QA}, or name the folder that has it by the environment variable QA"
+        )
+    return found[0]
 
 
 @cache
@@ -82,13 +88,14 @@ def test_prompt_does_not_have_another_number_of_documents(name: str, documents: 
 def test_few_articles_do_not_make_up_the_sample() -> None:
     articles = {
         question["id"]: article["title"]
-        for article in json.loads(gzip.decompress(data("squad").read_bytes()))
+        for _, article in read_records(data("squad"))
         for paragraph in article["paragraphs"]
         for question in paragraph["qas"]
     }
-    counts = Counter(articles[row.id] for row in read("squadsplit", 48))
+    count = len(set(articles.values()))
+    counts = Counter(articles[row.id] for row in read("squadsplit", 2 * count))
     assert set(counts.values()) == {2}
-    assert len(counts) == 24
+    assert len(counts) == count > 1
 
 
 def test_answer_is_not_always_in_the_same_place() -> None:
