@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cached_tokens import LENGTHS, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,21 +25,6 @@ from blendrag.fuse.selector import budget
 
 NAMES = ["hkvd", "gradual", "first_k", "query", "random", "gradual_query", "weighted", "all", "none"]
 RATIOS = st.floats(0, 1, allow_subnormal=False)
-LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
-
-
-def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
-    """The cached tokens of chunks of these lengths, with some deviation and attention."""
-    total = sum(lengths)
-    generator = torch.Generator().manual_seed(seed)
-    return CachedTokens(
-        torch.cat([torch.arange(n) for n in lengths]),
-        torch.cat([torch.full((n,), n) for n in lengths]),
-        total,
-        torch.rand(total, generator=generator),
-        norm=2.0,
-        attention=torch.rand(8, total, generator=generator),
-    )
 
 
 def chosen(name: str, options: SelectorOptions, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:

@@ -4,6 +4,7 @@ from itertools import permutations
 
 import pytest
 import torch
+from cached_tokens import LAYERS, LENGTHS, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,20 +17,6 @@ GRADUAL = ["gradual", "gradual_query", "weighted"]
 RANKED = ["hkvd", *STATIC, *GRADUAL]
 PAIRS = ["+".join(pair) for pair in permutations(RANKED, 2)]
 CONSTANT = ["+".join(pair) for pair in permutations(["hkvd", *STATIC], 2)]
-LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
-LAYERS = 30
-
-
-def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
-    total = sum(lengths)
-    generator = torch.Generator().manual_seed(seed)
-    return CachedTokens(
-        torch.cat([torch.arange(n) for n in lengths]),
-        torch.cat([torch.full((n,), n) for n in lengths]),
-        total,
-        torch.rand(total, generator=generator),
-        attention=torch.rand(LAYERS, total, generator=generator),
-    )
 
 
 def run(selector: Selector, tokens: CachedTokens, layers: int = LAYERS) -> dict[int, list[int]]:

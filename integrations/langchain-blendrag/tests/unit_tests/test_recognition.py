@@ -5,29 +5,22 @@ only the engine is stood in for. ``UPDATE_PROMPTS=1`` writes the prompts anew; `
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from langchain.agents import AgentState, create_agent
+from langchain.agents import AgentState
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, dynamic_prompt
 from langchain_classic.chains import RetrievalQA, create_history_aware_retriever, create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.retrievers import EnsembleRetriever, MultiQueryRetriever
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
-from langchain_core.tools import BaseTool, create_retriever_tool, tool
-from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import create_retriever_tool
+from langchain_rig import ANSWER, Placed, Rig, Scripted, format_docs
+from prompt_shapes import DOCUMENTS, QUESTION, Shape, Shapes
 
-from blendrag.engine.generation import Delta, Sampling
-from blendrag.engine.recipe import Recipe
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import escaped
 from langchain_blendrag import BlendChroma, ChatBlend
@@ -37,7 +30,6 @@ pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning"
 SHAPES = Shapes("LangChain", __file__)
 shape = SHAPES.shape
 
-ANSWER = "It lasts eight years."
 TEMPLATE = """Answer the question based only on the following context:
 {context}
 
@@ -47,58 +39,6 @@ USE_CONTEXT = (
     "Use the given context to answer the question. If you don't know the answer, say you don't know. Use "
     "three sentence maximum and keep the answer concise. Context: {context}"
 )
-
-
-@dataclass
-class Scripted:
-    """In place of the engine: gives ``answers`` in turn (then ANSWER), and notes what it is asked."""
-
-    tokenizer: Any
-    answers: list[str] = field(default_factory=list)
-    asked: list[Request] = field(default_factory=list)
-    facts = {"reason": None, "device": "cpu"}  # noqa: RUF012
-    blends, max_model_len = True, 8192
-
-    def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Iterator[Delta]:
-        self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
-        answer = self.answers.pop(0) if self.answers else ANSWER
-        yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
-
-    async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> AsyncIterator[Delta]:
-        for delta in self.stream(token_ids, sampling, recipe):
-            yield delta
-
-
-class Placed(Embeddings):
-    """Finds the documents in their order; a question that names some finds these first."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        order = list(DOCUMENTS.values())
-        return [[1.0 if text == one else -0.1 * at for at, one in enumerate(order)] for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        named = [name for name in text if name in DOCUMENTS] or list(DOCUMENTS)
-        return [1.0 / (1 + named.index(name)) if name in named else 0.0 for name in DOCUMENTS]
-
-
-@dataclass
-class Rig:
-    llm: ChatBlend
-    store: BlendChroma
-    engine: Scripted
-
-    def retriever(self, k: int = 3) -> BaseRetriever:
-        return self.store.as_retriever(search_kwargs={"k": k})
-
-    def lcel(
-        self, prompt: Runnable[Any, Any], context: Runnable[Any, Any] | None = None
-    ) -> Runnable[Any, str]:
-        context = context or self.retriever() | format_docs
-        return {"context": context, "question": RunnablePassthrough()} | prompt | self.llm | StrOutputParser()
 
 
 @pytest.fixture
@@ -119,10 +59,6 @@ def rig(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch)
     metadatas = [{"source": f"{name}.md"} for name in DOCUMENTS]
     store.add_texts([*DOCUMENTS.values()], metadatas, [f"d{name}" for name in DOCUMENTS])
     return Rig(llm, store, engine)
-
-
-def format_docs(documents: list[Document]) -> str:
-    return "\n\n".join(document.page_content for document in documents)
 
 
 # -- LCEL ----------------------------------------------------------------------------------------------------
@@ -262,41 +198,19 @@ def multi_query_retriever(rig: Rig) -> None:
 # -- agents --------------------------------------------------------------------------------------------------
 
 
-def ask_agent(rig: Rig, tools: list[BaseTool], queries: Sequence[str] = (), middleware: Any = ()) -> None:
-    calls = [{"name": "retrieve", "arguments": {"query": query}} for query in queries]
-    rig.engine.answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
-    prompt = None if middleware else "You have access to a tool that retrieves context. Use it."
-    agent = create_agent(rig.llm, tools, system_prompt=prompt, middleware=middleware)
-    state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
-    assert state["messages"][-1].text == ANSWER
-
-
-def tutorial_tool(rig: Rig) -> BaseTool:
-    @tool(response_format="content_and_artifact")
-    def retrieve(query: str) -> tuple[str, list[Document]]:
-        """Retrieve information to help answer a query."""
-        documents = rig.store.similarity_search(query, k=2)
-        serialized = "\n\n".join(
-            f"Source: {document.metadata}\nContent: {document.page_content}" for document in documents
-        )
-        return serialized, documents
-
-    return retrieve
-
-
 @shape("agent, `content_and_artifact` tool of the tutorial", "1 2")
 def agent_tutorial_tool(rig: Rig) -> None:
-    ask_agent(rig, [tutorial_tool(rig)], ["battery"])
+    rig.ask_agent([rig.tutorial_tool()], ["battery"])
 
 
 @shape("agent that searches twice and finds a document again", "1 2 1 2 3 1")
 def agent_searches_twice(rig: Rig) -> None:
-    ask_agent(rig, [tutorial_tool(rig)], ["1 2", "3 1"])
+    rig.ask_agent([rig.tutorial_tool()], ["1 2", "3 1"])
 
 
 @shape("agent, `create_retriever_tool`", "1 2 3")
 def agent_retriever_tool(rig: Rig) -> None:
-    ask_agent(rig, [create_retriever_tool(rig.retriever(), "retrieve", "Searches the manual.")], ["battery"])
+    rig.ask_agent([create_retriever_tool(rig.retriever(), "retrieve", "Searches the manual.")], ["battery"])
 
 
 @shape("agent, `create_retriever_tool`, own `document_prompt`, `content_and_artifact`", "1 2 3")
@@ -309,7 +223,7 @@ def agent_retriever_tool_artifact(rig: Rig) -> None:
         document_separator="\n",
         response_format="content_and_artifact",
     )
-    ask_agent(rig, [searching], ["battery"])
+    rig.ask_agent([searching], ["battery"])
 
 
 @shape("agent, `@dynamic_prompt` middleware", "1 2 3")
@@ -322,7 +236,7 @@ def agent_dynamic_prompt(rig: Rig) -> None:
             f"\n\n{format_docs(documents)}"
         )
 
-    ask_agent(rig, [], middleware=[prompt_with_context])
+    rig.ask_agent([], middleware=[prompt_with_context])
 
 
 @shape("agent, `before_model` middleware: question before the documents", "1 2 3")
@@ -339,7 +253,7 @@ def agent_before_model(rig: Rig) -> None:
             asked = f"{last.text}\n\nUse the following context to answer the query:\n{format_docs(documents)}"
             return {"messages": [last.model_copy(update={"content": asked})], "context": documents}
 
-    ask_agent(rig, [], middleware=[Retrieving()])
+    rig.ask_agent([], middleware=[Retrieving()])
 
 
 # -- the tests -----------------------------------------------------------------------------------------------
