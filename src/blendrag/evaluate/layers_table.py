@@ -62,6 +62,6 @@ def _facts(results: Mapping[str, Any]) -> str:
     source = f"{config['data']} ({config['format']})" if config["data"] else "built-in text"
     return (
         f"{len(lengths)} prompts of {min(lengths):,} to {max(lengths):,} tokens, {source}; codec"
-        f" {config['codec']}; {machine['model']} ({machine['dtype']}). Layer 0 deviates by at most"
-        f" {results['layer0']:.1g}."
+        f" {config['codec']}, shared prefix {config['shared_prefix']}; {machine['model']}"
+        f" ({machine['dtype']}). Layer 0 deviates by at most {results['layer0']:.1g}."
     )
