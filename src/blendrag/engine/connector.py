@@ -31,15 +31,11 @@ from blendrag.engine.metrics import (
     of_report,
     summary,
 )
-from blendrag.engine.recipe import FIELD, BlendOrder, Recipe, read_recipe
+from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
 from blendrag.engine.slices import StepClock
 
 if TYPE_CHECKING:
     from blendrag.engine.blender import Blender
-
-# A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
-# other requests' steps.
-MAX_FUSED_TAIL = 256
 
 # Requests that are blended, or next in line, beside running ones. Those behind them hold no blocks yet.
 _BLENDS_AHEAD = 2
@@ -143,11 +139,11 @@ class BlendConnector(KVConnectorBase_V1):
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = fallback("salt", "no cache salt while prefix caching is on")
             return 0, False
-        claimed = _claim(recipe, request.num_prompt_tokens)
+        claimed = recipe.claim(request.num_prompt_tokens)
         new = claimed - num_computed_tokens
         if new <= 0 or num_computed_tokens >= recipe.cached_end:
             return 0, False
-        if 0 < new <= self._min_cached and num_computed_tokens:
+        if new <= self._min_cached and num_computed_tokens:
             # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
             return 0, False
         if len(self._blending) >= _BLENDS_AHEAD:
@@ -161,7 +157,7 @@ class BlendConnector(KVConnectorBase_V1):
             return
         recipe = read_recipe(request.kv_transfer_params)
         assert recipe is not None, "external tokens were claimed for this request"
-        claimed = _claim(recipe, request.num_prompt_tokens)
+        claimed = recipe.claim(request.num_prompt_tokens)
         waits = request.request_id in self._beside
         self._ordered.add(request.request_id)
         if waits:
@@ -289,17 +285,10 @@ class BlendConnector(KVConnectorBase_V1):
     # -- not needed ---------------------------------------------------------------------------------------
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: the KV is complete before the forward starts."""
+        """Nothing to wait for: a request whose KV is not complete has no part in the forward."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """KV of live requests is never stored (decision D3)."""
 
     def wait_for_save(self) -> None:
         """Nothing is saved."""
-
-
-def _claim(recipe: Recipe, num_prompt_tokens: int) -> int:
-    """How many leading tokens of the prompt the fused prefill computes; the engine needs at least one."""
-    if num_prompt_tokens - recipe.cached_end > MAX_FUSED_TAIL:
-        return recipe.cached_end
-    return num_prompt_tokens - 1

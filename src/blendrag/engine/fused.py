@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -97,8 +97,7 @@ class FusedPrefill(LayerVisitor):
         self.checks = selector.check_layers(decoder.num_layers)
         self.wants_raw_keys = selector.options.metric != "v"
         self.stats = FusedStats()
-        device = token_ids.device
-        n = token_ids.numel()
+        device, n = token_ids.device, token_ids.numel()
         self.cached = _concat([torch.arange(s.start, s.start + s.length) for s in self.spans], device)
         self.offsets = _concat([torch.arange(s.length) for s in self.spans], device)
         self.lengths = _concat([torch.full((s.length,), s.length) for s in self.spans], device)
@@ -116,11 +115,10 @@ class FusedPrefill(LayerVisitor):
         self._dense: tuple[torch.Tensor, torch.Tensor] | None = None  # this layer's K and V, for that mask
         self._metadata: dict[tuple[int, int], dict[str, Any]] = {}  # by where a piece begins, and its rows
         self._layer_kv: tuple[int, torch.Tensor, torch.Tensor] | None = None
-        self._clock = time.perf_counter()
 
     def run(self) -> Generator[None, None, FusedStats]:
         """Compute and write the KV of all tokens given. Pauses, if it has to, between pieces of a layer."""
-        self._clock = time.perf_counter()
+        begin = time.perf_counter()
         if self.checks[0] == 0:
             self._drop(self.selector.select(0, self._candidates(0)))
         if self.cached.numel():
@@ -145,16 +143,16 @@ class FusedPrefill(LayerVisitor):
                 if part is not None:
                     parts.append(part)
                 if self._pause():
-                    self.stats.recompute_s += time.perf_counter() - self._clock
+                    self.stats.recompute_s += time.perf_counter() - begin
                     self.stats.slices += 1
                     self._forget_metadata()
                     yield
-                    self._clock = time.perf_counter()
+                    begin = time.perf_counter()
             hidden = _joined(parts)
             if layer >= self.checks[0]:
                 recomputed.append(self.alive.numel())
         self.stats.recomputed = round(sum(recomputed) / len(recomputed))
-        self.stats.recompute_s += time.perf_counter() - self._clock - self.stats.load_s - self.stats.select_s
+        self.stats.recompute_s += time.perf_counter() - begin - self.stats.load_s - self.stats.select_s
         return self.stats
 
     # -- pieces of a layer --------------------------------------------------------------------------------
@@ -219,13 +217,11 @@ class FusedPrefill(LayerVisitor):
 
     # -- bookkeeping --------------------------------------------------------------------------------------
 
-    def _candidates(
-        self, layer: int, scores: torch.Tensor | None = None, norm: float = 1.0
-    ) -> CachedTokens:
-        alive, attention = self.alive, self.attention
-        attention = None if attention is None else attention[:, alive]
-        offsets, lengths = self.offsets[alive], self.lengths[alive]
-        return CachedTokens(offsets, lengths, self.cached.numel(), scores, norm, attention, layer)
+    def _candidates(self, layer: int, scores: torch.Tensor | None = None, norm: float = 1.0) -> CachedTokens:
+        """Those that are alive, of which ``scores`` are."""
+        total = self.cached.numel()
+        cached = CachedTokens(self.offsets, self.lengths, total, None, norm, self.attention, layer)
+        return replace(cached.at(self.alive), deviation=scores)
 
     def _drop(self, chosen: torch.Tensor) -> None:
         """Go on with only the ``chosen`` of the cached tokens alive."""
@@ -262,9 +258,7 @@ class FusedPrefill(LayerVisitor):
             self.stats.load_s += time.perf_counter() - begin
         return self._layer_kv[1:]
 
-    def _whole(
-        self, stored: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _whole(self, stored: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for all tokens' K and V of this layer; what is stored is in it."""
         shape = (self.token_ids.numel(), *self.decoder.kv_shape)
         key, value = (torch.empty(shape, dtype=self.decoder.dtype, device=self.rows.device) for _ in (0, 1))

@@ -90,12 +90,13 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    grammar, forced = sampling.grammar, list(sampling.forced)
-    extra: dict[str, Any] = {"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else {}
-    extra |= {FORCED: forced} if forced else {}
-    other = {**sampling.other, "ignore_eos": True} if forced else sampling.other
     if sampling.other.get("n", 1) != 1:
         raise ConfigError("one answer to a request: ask several times for several (n)")
+    grammar, forced = sampling.grammar, list(sampling.forced)
+    logprobs, other = sampling.logprobs, sampling.other
+    extra: dict[str, Any] = {"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else {}
+    if forced:
+        extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
         return SamplingParams(
             max_tokens=min(len(forced) or sampling.max_tokens, room),
@@ -103,7 +104,7 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
             top_p=sampling.top_p,
             stop=[] if forced else list(sampling.stop),
             seed=sampling.seed,
-            logprobs=sampling.logprobs or 0 if forced else sampling.logprobs,
+            logprobs=logprobs,
             structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra or None,

@@ -14,6 +14,10 @@ from blendrag.fuse.selector import Metric, SelectorOptions, make_selector
 
 FIELD = "blendrag"
 
+# A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
+# other requests' steps.
+_MAX_FUSED_TAIL = 256
+
 Semantics = Literal["exact", "lmcache"]
 
 
@@ -44,6 +48,12 @@ class Recipe:
     def cached_end(self) -> int:
         """Position after the last cached token."""
         return max(start + length for _, start, length in self.spans)
+
+    def claim(self, num_prompt_tokens: int) -> int:
+        """How many leading tokens of the prompt the fused prefill computes; the engine needs at least one."""
+        if num_prompt_tokens - self.cached_end > _MAX_FUSED_TAIL:
+            return self.cached_end
+        return num_prompt_tokens - 1
 
     @property
     def options(self) -> SelectorOptions:

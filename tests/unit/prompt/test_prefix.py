@@ -63,7 +63,7 @@ def test_base_model_has_the_system_prompt_as_its_prefix(tokenizer: Any, sentence
 
 @pytest.mark.parametrize("template", [None, TRIMMING, NO_SYSTEM, DATED])
 def test_start_depends_on_no_message(
-    tokenizer: Any, with_template: Callable[[str], Any], ingested: list[KnownText], template: str | None
+    tokenizer: Any, with_template: Callable[[str], Any], template: str | None
 ) -> None:
     model = with_template(template) if template else tokenizer
     start = start_prefix(model)
