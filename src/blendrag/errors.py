@@ -12,6 +12,7 @@ BlendragError
 │   ├── StoreInUseError      close the other process that has it open
 │   ├── StoreFullError       free disk space, or raise the limit, and ingest again
 │   └── ArchiveError         export again, or copy the file again
+├── PredictorError           train it again (blendrag evictor train); until then, eviction is by LRU
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
 └── EngineError              the engine did not start, or died: the message says what to do
@@ -71,6 +72,10 @@ class StoreFullError(StoreError):
 
 class ArchiveError(StoreError):
     """A file is no export of an index, or was damaged on its way, or holds what no index has."""
+
+
+class PredictorError(BlendragError):
+    """No predictor of whether conversations go on, one that cannot be used, or nothing to train it on."""
 
 
 class EmptyIndexError(BlendragError):

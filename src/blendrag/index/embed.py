@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import ModelNotFoundError
 
@@ -34,6 +34,16 @@ class Embedder:
         )
         rows: list[list[float]] = vectors.tolist()
         return rows
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer, of transformers. Raises ModelNotFoundError."""
+        return self._load().tokenizer
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens that the model reads of a text, special ones included; None: no limit is known."""
+        return self._load().max_seq_length
 
     def _load(self) -> SentenceTransformer:
         if self._model is None:

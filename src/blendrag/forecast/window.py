@@ -1,0 +1,67 @@
+"""What of a conversation the predictor reads: its latest prompts, cut to a budget of tokens.
+
+LPC section 3.2: the prompt and the four before it, without answers; 512 tokens, as many for each of them; of
+a longer one half from its head and half from its tail, where what matters usually stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PROMPTS = 5
+TOKENS = 512
+# Read per token that may stay: more than words have, so that a cut never shows, and little of a megabyte.
+_CHARACTERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A conversation at one of its prompts.
+
+    prompts: the latest, oldest first, at most ``PROMPTS``. turns: prompts in the whole conversation.
+    """
+
+    prompts: tuple[str, ...]
+    turns: int
+
+    @classmethod
+    def of(cls, prompts: Sequence[str]) -> Window:
+        """From all prompts so far, oldest first; none make an empty window."""
+        return cls(tuple(prompts[-PROMPTS:]), len(prompts))
+
+
+def shortened(text: str, tokenizer: Any, tokens: int) -> str:
+    """``text`` within about ``tokens`` tokens: its head, an ellipsis and its tail where it is longer."""
+    text = _writable(text.strip())
+    if len(text) <= tokens:  # a token is at least a character
+        return text
+    half = tokens // 2
+    reach = half * _CHARACTERS
+    if len(text) <= 2 * reach:
+        spans = _spans(text, tokenizer)
+        if len(spans) <= tokens:
+            return text
+        return _joined(text[: spans[half - 1][1]], text[spans[-half][0] :])
+    head, tail = text[:reach], text[-reach:]
+    head_spans, tail_spans = _spans(head, tokenizer)[:half], _spans(tail, tokenizer)[-half:]
+    return _joined(
+        head[: head_spans[-1][1]] if head_spans else "", tail[tail_spans[0][0] :] if tail_spans else ""
+    )
+
+
+def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]]:
+    """Where each token begins and ends in ``text``."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans: list[tuple[int, int]] = encoded["offset_mapping"]
+    return spans
+
+
+def _joined(head: str, tail: str) -> str:
+    return f"{head} … {tail}"
+
+
+def _writable(text: str) -> str:
+    """Without lone surrogates, which JSON may hold and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
