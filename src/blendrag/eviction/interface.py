@@ -4,19 +4,45 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from blendrag.errors import ConfigError
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What is known of one use of a chunk. Everything but ``at`` may be unknown.
+
+    at: seconds, by any clock; where it runs backwards, or is NaN, time stands still.
+    cost: seconds per unit of size that computing the chunk took (RAGCache eq. 3: Cost_i / NewSize_i of the
+        request); None where nothing was computed, or nobody knows.
+    depth: chunks before it in the prompt. length: chunks in the prompt. known: leading chunks of the prompt
+        that were seen before.
+    similarity: of the chunk to the questions asked lately.
+    """
+
+    at: float
+    cost: float | None = None
+    depth: int = 0
+    length: int = 1
+    known: int = 0
+    similarity: float = 0.0
+
+
 class EvictionPolicy(ABC):
-    """Keeps the order in which a tier's chunks leave. The tier serialises all calls."""
+    """Keeps the order in which a tier's chunks leave. The tier serialises all calls.
+
+    Chunks that are no longer held, or never were, may be named in any call but ``added``: they are ignored.
+    """
+
+    _clock: float = float("-inf")
 
     @abstractmethod
-    def added(self, key: str, size: int) -> None:
-        """A chunk of ``size`` bytes came in (or was replaced)."""
+    def added(self, key: str, size: int, use: Use) -> None:
+        """A chunk came in (or was replaced); ``use`` did not find it. size: in the tier's units."""
 
     @abstractmethod
-    def used(self, key: str) -> None:
+    def used(self, key: str, use: Use) -> None:
         """A chunk was read."""
 
     @abstractmethod
@@ -25,14 +51,23 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def victim(self) -> str | None:
-        """The chunk that should leave next; None when there is none."""
+        """The chunk that should leave next; None when there is none. Changes nothing: it may yet stay."""
+
+    def forecast(self, key: str, probability: float, at: float) -> None:  # noqa: B027  (most do not care)
+        """A conversation that used the chunk goes on with this probability, as it seemed at ``at``."""
+
+    def _now(self, at: float) -> float:
+        """The latest time that any call has named, this one included."""
+        if at > self._clock:
+            self._clock = at
+        return self._clock
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {}
 
 
 def register_policy(name: str) -> Callable[[type[EvictionPolicy]], type[EvictionPolicy]]:
-    """Class decorator: make a policy available under ``name``."""
+    """Class decorator: make a policy available under ``name``. It must be constructible without arguments."""
 
     def register(cls: type[EvictionPolicy]) -> type[EvictionPolicy]:
         POLICIES[name] = cls
@@ -43,8 +78,6 @@ def register_policy(name: str) -> Callable[[type[EvictionPolicy]], type[Eviction
 
 def make_policy(name: str) -> EvictionPolicy:
     """A new policy called ``name``. Raises ConfigError for an unknown one."""
-    from blendrag.eviction import lru  # noqa: F401  (registers itself)
-
     if name not in POLICIES:
         raise ConfigError(f"unknown eviction policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name]()

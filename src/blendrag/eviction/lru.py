@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from blendrag.eviction.interface import EvictionPolicy, register_policy
+from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
 
 
 @register_policy("lru")
 class LRU(EvictionPolicy):
-    """The chunk that was not read for the longest time leaves first."""
+    """The chunk that was not read for the longest time leaves first. Goes by the order of calls, not by
+    clocks."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[str, None] = OrderedDict()
 
-    def added(self, key: str, size: int) -> None:
+    def added(self, key: str, size: int, use: Use) -> None:
         self._order[key] = None
         self._order.move_to_end(key)
 
-    def used(self, key: str) -> None:
+    def used(self, key: str, use: Use) -> None:
         if key in self._order:
             self._order.move_to_end(key)
 

@@ -9,7 +9,7 @@ from stores import LAYOUT, RECORD, make_chunk, make_record
 
 import blendrag
 from blendrag.errors import ConfigError
-from blendrag.eviction import POLICIES, EvictionPolicy, make_policy, register_policy
+from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy, register_policy
 from blendrag.store.codec import make_codec
 from blendrag.store.tiers import Opened, RamTier, TierSpec
 
@@ -27,7 +27,7 @@ def test_unknown_policy_and_codec_are_config_errors_that_name_the_known_ones() -
 def test_empty_policy_names_no_victim() -> None:
     policy = make_policy("lru")
     assert policy.victim() is None
-    policy.used("never added")
+    policy.used("never added", Use(at=0.0))
     policy.removed("never added")
     assert policy.victim() is None
 
@@ -40,10 +40,10 @@ def test_ones_own_eviction_policy_is_obeyed() -> None:
         def __init__(self) -> None:
             self.keys: list[str] = []
 
-        def added(self, key: str, size: int) -> None:
+        def added(self, key: str, size: int, use: Use) -> None:
             self.keys.append(key)
 
-        def used(self, key: str) -> None:
+        def used(self, key: str, use: Use) -> None:
             pass
 
         def removed(self, key: str) -> None:

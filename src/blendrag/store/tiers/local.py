@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
 from blendrag.errors import StoreFullError
-from blendrag.eviction import EvictionPolicy, make_policy
+from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.store.record import Layout, Record
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Tier
@@ -71,9 +72,26 @@ class LocalTier(Tier):
     def used(self, keys: Iterable[str]) -> None:
         if self._sizes is not None:
             with self._lock:
+                use = _now()
                 for key in keys:
                     if key in self._sizes:
-                        self._policy.used(key)
+                        self._policy.used(key, use)
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on. Raises ConfigError for an unknown one.
+
+        What is held is carried over in the order in which it would have left. Calls wait meanwhile: with a
+        million chunks that takes seconds.
+        """
+        policy, former = make_policy(name), self._policy
+        with self._lock:
+            rest, use = dict(self._sizes or {}), _now()
+            while (key := former.victim()) in rest:
+                former.removed(key)
+                policy.added(key, rest.pop(key), use)
+            for key, size in rest.items():  # what the former policy, against its promise, did not name
+                policy.added(key, size, use)
+            self._policy = policy
 
     # -- for subclasses -----------------------------------------------------------------------------------
 
@@ -104,9 +122,10 @@ class LocalTier(Tier):
             with self._lock:
                 if self._sizes is None:
                     sizes: dict[str, int] = {}
+                    use = _now()
                     for key, size in self._found():
                         sizes[key] = size
-                        self._policy.added(key, size)
+                        self._policy.added(key, size, use)
                     self._stats.chunks, self._stats.bytes = len(sizes), sum(sizes.values())
                     self._sizes = sizes
         return self._sizes
@@ -117,7 +136,7 @@ class LocalTier(Tier):
             self.count(chunks=1, bytes=size)
             if books is not None:
                 books[key] = size
-                self._policy.added(key, size)
+                self._policy.added(key, size, _now())
 
     def _forget(self, key: str) -> int | None:
         books = self._books()
@@ -147,3 +166,8 @@ class LocalTier(Tier):
             over_bytes = self.spec.bytes is not None and self._stats.bytes + size > self.spec.bytes
             over_count = self.spec.chunks is not None and len(books) + new > self.spec.chunks
             return self._policy.victim() if over_bytes or over_count else None
+
+
+def _now() -> Use:
+    """A use of which only the time is known."""
+    return Use(at=time.monotonic())

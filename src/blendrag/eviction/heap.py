@@ -1,0 +1,121 @@
+"""A min-heap whose keys can be moved and removed."""
+
+from __future__ import annotations
+
+from array import array
+
+_CHILDREN = 8  # as many doubles as fill a cache line
+
+
+class IndexedHeap:
+    """Keys by priority, the lowest first; of equal priorities the one that was pushed longest ago.
+
+    Unlike a lazily cleaned heap it holds each key once, so that no call costs more than O(log n). With a
+    million keys the time goes into memory that is not in the processor's cache. Hence flat arrays, and eight
+    children to a place: seven levels, at each of which one line of priorities is read. NaN is no priority.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}  # a key has a slot as long as it is held
+        self._keys: list[str] = []  # by slot
+        self._places = array("q")  # by slot
+        self._free: list[int] = []
+        self._priorities = array("d")  # by place, as the two below
+        self._turns = array("q")  # how many were pushed before
+        self._heap = array("q")  # slots
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._slots
+
+    def priority(self, key: str) -> float | None:
+        """The key's priority; None if it is not in the heap."""
+        slot = self._slots.get(key)
+        return None if slot is None else self._priorities[self._places[slot]]
+
+    def push(self, key: str, priority: float) -> None:
+        """Put the key in, or, if it is in already, move it to where ``priority`` belongs."""
+        assert priority == priority, "NaN has no place in an order"
+        self._pushed += 1
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = self._new_slot(key)
+            place = len(self._heap)
+            self._heap.append(slot)
+            self._priorities.append(priority)
+            self._turns.append(self._pushed)
+            self._rise(place, priority, self._pushed, slot)
+        else:
+            place = self._places[slot]
+            move = self._rise if priority < self._priorities[place] else self._sink
+            move(place, priority, self._pushed, slot)
+
+    def remove(self, key: str) -> bool:
+        """Take the key out; whether it was in."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return False
+        self._keys[slot] = ""
+        self._free.append(slot)
+        place = self._places[slot]
+        last = self._priorities.pop(), self._turns.pop(), self._heap.pop()
+        if last[-1] != slot:  # the last one fills the gap
+            parent = (place - 1) // _CHILDREN
+            rises = place and last[:2] < (self._priorities[parent], self._turns[parent])
+            (self._rise if rises else self._sink)(place, *last)
+        return True
+
+    def pop(self) -> tuple[str, float]:
+        """Take out the first key. Raises IndexError if there is none."""
+        key, priority = self._keys[self._heap[0]], self._priorities[0]
+        self.remove(key)
+        return key, priority
+
+    def peek(self) -> tuple[str, float] | None:
+        """The first key and its priority; None if there is none."""
+        return (self._keys[self._heap[0]], self._priorities[0]) if self._heap else None
+
+    def _new_slot(self, key: str) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._keys[slot] = key
+            return slot
+        self._keys.append(key)
+        self._places.append(0)
+        return len(self._keys) - 1
+
+    def _rise(self, place: int, priority: float, turn: int, slot: int) -> None:
+        """Put the entry at ``place`` or at an ancestor's, which then moves down."""
+        priorities, turns = self._priorities, self._turns
+        while place:
+            parent = (place - 1) // _CHILDREN
+            above = priorities[parent]
+            if above < priority or (above == priority and turns[parent] < turn):
+                break
+            self._put(place, above, turns[parent], self._heap[parent])
+            place = parent
+        self._put(place, priority, turn, slot)
+
+    def _sink(self, place: int, priority: float, turn: int, slot: int) -> None:
+        """Put the entry at ``place`` or at a descendant's, which then moves up."""
+        priorities, turns = self._priorities, self._turns
+        while group := priorities[(first := _CHILDREN * place + 1) : first + _CHILDREN]:
+            below = min(group)
+            if below > priority:
+                break
+            child = first + group.index(below)
+            if group.count(below) > 1:
+                ties = [place for place, other in enumerate(group, first) if other == below]
+                child = min(ties, key=turns.__getitem__)
+            if below == priority and turns[child] > turn:
+                break
+            self._put(place, below, turns[child], self._heap[child])
+            place = child
+        self._put(place, priority, turn, slot)
+
+    def _put(self, place: int, priority: float, turn: int, slot: int) -> None:
+        self._priorities[place], self._turns[place], self._heap[place] = priority, turn, slot
+        self._places[slot] = place
