@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import itertools
-import json
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
 
-from blendrag.errors import SourceError
+from blendrag.forecast.dialogs import Dialog
 from blendrag.replay.request import Request, Trace
 
 BLOCK = 16  # tokens, as in vLLM
-
-
-class Turn(BaseModel):
-    role: str
-    text: str
-
-
-class Dialog(BaseModel):
-    id: str
-    turns: list[Turn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +39,6 @@ def four_characters(text: str) -> int:
     return (len(text) + 3) // 4
 
 
-def read_dialogs(path: Path) -> list[Dialog]:
-    """Dialogues of a JSON-lines file, gzipped or not: ``{"id", "turns": [{"role", "text"}, ...]}``.
-
-    Those without a user's turn are left out. Raises SourceError, naming file and line.
-    """
-    dialogs: list[Dialog] = []
-    try:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    dialog = Dialog.model_validate(json.loads(line))
-                except (ValidationError, ValueError) as error:
-                    raise SourceError(f"{path}, line {number}, is no dialogue: {error}") from error
-                if any(turn.role == "user" for turn in dialog.turns):
-                    dialogs.append(dialog)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise SourceError(f"cannot read dialogues from {path}: {error}") from error
-    return dialogs
-
-
 def dialog_trace(
     dialogs: Sequence[Dialog],
     load: DialogLoad | None = None,
@@ -88,12 +50,13 @@ def dialog_trace(
     """Requests of conversations that come and go.
 
     Each of ``load.active`` seats takes the next dialogue in an order drawn by ``seed``; the first ones begin
-    spread over one mean gap, and a seat that becomes free is taken again after one more gap. Nobody is asked
-    twice: when all dialogues are used up, the trace ends early. Blocks are of 16 tokens of the system prompt
-    and the growing history; blocks that are not yet full are not cached. Apart from the system prompt, no two
-    conversations share any.
+    spread over one mean gap, and a seat that becomes free is taken again after one more gap. No dialogue
+    comes twice: when all are used up, the trace ends early. Those in which the user says nothing are left out.
+    Blocks are of 16 tokens of the system prompt and the growing history; blocks that are not yet full are not
+    cached. Apart from the system prompt, no two conversations share any.
     """
     load = load or DialogLoad()
+    dialogs = [dialog for dialog in dialogs if dialog.prompts]
     rng = np.random.default_rng(seed)
     order = iter(rng.permutation(len(dialogs)))
     waiting: list[tuple[float, int, _Conversation]] = []
@@ -149,6 +112,6 @@ class _Conversation:
             answer=count - prompt,
             finished=self.finished,
             conversation=self._dialog.id,
-            prompts=tuple(turns[i].text for i in self._asked[: self._turn]),
+            prompts=self._dialog.prompts[: self._turn],
             continues=self._turn < len(self._asked),
         )

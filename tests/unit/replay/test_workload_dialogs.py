@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.errors import SourceError
+from blendrag.forecast.dialogs import Dialog, Turn
 from blendrag.replay.request import Request
-from blendrag.replay.workload_dialogs import BLOCK, Dialog, DialogLoad, Turn, dialog_trace, read_dialogs
+from blendrag.replay.workload_dialogs import BLOCK, DialogLoad, dialog_trace
 
 LOAD = DialogLoad(gap_s=10.0, active=4, seconds=400.0)
 
 
 def talk(name: str, *texts: str) -> Dialog:
     turns = [Turn(role=("user", "assistant")[i % 2], text=text) for i, text in enumerate(texts)]
-    return Dialog(id=name, turns=turns)
+    return Dialog(id=name, turns=tuple(turns))
 
 
 def talks(count: int) -> list[Dialog]:
@@ -97,25 +94,8 @@ def test_gaps_of_another_mean() -> None:
     assert sum(gaps) / len(gaps) == pytest.approx(100.0, rel=0.1)  # 4.5 standard errors
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_dialogue_nobody_can_find_in_the_file(tmp_path: Path, packed: bool) -> None:
-    good = json.dumps({"id": "a", "turns": [{"role": "user", "text": "Grüße"}], "n_user": 1})
-    silent = json.dumps({"id": "b", "turns": [{"role": "assistant", "text": "hello?"}]})
-    path = tmp_path / ("d.jsonl.gz" if packed else "d.jsonl")
-    write = gzip.compress if packed else bytes
-    path.write_bytes(write(f"{good}\n\n{silent}\n".encode()))
-    assert read_dialogs(path) == [talk("a", "Grüße")]
-    path.write_bytes(write(f"{good}\n{{}}\n".encode()))
-    with pytest.raises(SourceError, match="line 2, is no dialogue"):
-        read_dialogs(path)
-
-
-DAMAGED = gzip.compress(b"x" * 99)[:12] + b"\0" * 9
-
-
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08 cut", DAMAGED, b"\xff\xfe", b"plain"])
-def test_a_file_that_is_something_else(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "d.jsonl.gz"
-    path.write_bytes(content)
-    with pytest.raises(SourceError):
-        read_dialogs(path)
+def test_a_conversation_without_a_user() -> None:
+    silent = Dialog(id="silent", turns=(Turn(role="assistant", text="hello?"),))
+    trace = dialog_trace([silent, talk("c", "hi")], LOAD)
+    assert [request.conversation for request in trace.requests] == ["c"]
+    assert dialog_trace([silent], LOAD).requests == []
