@@ -14,6 +14,7 @@ from blendrag.cli.console import Commands
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
+from blendrag.cli.evictor import app as evictor
 from blendrag.cli.gc import gc
 from blendrag.cli.ingest import ingest
 from blendrag.cli.plan import plan
@@ -35,6 +36,7 @@ for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, pl
 app.command("import")(import_)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
+app.add_typer(evictor, name="evictor")
 
 
 def _version(wanted: bool) -> None:

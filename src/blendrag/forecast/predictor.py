@@ -13,7 +13,7 @@ from blendrag.errors import PredictorError
 from blendrag.forecast.classifier import Classifier
 from blendrag.forecast.features import Features, Layout, Rows
 from blendrag.forecast.vectors import MemoryCache, VectorCache
-from blendrag.forecast.weights import Manifest, load_manifest, load_weights
+from blendrag.forecast.weights import MANIFEST, Manifest, load_manifest, load_weights
 from blendrag.forecast.window import Window
 from blendrag.index.embed import Embedder
 from blendrag.models import resolve_embedder
@@ -48,6 +48,12 @@ class Predictor:
             )
         features = make_features(embedder or manifest.embedder, manifest.layout, cache)
         return cls(features, classifier, manifest)
+
+    @classmethod
+    def or_untrained(cls, folder: Path, features: Features) -> Predictor:
+        """That in ``folder`` where there is one, with an embedder of its own; else one without a classifier,
+        which lets a log be filled before there is anything to train on. Raises PredictorError."""
+        return cls.load(folder) if (folder / MANIFEST).exists() else cls(features, None)
 
     def probability(self, windows: Sequence[Window]) -> npt.NDArray[np.float64]:
         """[n]: the chance that each conversation goes on after its window.

@@ -46,7 +46,7 @@ class Manifest(BaseModel):
     examples: int
     metrics: dict[str, Any] = Field(description="On what was held out.")
     made_at: str
-    weights: str = Field("", pattern=r"^(predictor-[0-9a-f]{32}\.safetensors)?$")
+    weights: str = Field(default="", pattern=r"^(predictor-[0-9a-f]{32}\.safetensors)?$")
 
 
 def default_folder() -> Path:

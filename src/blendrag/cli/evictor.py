@@ -1,0 +1,237 @@
+"""``blendrag evictor``: the predictor that tells eviction which conversations go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blendrag.bench.cli.shared import Json, Plot, measured
+from blendrag.cli import options
+from blendrag.cli.console import Commands, interruptible, out, print_json, say
+
+if TYPE_CHECKING:
+    from blendrag.bench.progress import BenchProgress
+    from blendrag.forecast.features import Features, Progress
+    from blendrag.forecast.relearn import Comparison
+    from blendrag.forecast.study import Trained
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Embedder = Annotated[
+    str | None, typer.Option(help="Packaged default or a sentence-transformers model.", metavar="NAME")
+]
+_CONVERSATIONS = typer.Option(
+    "--data",
+    help='Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or not.',
+    metavar="FILE",
+)
+_TOO_GOOD = 0.8  # chats of people are not as predictable
+_LEFT = "interrupted: the same command goes on where it was"
+
+
+@app.callback()
+def evictor() -> None:
+    """Train and check the predictor that tells eviction which conversations go on."""
+
+
+@app.command()
+def train(
+    data: Annotated[Path | None, _CONVERSATIONS] = None,
+    from_log: Annotated[
+        bool, typer.Option("--from-log", help="Learn from the log of outcomes; kept only if it is better.")
+    ] = False,
+    embedder: Embedder = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="joined: one vector of all prompts; apart: of the latest, and of those before it."),
+    ] = None,
+    held_out: Annotated[
+        float, typer.Option(min=0.0, max=0.9, help="Share of the conversations that is only measured on.")
+    ] = 0.2,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where it is put; by default, where it is looked for.", metavar="FOLDER"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split and of the first weights.")] = 0,
+) -> None:
+    """Learn from conversations which of them go on. Interrupted, the same command goes on where it was."""
+    from blendrag.forecast.weights import default_folder
+
+    folder = out or default_folder()
+    if from_log == (data is not None):
+        raise typer.BadParameter("give either --data FILE or --from-log")
+    if data is None:
+        _from_log(folder, embedder, layout, seed)
+        return
+    from blendrag.forecast.study import train_on_file
+    from blendrag.forecast.weights import save_weights
+
+    features = _features(embedder, layout)
+    with interruptible(_LEFT), _embedding() as progress:
+        trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=progress)
+    save_weights(folder, trained.classifier, trained.manifest)
+    _print_trained(trained)
+    say(f"written to {folder}")
+
+
+@app.command("eval")
+def evaluate(
+    data: Annotated[Path, _CONVERSATIONS],
+    model: Annotated[
+        Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
+    ] = None,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Measure the predictor on conversations, against one that only counts turns."""
+    from blendrag.forecast.calibration_plot import draw_calibration
+    from blendrag.forecast.predictor import Predictor
+    from blendrag.forecast.study import evaluate_on_file
+    from blendrag.forecast.vectors import DiskCache
+    from blendrag.forecast.weights import default_folder, load_manifest
+
+    folder = model or default_folder()
+    cache = DiskCache(default_folder(), load_manifest(folder).embedder)
+    predictor = Predictor.load(folder, cache=cache)
+
+    def work(bar: BenchProgress) -> dict[str, Any]:
+        return evaluate_on_file(data, predictor, _on(bar))
+
+    measured(work, _print_evaluation, json, plot, draw_calibration, _LEFT)
+
+
+@app.command()
+def status(
+    model: Annotated[
+        Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Say which predictor there is, what it was trained on, and what its log holds. Loads no model."""
+    from blendrag.forecast.status import describe
+    from blendrag.forecast.weights import default_folder
+
+    facts = describe(model or default_folder())
+    if json:
+        print_json(facts)
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        if not isinstance(value, dict | list):
+            table.add_row(Text(name.replace("_", " ")), Text(str(value)))
+    out().print(table)
+    if facts["metrics"]:
+        _print_quality(facts["metrics"], out())
+
+
+def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int) -> None:
+    from contextlib import closing
+
+    from blendrag.forecast.log import OutcomeLog
+    from blendrag.forecast.predictor import Predictor
+    from blendrag.forecast.relearn import relearn
+
+    predictor = Predictor.or_untrained(folder, _features(embedder, layout))
+    unchanged = "interrupted: nothing changed"
+    with closing(OutcomeLog(folder, predictor.features)) as log, interruptible(unchanged):
+        compared = relearn(log, predictor, folder, seed)
+    _print_trained(compared.trained)
+    _print_comparison(compared, folder)
+
+
+def _features(embedder: str | None, layout: str | None) -> Features:
+    from blendrag.errors import ConfigError
+    from blendrag.forecast.features import DEFAULT_LAYOUT, LAYOUTS
+    from blendrag.forecast.predictor import make_features
+    from blendrag.forecast.vectors import DiskCache
+    from blendrag.forecast.weights import default_folder
+    from blendrag.settings import Settings
+
+    name = embedder or Settings.load().embedder
+    chosen = next((each for each in LAYOUTS if each == (layout or DEFAULT_LAYOUT)), None)
+    if chosen is None:
+        raise ConfigError(f"--layout {layout}: there are {', '.join(LAYOUTS)}")
+    return make_features(name, chosen, DiskCache(default_folder(), name))
+
+
+@contextmanager
+def _embedding() -> Iterator[Progress]:
+    """A bar for texts that are embedded."""
+    from blendrag.bench.progress import bench_progress
+
+    with bench_progress() as bar:
+        bar.note("reading conversations")
+        yield _on(bar)
+
+
+def _on(bar: BenchProgress) -> Progress:
+    steps = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal steps
+        bar.note("embedding prompts")
+        bar.total(total)
+        while steps < done:
+            bar.step()
+            steps += 1
+
+    return show
+
+
+def _print_trained(trained: Trained) -> None:
+    manifest = trained.manifest
+    console = out()
+    console.print(
+        Text(
+            f"{manifest.examples:,} prompts of {manifest.conversations:,} conversations, {manifest.embedder},"
+            f" {manifest.layout}, with {', '.join(manifest.scalars)}"
+        )
+    )
+    if manifest.metrics:
+        _print_quality(manifest.metrics, console)
+    else:
+        console.print("Nothing was held out to measure on.")
+
+
+def _print_comparison(compared: Comparison, folder: Path) -> None:
+    losses = f"{compared.new_loss:.4f} nats on the latest part of the log, before {compared.old_loss:.4f}"
+    say(f"written to {folder}: {losses}" if compared.live else f"not better, nothing changed: {losses}")
+
+
+def _print_evaluation(results: Mapping[str, Any], console: Console) -> None:
+    if results["held_out_only"]:
+        console.print("Trained on this file: measured on what was held out.")
+    _print_quality(results, console)
+
+
+def _print_quality(results: Mapping[str, Any], console: Console) -> None:
+    table = Table(
+        title=f"{results['examples']:,} prompts of {results['conversations']:,} conversations,"
+        f" {results['goes_on']:.0%} go on",
+        title_justify="left",
+    )
+    table.add_column("predictor")
+    columns = ("mcc", "f1_macro", "auc", "brier", "log_loss", "calibration_error")
+    for name in ("MCC", "macro-F1", "AUC", "Brier", "log loss", "calibration error"):
+        table.add_column(name, justify="right")
+    for name, label in (("lpc", "LPC"), ("turns_only", "turns only")):
+        table.add_row(label, *(f"{results[name][column]:.3f}" for column in columns))
+    console.print(table)
+    if results["lpc"]["auc"] > _TOO_GOOD:
+        console.print(
+            f"AUC above {_TOO_GOOD}: where chats do not close explicitly, look for what gives their end away."
+        )

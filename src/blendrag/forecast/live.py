@@ -1,0 +1,151 @@
+"""The predictor beside a running engine: asked without waiting, answering when it can."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import Empty, Full, Queue
+from typing import TypeVar
+
+from blendrag.errors import BlendragError
+from blendrag.forecast.log import OutcomeLog
+from blendrag.forecast.predictor import Predictor
+from blendrag.forecast.window import Window
+
+Heard = Callable[[str, float], None]  # a conversation, and the chance that it goes on
+
+CAPACITY = 256
+BATCH = 32
+_LOWEST_PRIORITY = 19
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCounts:
+    """Since the start. dropped: the queue was full. unanswered: there was no predictor, or it failed; the
+    chunks of those conversations leave as under LRU. busy_s: of the predictor's thread, processor time."""
+
+    asked: int = 0
+    answered: int = 0
+    dropped: int = 0
+    unanswered: int = 0
+    busy_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    conversation: str
+    window: Window
+    at: float
+
+
+class LivePredictor:
+    """Answers in a thread of its own, in batches, with the latest prompt of each conversation.
+
+    load: makes the predictor, in that thread: libraries and weights take seconds. heard: is called there as
+    well, per conversation. log: where outcomes are kept, if they may be.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Predictor],
+        heard: Heard,
+        *,
+        log: Callable[[Predictor], OutcomeLog] | None = None,
+        clock: Callable[[], float] = time.time,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self._load, self._heard, self._open_log, self._clock = load, heard, log, clock
+        self._queue: Queue[_Request | None] = Queue(capacity)
+        self._counts, self._lock = LiveCounts(), threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="blendrag-predictor", daemon=True)
+        self._thread.start()
+
+    def ask(self, conversation: str, window: Window) -> bool:
+        """Whether there was room for the request. Returns at once."""
+        request = _Request(conversation, window, self._clock())
+        try:
+            self._queue.put_nowait(request)
+        except Full:
+            self._count(asked=1, dropped=1)
+            return False
+        self._count(asked=1)
+        return True
+
+    @property
+    def counts(self) -> LiveCounts:
+        with self._lock:
+            return self._counts
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Stop after the batch that is being answered; what waits is not answered."""
+        self._closing.set()
+        with suppress(Full):
+            self._queue.put_nowait(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # of this thread alone, where the system can do that
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        predictor = self._tried(self._load)
+        opened = self._open_log
+        log = self._tried(partial(opened, predictor)) if opened and predictor else None
+        while batch := self._batch():
+            began = time.thread_time()
+            self._tried(partial(self._answer, batch, predictor, log))
+            self._count(busy_s=time.thread_time() - began)
+        if log:
+            log.close()
+
+    def _batch(self) -> list[_Request]:
+        """At least one request, as soon as there is one; none when closing."""
+        batch = [self._queue.get()]
+        with suppress(Empty):
+            while len(batch) < BATCH:
+                batch.append(self._queue.get_nowait())
+        return [] if self._closing.is_set() else [request for request in batch if request]
+
+    def _answer(self, batch: list[_Request], predictor: Predictor | None, log: OutcomeLog | None) -> None:
+        answered = 0
+        try:
+            if predictor is None:
+                return
+            rows = predictor.features.rows([request.window for request in batch])
+            conversations = [request.conversation for request in batch]
+            latest = dict(zip(conversations, predictor.judge(rows), strict=True))
+            if predictor.classifier is not None:
+                for conversation, probability in latest.items():
+                    self._heard(conversation, float(probability))
+                answered = len(batch)
+            if log:
+                log.record(conversations, [request.at for request in batch], rows)
+        finally:
+            self._count(answered=answered, unanswered=len(batch) - answered)
+
+    def _tried(self, work: Callable[[], _T]) -> _T | None:
+        """What ``work`` gives; None if it fails. Whatever that is, it must not end the thread."""
+        try:
+            return work()
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            if reason != self.counts.reason:
+                expected = isinstance(error, BlendragError)
+                _log.warning("no forecasts, eviction as LRU: %s", reason, exc_info=not expected)
+                with self._lock:
+                    self._counts = replace(self._counts, reason=reason)
+            return None
+
+    def _count(self, **more: float) -> None:
+        with self._lock:
+            now = {name: getattr(self._counts, name) + value for name, value in more.items()}
+            self._counts = replace(self._counts, **now)
