@@ -101,7 +101,7 @@ class IndexedHeap:
 
     def _sink(self, place: int, priority: float, turn: int, slot: int) -> None:
         """Put the entry at ``place`` or at a descendant's, which then moves up."""
-        priorities, turns = self._priorities, self._turns
+        priorities, turns, heap, places = self._priorities, self._turns, self._heap, self._places
         while group := priorities[(first := _CHILDREN * place + 1) : first + _CHILDREN]:
             below = min(group)
             if below > priority:
@@ -112,7 +112,9 @@ class IndexedHeap:
                 child = min(ties, key=turns.__getitem__)
             if below == priority and turns[child] > turn:
                 break
-            self._put(place, below, turns[child], self._heap[child])
+            # _put, written out: every eviction comes by here seven times
+            moved = heap[child]
+            priorities[place], turns[place], heap[place], places[moved] = below, turns[child], moved, place
             place = child
         self._put(place, priority, turn, slot)
 

@@ -53,8 +53,13 @@ class EvictionPolicy(ABC):
     def victim(self) -> str | None:
         """The chunk that should leave next; None when there is none. Changes nothing: it may yet stay."""
 
-    def forecast(self, key: str, probability: float, at: float) -> None:  # noqa: B027  (most do not care)
-        """A conversation that used the chunk goes on with this probability, as it seemed at ``at``."""
+    def forecast(  # noqa: B027  (most policies do not care)
+        self, key: str, probability: float, at: float, conversation: str = ""
+    ) -> None:
+        """A conversation that used the chunk goes on with this probability, as it seemed at ``at``.
+
+        conversation: which one, so that its next forecast takes the place of this one; others' stay.
+        """
 
     def _now(self, at: float) -> float:
         """The latest time that any call has named, this one included."""

@@ -1,0 +1,72 @@
+"""Greedy-Dual-Size-Frequency, and RAGCache's version of it for prefixes (section 5.1)."""
+
+from __future__ import annotations
+
+from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.past import Past, Seen
+
+
+@register_policy("gdsf")
+class GDSF(EvictionPolicy):
+    """Priority = Clock + Frequency * Cost / Size (eq. 1); the lowest leaves first.
+
+    The clock is the highest priority of what was evicted so far (eq. 2), so that what is not used any more
+    is overtaken in the end. A chunk takes the clock's time when it is used. Cost is taken to grow with size,
+    as prefill of a chunk does: Cost / Size is the same for all.
+    """
+
+    def __init__(self) -> None:
+        self._heap = IndexedHeap()
+        self._past = Past()
+        self._aging = 0.0  # "Clock": it has nothing to do with time
+        self._named: str | None = None
+
+    def added(self, key: str, size: int, use: Use) -> None:
+        self._use(key, self._past.of(key), use)
+
+    def used(self, key: str, use: Use) -> None:
+        if key in self._heap:
+            self._use(key, self._past.of(key), use)
+
+    def removed(self, key: str) -> None:
+        priority = self._heap.priority(key)
+        if priority is not None:
+            if key == self._named:  # evicted; what its owner deleted tells nothing about priorities
+                self._aging = max(self._aging, priority)
+            self._heap.remove(key)
+            self._past.left(key)
+
+    def victim(self) -> str | None:
+        first = self._heap.peek()
+        self._named = first[0] if first else None
+        return self._named
+
+    def _use(self, key: str, seen: Seen, use: Use) -> None:
+        seen.uses += 1
+        self._heap.push(key, self._aging + seen.uses * self._cost_per_size(seen, use))
+
+    def _cost_per_size(self, seen: Seen, use: Use) -> float:
+        return 1.0
+
+
+@register_policy("pgdsf")
+class PGDSF(GDSF):
+    """GDSF with what computing the chunk did cost.
+
+    Cost / Size is the mean of Cost_i / NewSize_i over the uses that did not find the chunk (eq. 3): the same
+    chunk costs more behind a long prefix, and less beside others that are computed with it. A chunk whose
+    cost nobody knows has the mean of all; where none is known, this is GDSF.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all = Seen()
+
+    def _cost_per_size(self, seen: Seen, use: Use) -> float:
+        if use.cost is not None and 0.0 <= use.cost < float("inf"):
+            for one in (seen, self._all):
+                one.computed += 1
+                one.costs += use.cost
+        known = seen if seen.computed else self._all
+        return known.costs / known.computed if known.computed else 1.0

@@ -1,0 +1,36 @@
+"""Least frequently used."""
+
+from __future__ import annotations
+
+from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.past import Past
+
+
+@register_policy("lfu")
+class LFU(EvictionPolicy):
+    """The chunk that was used least often leaves first; of several, the one used longest ago.
+
+    Nothing ages: what was popular once stays. That is LFU's known weakness, and why there is GDSF.
+    """
+
+    def __init__(self) -> None:
+        self._heap = IndexedHeap()
+        self._past = Past()
+
+    def added(self, key: str, size: int, use: Use) -> None:
+        seen = self._past.of(key)
+        seen.uses += 1
+        self._heap.push(key, seen.uses)
+
+    def used(self, key: str, use: Use) -> None:
+        if key in self._heap:
+            self.added(key, 0, use)
+
+    def removed(self, key: str) -> None:
+        if self._heap.remove(key):
+            self._past.left(key)
+
+    def victim(self) -> str | None:
+        first = self._heap.peek()
+        return first[0] if first else None

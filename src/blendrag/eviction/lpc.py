@@ -1,0 +1,65 @@
+"""Learned Prefix Caching (LPC, section 3.4): what belongs to conversations that are over leaves first."""
+
+from __future__ import annotations
+
+import math
+
+from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+
+SCALE = 1e-2  # per second: one over the mean gap between turns (section 3.4.2)
+_LEAST = 1e-6  # 0 and 1 have no logit
+_SHARING = 8
+_NOBODY = ""  # who goes on with an even chance, until a forecast comes
+
+_Lines = tuple[tuple[float, str], ...]  # the highest first; with whose conversation it is
+
+
+@register_policy("lpc")
+class LPC(EvictionPolicy):
+    """Ranks a chunk by the chance that a conversation goes on that used it; it fades while nothing happens.
+
+    The paper's p' = p d / (p d + 1 - p) with d = exp(-(t - t_last) scale) is a line in logits:
+    logit(p') = logit(p) - scale (t - t_last). All chunks' lines fall alike, so that their order never changes
+    while time passes: the heap holds the constant logit(p) + scale t_last, and the paper's sweep over all
+    chunks every 10 seconds would change nothing. The maximum over conversations that share a chunk (section
+    3.5) is that of their constants. A conversation's new forecast takes the place of its former one.
+
+    Between a use and its forecast the chance is 1/2. If no forecast ever comes, that is exactly LRU.
+    ``ignored``: forecasts that were no probabilities.
+    """
+
+    def __init__(self, scale: float = SCALE) -> None:
+        self._scale = scale
+        self._heap = IndexedHeap()
+        self._lines: dict[str, _Lines] = {}
+        self.ignored = 0
+
+    def added(self, key: str, size: int, use: Use) -> None:
+        self._note(key, self._scale * self._now(use.at), _NOBODY)
+
+    def used(self, key: str, use: Use) -> None:
+        if key in self._lines:
+            self.added(key, 0, use)
+
+    def removed(self, key: str) -> None:
+        self._heap.remove(key)
+        self._lines.pop(key, None)
+
+    def victim(self) -> str | None:
+        first = self._heap.peek()
+        return first[0] if first else None
+
+    def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
+        if not 0.0 <= probability <= 1.0:
+            self.ignored += 1
+        elif key in self._lines:
+            chance = min(max(probability, _LEAST), 1.0 - _LEAST)
+            line = math.log(chance / (1.0 - chance)) + self._scale * self._now(at)
+            self._note(key, line, conversation or "?")
+
+    def _note(self, key: str, line: float, whose: str) -> None:
+        others = (one for one in self._lines.get(key, ()) if one[1] not in (whose, _NOBODY))
+        lines = tuple(sorted([(line, whose), *others], reverse=True)[:_SHARING])
+        self._lines[key] = lines
+        self._heap.push(key, lines[0][0])
