@@ -51,7 +51,7 @@ def dialog_trace(
 
     Each of ``load.active`` seats takes the next dialogue in an order drawn by ``seed``; the first ones begin
     spread over one mean gap, and a seat that becomes free is taken again after one more gap. No dialogue
-    comes twice: when all are used up, the trace ends early. Those in which the user says nothing are left out.
+    comes twice: when all are used up, the trace ends early. Those without a user are left out.
     Blocks are of 16 tokens of the system prompt and the growing history; blocks that are not yet full are not
     cached. Apart from the system prompt, no two conversations share any.
     """

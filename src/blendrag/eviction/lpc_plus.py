@@ -1,0 +1,102 @@
+"""What a chunk's uses tell about its next one: learned eviction for chunks, not only for conversations."""
+
+from __future__ import annotations
+
+from blendrag.eviction.guard import Guard
+from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.history import Features, History
+from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.ranks import Ranks
+
+_LEAST_REMEMBERED, _TIMES = 4096, 4  # chunks whose uses are counted: so many, or times as many as are held
+_UNTAUGHT = b"\0"  # everything on one level: the order of LRU
+
+
+@register_policy("lpc+")
+class LPCPlus(EvictionPolicy):
+    """The chunk leaves first that is expected to be used least per second of its stay (:mod:`.hazard`).
+
+    LPC ranks by the chance that a conversation goes on, and lets it fade. Here that forecast is one feature
+    among others, and how the chance changes with time is learned, too: a chat pauses for a minute and then
+    goes on, so its chunks are worth more after a minute than after a second. Without a model it is LRU. While
+    LRU would lately have found more (:mod:`.guard`), it is LRU as well.
+
+    The chunks of a prompt are to be named from its end to its beginning, as a prefix cache lets go of them.
+    """
+
+    def __init__(self, hazard: Hazard | None = None) -> None:
+        self._history = History(_LEAST_REMEMBERED)
+        self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
+        self._ranks = Ranks((0.0,))
+        self.learn(hazard)
+
+    def learn(self, hazard: Hazard | None) -> None:
+        """Go by another model from now on; None: by LRU. Takes time in proportion to what is held."""
+        former = self._ranks
+        self._hazard = hazard
+        ages = hazard.ages if hazard else (0.0,)
+        self._ranks = Ranks(ages)
+        self._guard = Guard(ages)
+        self._held: int | None = None
+        self._prompt: tuple[float, float, float] | None = None  # of the call before: its time, length, new
+        self._depth, self._floor = 0.0, b""  # of the call before: where in the prompt, and its levels
+        while (key := former.oldest()) is not None:
+            size = former.size_of(key)
+            assert size is not None
+            former.remove(key)
+            self._ranks.used(key, size, self._levels(self._features[key], self._clock), self._clock)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the model decides now."""
+        return self._hazard is not None and self._guard.learned
+
+    def added(self, key: str, size: int, use: Use) -> None:
+        self._use(key, size, use)
+        self._history.most = max(_LEAST_REMEMBERED, _TIMES * len(self._features))
+
+    def used(self, key: str, use: Use) -> None:
+        size = self._ranks.size_of(key)
+        if size is not None:
+            self._use(key, size, use)
+
+    def removed(self, key: str) -> None:
+        self._ranks.remove(key)
+        self._features.pop(key, None)
+
+    def victim(self) -> str | None:
+        self._held = self._ranks.size
+        return self._ranks.least() if self.learned else self._ranks.oldest()
+
+    def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
+        """Of the forecasts since the chunk's last use the highest counts (LPC, section 3.5: max pooling)."""
+        features = self._features.get(key)
+        if features is None or not features[-1] < probability <= 1.0:
+            return
+        now = self._now(at)
+        features = self._features[key] = (*features[:-1], probability)
+        levels = self._levels(features, now)
+        self._ranks.revise(key, levels)
+        if self._hazard:
+            self._guard.revised(key, levels)
+
+    def _use(self, key: str, size: int, use: Use) -> None:
+        now = self._now(use.at)
+        features = self._features[key] = self._history.used(key, use, now)
+        levels = self._levels(features, now)
+        self._ranks.used(key, size, levels, now)
+        if self._hazard:
+            self._guard.used(key, size, levels, now, self._held)
+
+    def _levels(self, features: Features, now: float) -> bytes:
+        if self._hazard is None:
+            return _UNTAUGHT
+        levels = self._hazard.levels(self._hazard.case(features))
+        if not self._hazard.prefix:
+            return levels
+        _, _, depth, length, new, *_ = features
+        prompt = (now, length, new)
+        if prompt == self._prompt and depth < self._depth and levels != self._floor:
+            levels = bytes(map(max, levels, self._floor))  # without it the chunks behind it are of no use
+        self._prompt, self._depth, self._floor = prompt, depth, levels
+        return levels

@@ -1,0 +1,246 @@
+"""Learned eviction of chunks: the model, the policy, and what keeps it from harm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from blendrag.eviction import EvictionPolicy, Use, make_policy
+from blendrag.eviction import hazard as hazards
+from blendrag.eviction.hazard import TOP, Array, Hazard, gittins
+from blendrag.eviction.history import FEATURES
+from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.eviction.lru import LRU
+
+AGES = (0.0, 10.0, 100.0, 1000.0)
+
+
+def model(feature: str, *rows: tuple[float, float, float], prefix: bool = False) -> Hazard:
+    """Hazards in the three steps, for feature values below 1, from 1 to 2, and so on."""
+    logits = np.log(np.array(rows) / (1.0 - np.array(rows)))
+    steps = np.diff(logits, axis=0)
+    weights = np.concatenate([np.maximum(steps, 0.0), -np.maximum(-steps, 0.0)])
+    count = len(steps)
+    return Hazard(
+        AGES,
+        {feature: tuple(float(i) for i in range(1, count + 1))},
+        (np.concatenate([np.eye(count)] * 2, axis=1).astype(np.float32), weights.astype(np.float32)),
+        (np.zeros(2 * count, np.float32), logits[0].astype(np.float32)),
+        prefix,
+    )
+
+
+def use(at: float, depth: int = 0, length: int = 1, known: int = 0, similarity: float = 0.0) -> Use:
+    return Use(at, None, depth, length, known, similarity)
+
+
+def order(policy: EvictionPolicy) -> list[str]:
+    """In which order all would leave."""
+    left = []
+    while (key := policy.victim()) is not None:
+        policy.removed(key)
+        left.append(key)
+    return left
+
+
+CALL = st.tuples(st.sampled_from("aurvf"), st.sampled_from("abcdef"), st.floats(allow_infinity=False))
+CALLS = st.lists(CALL, max_size=60)
+
+
+@given(CALLS)
+def test_no_model_and_yet_not_lru(calls: list[tuple[str, str, float]]) -> None:
+    lru, policy = LRU(), make_policy("lpc+")
+    for call, key, number in calls:
+        for one in (lru, policy):
+            if call == "a":
+                one.added(key, 5, use(number))
+            elif call == "u":
+                one.used(key, use(number))
+            elif call == "r":
+                one.removed(key)
+            elif call == "f":
+                one.forecast(key, number, 0.0)
+        assert policy.victim() == lru.victim()
+
+
+@settings(max_examples=50)
+@given(CALLS, st.booleans())
+def test_a_chunk_lost_or_come_from_nowhere(calls: list[tuple[str, str, float]], prefix: bool) -> None:
+    policy = LPCPlus(model("count", (0.1, 0.2, 0.3), (0.4, 0.1, 0.1), prefix=prefix))
+    held = set()
+    for call, key, number in calls:
+        if call == "a":
+            policy.added(key, 5, use(number, similarity=number))
+            held.add(key)
+        elif call == "u":
+            policy.used(key, use(number))
+        elif call == "r":
+            policy.removed(key)
+            held.discard(key)
+        elif call == "f":
+            policy.forecast(key, number, number)
+        victim = policy.victim()
+        assert victim in held if held else victim is None
+    assert sorted(order(policy)) == sorted(held)
+
+
+def four(low: float, high: float) -> st.SearchStrategy[list[float]]:
+    return st.lists(st.floats(low, high), min_size=4, max_size=4)
+
+
+@given(four(0.01, 0.9), four(1.0, 50.0))
+def test_an_index_other_than_the_best_plans(chances: list[float], steps: list[float]) -> None:
+    found = gittins(np.array([chances]), np.array(steps))[0]
+    for start in range(4):
+        plans = []
+        for end in range(start, 4):
+            alive, uses, kept = 1.0, 0.0, 0.0
+            for chance, step in zip(chances[start : end + 1], steps[start : end + 1], strict=True):
+                uses += alive * chance
+                kept += alive * (chance * step / 2 + (1 - chance) * step)
+                alive *= 1 - chance
+            plans.append(uses / kept)
+        assert found[start] == pytest.approx(max(plans))
+
+
+def test_an_order_that_time_does_not_change() -> None:
+    """A pause of a minute is usual: after it, chances fall."""
+    policy = LPCPlus(model("depth", (0.01, 0.5, 0.01), (0.03, 0.2, 0.2)))
+    policy.added("soon", 1, use(0.0, depth=0))
+    policy.added("some day", 1, use(0.0, depth=1))
+    assert policy.victim() == "some day"
+    policy.added("other", 1, use(150.0, depth=0))  # "soon" is past its best time now
+    assert policy.victim() == "soon"
+    policy.added("other", 1, use(1200.0, depth=0))  # nothing is known of either any more
+    assert order(policy) == ["soon", "some day", "other"]
+
+
+def test_a_chunk_that_leaves_before_those_behind_it() -> None:
+    never, often = (0.01, 0.01, 0.01), (0.5, 0.5, 0.5)
+    policy = LPCPlus(model("count", never, never, often, prefix=True))
+    policy.added("tail", 1, use(0.0, 1, 2, 2))
+    policy.used("tail", use(1.0, 1, 2, 2))
+    policy.added("head", 1, use(1.0, 0, 2, 2))
+    policy.added("one", 1, use(3.0))
+    assert order(policy) == ["one", "tail", "head"]
+
+
+def test_chunks_that_stand_alone_lift_each_other() -> None:
+    taught = model("count", (0.01, 0.01, 0.01), (0.01, 0.01, 0.01), (0.5, 0.5, 0.5), prefix=False)
+    policy = LPCPlus(taught)
+    policy.added("liked", 1, use(0.0, 1, 2))
+    policy.used("liked", use(1.0, 1, 2))
+    policy.added("beside it", 1, use(1.0, 0, 2))
+    policy.added("one", 1, use(3.0))
+    assert order(policy) == ["beside it", "one", "liked"]
+
+
+def test_a_forecast_that_changes_nothing() -> None:
+    policy = LPCPlus(Hazard(AGES, {"continues": (0.0, 0.5)}, *_told(), prefix=False))
+    for key in "abc":
+        policy.added(key, 1, use(0.0))
+    policy.forecast("a", 0.9, 1.0)
+    policy.forecast("b", 0.1, 1.0)
+    policy.forecast("b", 0.9, 1.0)
+    policy.forecast("b", 0.2, 1.0)  # another conversation's: the highest counts
+    policy.forecast("c", 0.1, 1.0)
+    for nonsense in (float("nan"), -1.0, 7.0, float("inf")):
+        policy.forecast("c", nonsense, 1.0)
+    policy.forecast("nobody", 0.9, 1.0)
+    assert order(policy) == ["c", "a", "b"]
+
+
+def _told() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Says nobody: middling; below 0.5: low; above: high."""
+    weights = np.eye(2, dtype=np.float32), np.array([[-3.0] * 3, [6.0] * 3], np.float32)
+    return weights, (np.zeros(2, np.float32), np.full(3, -3.0, np.float32))
+
+
+def test_a_chunk_that_came_back_counts_as_new() -> None:
+    policy = LPCPlus(model("count", (0.01, 0.01, 0.01), (0.01, 0.01, 0.01), (0.5, 0.5, 0.5)))
+    policy.added("again", 1, use(0.0))
+    policy.removed("again")
+    policy.added("again", 1, use(5.0))
+    policy.added("new", 1, use(6.0))
+    assert order(policy) == ["new", "again"]
+
+
+def test_a_new_model_that_forgets_what_is_held() -> None:
+    good, bad = (0.5, 0.5, 0.5), (0.01, 0.01, 0.01)
+    policy = LPCPlus(model("depth", good, bad))
+    policy.added("first", 7, use(0.0, depth=0))
+    policy.added("second", 7, use(1.0, depth=1))
+    assert policy.victim() == "second"
+    policy.learn(model("depth", bad, good))
+    assert policy.victim() == "first"
+    policy.learn(None)
+    assert policy.victim() == "first" and not policy.learned
+    policy.learn(model("depth", good, bad))
+    assert order(policy) == ["second", "first"]
+
+
+def replay(policy: EvictionPolicy, keys: NDArray[np.int64], room: int) -> NDArray[np.bool_]:
+    """Which of the uses found their key."""
+    held, found = set[str](), np.zeros(len(keys), bool)
+    for at, key in enumerate(map(str, keys)):
+        found[at] = key in held
+        if found[at]:
+            policy.used(key, use(float(at)))
+            continue
+        if len(held) == room:
+            victim = policy.victim()
+            assert victim is not None
+            policy.removed(victim)
+            held.discard(victim)
+        policy.added(key, 1, use(float(at)))
+        held.add(key)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_of_another_world_that_goes_on_doing_harm(seed: int) -> None:
+    """It learned that what was used once more is never used again; here it is the other way round."""
+    rng = np.random.default_rng(seed)
+    liked, passing = rng.zipf(1.3, 40_000) % 3000, np.arange(40_000) + 10_000
+    keys = np.where(rng.random(40_000) < 0.5, liked, passing)
+    wrong = model("count", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), (0.001, 0.001, 0.001))
+    policy = LPCPlus(wrong)
+    found, lru = replay(policy, keys, 500), replay(LRU(), keys, 500)
+    assert not policy.learned
+    windows = found.reshape(10, -1).mean(axis=1), lru.reshape(10, -1).mean(axis=1)
+    behind = windows[0] < 0.97 * windows[1]
+    assert not any(one and other for one, other in pairwise(behind)), windows
+    assert not behind[5:].any(), windows
+
+
+def test_a_good_model_that_nobody_believes() -> None:
+    rng = np.random.default_rng(0)
+    liked, passing = rng.integers(0, 600, 40_000), np.arange(40_000) + 10_000
+    keys = np.where(rng.random(40_000) < 0.5, liked, passing)
+    right = model("count", (0.01, 0.01, 0.001), (0.01, 0.01, 0.001), (0.1, 0.4, 0.5))
+    policy = LPCPlus(right)
+    found, lru = replay(policy, keys, 500), replay(LRU(), keys, 500)
+    assert policy.learned
+    assert found[20_000:].mean() > 1.3 * lru[20_000:].mean() > 0.0
+
+
+def test_more_cases_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hazards, "_CASES", 3)
+    taught = model("depth", *[(0.1, 0.1, 0.1)] * 9)
+    features = [tuple(float(depth) if name == "depth" else 0.0 for name in FEATURES) for depth in range(9)]
+    for one in features:
+        assert len(taught.levels(taught.case(one))) == len(AGES)
+    assert len(taught._levels) <= 3
+
+
+@given(st.floats(), st.floats(0.0, 1.0))
+def test_a_level_outside_of_the_scale(value: float, chance: float) -> None:
+    edge = min(max(chance, 1e-12), 1.0 - 1e-12)
+    taught = model("depth", (edge, edge, edge), (0.5, 0.5, 0.5))
+    *levels, after = taught.levels(taught.case(tuple(value if n == "depth" else 0.0 for n in FEATURES)))
+    assert after == 0 and all(1 <= level <= TOP for level in levels)
