@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]  # texts embedded so far, texts to embed
 Layout = Literal["joined", "apart"]
 """``joined``: one vector of all prompts, as in the paper. ``apart``: a vector of the latest prompt and the
 mean of those before it; a prompt is embedded once, by itself, and not again with each that follows."""
-DEFAULT_LAYOUT: Layout = "joined"
+DEFAULT_LAYOUT: Layout = "apart"  # measured: it tells more, and costs a fifth
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 _BATCH = 64

@@ -12,6 +12,7 @@ import xxhash
 from torch import nn
 
 from blendrag.forecast.classifier import Array, Classifier, shapes
+from blendrag.forecast.features import SCALARS
 from blendrag.forecast.metrics import log_loss
 
 Labels = npt.NDArray[np.bool_]
@@ -19,6 +20,7 @@ Labels = npt.NDArray[np.bool_]
 LEARNING_RATE = 5e-4
 EPOCHS = 20
 _BATCH = 64  # the paper does not say
+_LEAST = 1e-3  # a scalar that is always the same is not blown up
 VALIDATION_SHARE = 0.2  # of what is trained on
 
 
@@ -71,7 +73,9 @@ def fit(train: Examples, valid: Examples, columns: npt.NDArray[np.int64], seed: 
     right: the logarithm of that ratio is taken off again, and epochs are compared by the plain loss.
     """
     rows = train.rows[:, columns]
-    mean, scale = rows.mean(axis=0), np.maximum(rows.std(axis=0), 1e-6)
+    # Vectors have length 1 and keep it: with all their numbers scaled up to 1, an epoch already overfits.
+    scalar = columns >= train.rows.shape[1] - len(SCALARS)
+    mean, scale = rows.mean(axis=0), np.where(scalar, rows.std(axis=0) + _LEAST, 1.0).astype(np.float32)
     inputs = torch.from_numpy((rows - mean) / scale)
     targets = torch.from_numpy(train.continues.astype(np.float32))
     went_on = float(train.continues.mean())

@@ -43,7 +43,7 @@ class WordEmbedder:
     def _vector(self, text: str) -> np.ndarray[Any, Any]:
         total = np.zeros(self.width)
         for word in text.split():
-            total += np.random.default_rng(xxhash.xxh3_64_intdigest(word)).normal(size=self.width)
+            total += np.random.default_rng(xxhash.xxh3_64_intdigest(word.encode())).normal(size=self.width)
         return total / max(1.0, float(np.linalg.norm(total)))
 
 
@@ -56,7 +56,7 @@ def features(
 def write_dialogs(path: Path, count: int = 120, last: str = "thanks bye") -> Path:
     """Conversations of 1 to 6 prompts; ``last`` is what most of them end with, and few others say."""
     random = np.random.default_rng(0)
-    words = "where when how much is the train hotel room ticket price please show me another".split()
+    words = ["where", "when", "how", "much", "is", "the", "train", "hotel", "room", "ticket", "show"]
     with path.open("w") as file:
         for number in range(count):
             turns = []

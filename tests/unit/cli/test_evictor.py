@@ -1,0 +1,96 @@
+"""``blendrag evictor`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+from word_embedder import write_dialogs
+
+from blendrag.errors import PredictorError
+from blendrag.forecast.log import OutcomeLog
+from blendrag.forecast.predictor import make_features
+from blendrag.forecast.window import Window
+from blendrag.settings import DEFAULT_EMBEDDER
+
+Blendrag = Callable[..., Result]
+
+
+@pytest.fixture
+def cache(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder; and conversations in the working folder."""
+    monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(workdir / "cache"))
+    write_dialogs(workdir / "dialogs.jsonl", 60)
+    write_dialogs(workdir / "others.jsonl", 25)
+    return workdir / "cache"
+
+
+def test_train_then_eval_then_status(blendrag: Blendrag, cache: Path, workdir: Path) -> None:
+    made = blendrag("evictor", "train", "--data", "dialogs.jsonl", "--seed", "1")
+    assert made.exit_code == 0, made.stderr
+    assert "turns only" in made.stdout and "evictor" in made.stderr
+    judged = blendrag("evictor", "eval", "--data", "others.jsonl", "--json", "-", "--plot", "c.png")
+    assert judged.exit_code == 0, judged.stderr
+    results = json.loads(judged.stdout)
+    assert results["conversations"] == 25 and not results["held_out_only"]
+    for name in ("lpc", "turns_only"):
+        assert {"mcc", "f1_macro", "auc", "brier", "calibration"} <= results[name].keys()
+    assert (workdir / "c.png").stat().st_size > 1000
+    facts = json.loads(blendrag("evictor", "status", "--json").stdout)
+    assert facts["policy"] == "lpc" and facts["embedder"] == DEFAULT_EMBEDDER and facts["vector_bytes"] > 0
+    assert "dialogs.jsonl" in blendrag("evictor", "status").stdout
+
+
+def test_status_without_a_predictor_says_lru_and_why(blendrag: Blendrag, cache: Path) -> None:
+    result = blendrag("evictor", "status")
+    assert result.exit_code == 0 and "lru" in result.stdout and "evictor train" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (["train"], 2, "--from-log"),
+        (["train", "--data", "dialogs.jsonl", "--from-log"], 2, "--from-log"),
+        (["train", "--data", "absent.jsonl"], 1, "absent.jsonl"),
+        (["train", "--data", "dialogs.jsonl", "--layout", "aside"], 1, "apart"),
+        (["train", "--data", "dialogs.jsonl", "--embedder", "./absent"], 1, "absent"),
+        (["train", "--from-log"], 1, "no outcomes"),
+        (["eval", "--data", "dialogs.jsonl"], 1, "evictor train makes one"),
+    ],
+)
+def test_what_is_missing_is_said(
+    blendrag: Blendrag, cache: Path, arguments: list[str], code: int, hint: str
+) -> None:
+    result = blendrag("evictor", *arguments)
+    assert result.exit_code == code and hint in result.stderr, result.stderr
+    assert "Traceback" not in result.output and not result.stdout
+
+
+def test_log_is_learned_from_once_and_not_for_the_worse(blendrag: Blendrag, cache: Path) -> None:
+    features = make_features(DEFAULT_EMBEDDER, "apart")
+    log = OutcomeLog(cache / "evictor", features)
+    rows = features.rows([Window(("where is it",), 1), Window(("where is it", "thanks bye"), 2)])
+    for number in range(60):
+        log.record([f"c{number}"] * 2, [number * 10.0, number * 10.0 + 1], rows)
+    log.record(["last"], [100_000.0], rows[:1])
+    log.close()
+    first = blendrag("evictor", "train", "--from-log")
+    assert first.exit_code == 0 and "written to" in first.stderr, first.stderr
+    again = blendrag("evictor", "train", "--from-log")
+    assert again.exit_code == 0 and "not better, nothing changed" in again.stderr, again.stderr
+
+
+def test_every_error_of_a_predictor_ends_a_command_with_a_line(
+    blendrag: Blendrag, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blendrag.forecast import study
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PredictorError("nothing to learn")
+
+    monkeypatch.setattr(study, "train_on_file", refuse)
+    result = blendrag("evictor", "train", "--data", "dialogs.jsonl")
+    assert result.exit_code == 1 and result.stderr.strip() == "error: nothing to learn"

@@ -1,0 +1,26 @@
+"""What the tests of forecasts share: a tokenizer, and a predictor that has learned a rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from word_embedder import features, write_dialogs
+
+from blendrag.forecast.study import Trained, train_on_file
+from blendrag.models import resolve_embedder
+from blendrag.settings import DEFAULT_EMBEDDER
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The packaged embedder's own."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(resolve_embedder(DEFAULT_EMBEDDER))
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    path = write_dialogs(tmp_path_factory.mktemp("dialogs") / "dialogs.jsonl")
+    return train_on_file(path, features(), held_out=0.3)

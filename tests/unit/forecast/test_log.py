@@ -1,0 +1,151 @@
+"""The log says what happened, hides who said what, stays small, and makes no predictor worse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from word_embedder import WordEmbedder, features
+
+from blendrag.errors import PredictorError
+from blendrag.forecast.classifier import Classifier
+from blendrag.forecast.features import Features
+from blendrag.forecast.log import ENDED_AFTER_S, OutcomeLog
+from blendrag.forecast.predictor import Predictor
+from blendrag.forecast.relearn import relearn
+from blendrag.forecast.weights import MANIFEST
+from blendrag.forecast.window import Window
+
+LATER = 3 * ENDED_AFTER_S
+
+
+def say(log: OutcomeLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
+    log.record(
+        [conversation for conversation, _ in lines],
+        [at for _, at in lines],
+        made.rows([Window((prompt,), 1)] * len(lines)),
+    )
+
+
+def outcomes(log: OutcomeLog) -> list[bool]:
+    return log.outcomes().continues.tolist()
+
+
+def filled(folder: Path, made: Features, count: int, ending: str) -> OutcomeLog:
+    """Conversations of two prompts, one after the other; the second is ``ending``."""
+    log = OutcomeLog(folder, made)
+    for number in range(count):
+        at = number * 10.0
+        log.record(
+            [f"c{number}"] * 2,
+            [at, at + 1],
+            made.rows([Window((f"where is {number}",), 1), Window((f"where is {number}", ending), 2)]),
+        )
+    say(log, made, ("last", count * 10 + LATER))
+    return log
+
+
+def test_outcomes_follow_from_what_came_later(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made)
+    say(log, made, ("a", 0), ("b", 1), ("a", 50), ("a", 100 + ENDED_AFTER_S))
+    # a went on, b's hour has passed, a's second came too late for its next, and a's last is open.
+    assert outcomes(log) == [True, False, False]
+
+
+def test_clock_that_runs_backwards_ends_nothing_early(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made)
+    say(log, made, ("a", 10 * LATER), ("b", 10 * LATER), ("a", 5), ("c", 6))
+    assert outcomes(log) == [True]  # a went on, however its times look; b and c may yet
+    say(log, made, ("d", 12 * LATER))
+    assert outcomes(log) == [True, False, False, False]
+
+
+def test_ids_and_texts_cannot_be_read_from_the_file(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made)
+    say(log, made, ("conversation-of-ada", 0.0), prompt="a secret question")
+    log.close()
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"secret" not in content and b"ada" not in content
+    assert log.path.stat().st_mode & 0o077 == 0
+
+
+def test_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made, capacity=100)
+    for number in range(50):
+        say(log, made, *((f"{number}-{each}", float(number)) for each in range(20)))
+    assert log.size().prompts == 100
+    say(log, made, ("late", LATER * 2))
+    assert outcomes(log) == [False] * 99
+
+
+def test_reopened_log_goes_on_with_the_same_ids(tmp_path: Path) -> None:
+    made = features()
+    for at in (0.0, 10.0):
+        log = OutcomeLog(tmp_path, made)
+        say(log, made, ("a", at))
+        log.close()
+    assert outcomes(OutcomeLog(tmp_path, made)) == [True]
+
+
+def test_rows_of_another_embedder_are_not_mixed_in(tmp_path: Path) -> None:
+    made, others = features(), features(embedder=WordEmbedder("others", width=7))
+    say(OutcomeLog(tmp_path, made), made, ("a", 0.0), ("b", LATER))
+    with pytest.raises(PredictorError, match="no outcomes yet"):
+        OutcomeLog(tmp_path, others).outcomes()
+    same_name = features(embedder=WordEmbedder("words", width=7))  # changed under its name
+    log = OutcomeLog(tmp_path, same_name)
+    say(log, same_name, ("c", 2 * LATER), ("d", 4 * LATER))
+    assert log.outcomes().rows.shape[1] == 7 + 3
+
+
+def test_empty_and_one_turn_logs_teach_nothing_and_say_so(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made)
+    untrained = Predictor(made, None)
+    with pytest.raises(PredictorError, match="no outcomes yet"):
+        relearn(log, untrained, tmp_path)
+    say(log, made, *((f"c{number}", number * LATER) for number in range(60)))
+    with pytest.raises(PredictorError, match="too few"):
+        relearn(log, untrained, tmp_path)
+    assert not (tmp_path / MANIFEST).exists()
+
+
+def test_identical_prompts_do_not_stop_learning(tmp_path: Path) -> None:
+    made = features()
+    log = OutcomeLog(tmp_path, made)
+    rows = np.repeat(made.rows([Window(("hi",), 1)]), 20_000, axis=0)
+    log.record([str(number % 9000) for number in range(20_000)], [0.0] * 20_000, rows)
+    say(log, made, ("last", LATER))
+    compared = relearn(log, Predictor(made, None), tmp_path)
+    assert np.isfinite(compared.new_loss)
+
+
+def test_predictor_goes_live_only_if_it_is_better(tmp_path: Path) -> None:
+    made = features("apart")
+    log = filled(tmp_path, made, 150, "thanks bye")
+    first = relearn(log, Predictor(made, None), tmp_path)
+    assert first.live and first.new_loss < first.old_loss
+    kept = (tmp_path / MANIFEST).read_bytes()
+    loaded = Predictor.load(tmp_path, made.embedder)
+    assert (loaded.classifier.logits(log.outcomes().rows) < 0).any()  # type: ignore[union-attr]
+
+    again = relearn(log, loaded, tmp_path)
+    assert not again.live and again.new_loss >= again.old_loss
+    assert (tmp_path / MANIFEST).read_bytes() == kept
+
+    old = first.trained.classifier
+    weight, bias = old.layers[-1]
+    wrong = Classifier(old.columns, old.mean, old.scale, (*old.layers[:-1], (-weight, -bias)))
+    better = relearn(log, Predictor(made, wrong, first.trained.manifest), tmp_path)
+    assert better.live and better.new_loss < better.old_loss
+
+
+def test_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PredictorError, match="log outcomes"):
+        OutcomeLog(tmp_path / "file", features())

@@ -1,0 +1,79 @@
+"""What is read of prompts, however long and in whatever script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from word_embedder import WordTokenizer, features
+
+from blendrag.forecast.window import PROMPTS, Window, shortened
+
+
+class Counting(WordTokenizer):
+    """Remembers how much it had to read."""
+
+    characters = 0
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.characters += len(text)
+        return super().__call__(text, **options)
+
+
+def tokens(text: str, tokenizer: Any) -> int:
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+@given(st.lists(st.integers(0, 99_999).map(str), max_size=400), st.integers(2, 100))
+def test_share_of_tokens_is_not_exceeded_and_both_ends_stay(words: list[str], share: int) -> None:
+    kept = shortened(" ".join(words), WordTokenizer(), share).split()
+    if len(words) <= share:
+        assert kept == words
+        return
+    half = share // 2
+    assert kept == [*words[:half], "…", *words[-half:]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 3000,
+        "超长的中文提示" * 3000,
+        "ሰላም ልዑል " * 3000,
+        "🙂" * 9000,
+        "a" * 30_000,
+        " " * 5000 + "x" * 5000,
+        "\udc80" * 3000 + "\0" * 3000,
+        "ﷺ" * 5000,
+    ],
+    ids=["words", "chinese", "amharic", "emoji", "unbroken", "blank", "broken", "ligature"],
+)
+def test_no_script_breaks_the_budget(text: str, tokenizer: Any) -> None:
+    kept = shortened(text, tokenizer, 100)
+    assert 0 < tokens(kept, tokenizer) <= 110  # words that were cut may become a few pieces more
+    kept.encode()
+
+
+def test_megabyte_is_not_read_through() -> None:
+    tokenizer = Counting()
+    kept = shortened("first " + "middle " * 200_000 + "last", tokenizer, 100)
+    assert kept.startswith("first middle") and kept.endswith("middle last")
+    assert tokenizer.characters < 10_000
+
+
+def test_prompts_have_equal_shares() -> None:
+    made = features("joined")
+    for count in range(1, PROMPTS + 1):
+        prompts = [f"{number} " * 1000 for number in range(count)]
+        made.rows([Window.of(prompts)])
+        text = made.embedder.texts[-1]  # type: ignore[attr-defined]
+        share = (256 - 2) // count // 2 * 2
+        assert [text.split().count(str(number)) for number in range(count)] == [share] * count
+
+
+def test_only_the_latest_prompts_are_kept_but_all_are_counted() -> None:
+    window = Window.of([str(number) for number in range(1000)])
+    assert window == Window(("995", "996", "997", "998", "999"), 1000)
+    assert Window.of([]) == Window((), 0)
