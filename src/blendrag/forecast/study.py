@@ -18,7 +18,7 @@ from blendrag.forecast.dialogs import Dialog, examples, read_dialogs
 from blendrag.forecast.features import SCALARS, VERSION, Features, Progress, turns_of
 from blendrag.forecast.metrics import Quality, TurnsOnly
 from blendrag.forecast.predictor import Predictor
-from blendrag.forecast.training import VALIDATION_SHARE, Examples, fit
+from blendrag.forecast.training import VALIDATION_SHARE, Examples, belongs, fit
 from blendrag.forecast.weights import Manifest
 
 HELD_OUT = 0.2
@@ -118,6 +118,14 @@ def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress | None
         "predictor": manifest.model_dump(include={"embedder", "layout", "scalars", "source", "made_at"}),
         **quality(predictor.judge(known.rows), manifest.threshold, turns, known),
     }
+
+
+def unseen(dialogs: Sequence[Dialog], manifest: Manifest) -> list[Dialog]:
+    """Those that the predictor was not trained on: all, or, of its own file, what was held out."""
+    if _digest(dialogs) != manifest.source_digest:
+        return list(dialogs)
+    share, seed = manifest.held_out, manifest.seed
+    return [dialog for dialog in dialogs if belongs(dialog.id, share, seed, _HELD_OUT_PART)]
 
 
 def quality(

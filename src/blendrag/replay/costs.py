@@ -21,7 +21,8 @@ def _modelled() -> PrefillCurve:
 class Costs:
     """Of prefill, T(cached, fresh), and of moving KV.
 
-    T is a grid of measurements, bilinear between them (RAGCache, section 5.1; see :class:`PrefillCurve`). The defaults are not measured: they give an idea, and an order. bytes_per_token: KV, all layers (the
+    T is a grid of measurements, bilinear between them (RAGCache, section 5.1; see :class:`PrefillCurve`).
+    The defaults are not measured: they give an idea, and an order. bytes_per_token: KV, all layers (the
     default: of Llama-3.1-8B in 16 bits). bytes_per_s: at which held KV is loaded (RAM over PCIe 4).
     """
 
