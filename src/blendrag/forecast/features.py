@@ -58,12 +58,13 @@ class Features:
         cut: dict[tuple[str, int], str] = {}
         keyed: list[list[bytes]] = []
         texts: dict[bytes, str] = {}
-        tokenizer, limit = self.embedder.tokenizer, min(TOKENS, self.embedder.max_tokens or TOKENS)
-        room = limit - int(tokenizer.num_special_tokens_to_add())
+        tokenizer = self.embedder.tokenizer
+        special = int(tokenizer.num_special_tokens_to_add())
+        limit = min(TOKENS, self.embedder.max_tokens or TOKENS) - special  # MiniLM reads 256 of a text
+        apart = min((TOKENS - special) // PROMPTS, limit)  # however many there are: vectors are kept
         for window in windows:
             prompts = window.prompts[-PROMPTS:] or ("",)
-            # Apart, a prompt's share must not depend on how many there are: its vector is kept.
-            share = room // (len(prompts) if self.layout == "joined" else PROMPTS)
+            share = limit // len(prompts) if self.layout == "joined" else apart
             for prompt in prompts:
                 if (prompt, share) not in cut:
                     cut[prompt, share] = shortened(prompt, tokenizer, share)

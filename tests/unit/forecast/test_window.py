@@ -73,6 +73,14 @@ def test_prompts_have_equal_shares() -> None:
         assert [text.split().count(str(number)) for number in range(count)] == [share] * count
 
 
+def test_prompts_apart_share_the_whole_budget() -> None:
+    """The embedder's own limit is one of each text, and there is a text for each prompt."""
+    made = features("apart")
+    made.rows([Window.of([f"{number} " * 1000 for number in range(PROMPTS)])])
+    lengths = [len(text.split()) for text in made.embedder.texts]  # type: ignore[attr-defined]
+    assert lengths == [(512 - 2) // PROMPTS + 1] * PROMPTS  # and the ellipsis
+
+
 def test_only_the_latest_prompts_are_kept_but_all_are_counted() -> None:
     window = Window.of([str(number) for number in range(1000)])
     assert window == Window(("995", "996", "997", "998", "999"), 1000)
