@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.eviction import hazard as hazards
-from blendrag.eviction.hazard import TOP, Array, Hazard, gittins
+from blendrag.eviction.hazard import TOP, Hazard, gittins
 from blendrag.eviction.history import FEATURES
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.eviction.lru import LRU
@@ -21,18 +21,10 @@ AGES = (0.0, 10.0, 100.0, 1000.0)
 
 
 def model(feature: str, *rows: tuple[float, float, float], prefix: bool = False) -> Hazard:
-    """Hazards in the three steps, for feature values below 1, from 1 to 2, and so on."""
-    logits = np.log(np.array(rows) / (1.0 - np.array(rows)))
-    steps = np.diff(logits, axis=0)
-    weights = np.concatenate([np.maximum(steps, 0.0), -np.maximum(-steps, 0.0)])
-    count = len(steps)
-    return Hazard(
-        AGES,
-        {feature: tuple(float(i) for i in range(1, count + 1))},
-        (np.concatenate([np.eye(count)] * 2, axis=1).astype(np.float32), weights.astype(np.float32)),
-        (np.zeros(2 * count, np.float32), logits[0].astype(np.float32)),
-        prefix,
-    )
+    """Uses a second in the three steps, for feature values below 1, from 1 to 2, and so on."""
+    logs = np.log(np.array(rows))
+    borders = {feature: tuple(float(i) for i in range(1, len(rows)))}
+    return Hazard(AGES, borders, np.diff(logs, axis=0), logs[0], prefix)
 
 
 def use(at: float, depth: int = 0, length: int = 1, known: int = 0, similarity: float = 0.0) -> Use:
@@ -93,24 +85,25 @@ def four(low: float, high: float) -> st.SearchStrategy[list[float]]:
     return st.lists(st.floats(low, high), min_size=4, max_size=4)
 
 
-@given(four(0.01, 0.9), four(1.0, 50.0))
-def test_an_index_other_than_the_best_plans(chances: list[float], steps: list[float]) -> None:
-    found = gittins(np.array([chances]), np.array(steps))[0]
+@given(four(0.001, 0.5), four(1.0, 50.0))
+def test_an_index_other_than_the_best_plans(rates: list[float], steps: list[float]) -> None:
+    found = gittins(np.array([rates]), np.array(steps))[0]
     for start in range(4):
         plans = []
         for end in range(start, 4):
             alive, uses, kept = 1.0, 0.0, 0.0
-            for chance, step in zip(chances[start : end + 1], steps[start : end + 1], strict=True):
+            for rate, step in zip(rates[start : end + 1], steps[start : end + 1], strict=True):
+                chance = 1.0 - np.exp(-rate * step)
                 uses += alive * chance
-                kept += alive * (chance * step / 2 + (1 - chance) * step)
-                alive *= 1 - chance
+                kept += alive * chance / rate  # the integral of exp(-rate t) over the step
+                alive *= 1.0 - chance
             plans.append(uses / kept)
         assert found[start] == pytest.approx(max(plans))
 
 
 def test_an_order_that_time_does_not_change() -> None:
     """A pause of a minute is usual: after it, chances fall."""
-    policy = LPCPlus(model("depth", (0.01, 0.5, 0.01), (0.03, 0.2, 0.2)))
+    policy = LPCPlus(model("depth", (0.001, 0.05, 0.0001), (0.01, 0.01, 0.01)))
     policy.added("soon", 1, use(0.0, depth=0))
     policy.added("some day", 1, use(0.0, depth=1))
     assert policy.victim() == "some day"
@@ -141,7 +134,9 @@ def test_chunks_that_stand_alone_lift_each_other() -> None:
 
 
 def test_a_forecast_that_changes_nothing() -> None:
-    policy = LPCPlus(Hazard(AGES, {"continues": (0.0, 0.5)}, *_told(), prefix=False))
+    # Nobody said: middling; below 0.5: low; above: high.
+    weights = np.array([[-3.0] * 3, [6.0] * 3])
+    policy = LPCPlus(Hazard(AGES, {"continues": (0.0, 0.5)}, weights, np.full(3, -3.0), prefix=False))
     for key in "abc":
         policy.added(key, 1, use(0.0))
     policy.forecast("a", 0.9, 1.0)
@@ -153,12 +148,6 @@ def test_a_forecast_that_changes_nothing() -> None:
         policy.forecast("c", nonsense, 1.0)
     policy.forecast("nobody", 0.9, 1.0)
     assert order(policy) == ["c", "a", "b"]
-
-
-def _told() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Says nobody: middling; below 0.5: low; above: high."""
-    weights = np.eye(2, dtype=np.float32), np.array([[-3.0] * 3, [6.0] * 3], np.float32)
-    return weights, (np.zeros(2, np.float32), np.full(3, -3.0, np.float32))
 
 
 def test_a_chunk_that_came_back_counts_as_new() -> None:
