@@ -15,22 +15,24 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
     sizes, hits, config = results["sizes"], results["policies"], results["config"]
     ratios = table_with("token hit ratio", *(f"{size:,}" for size in sizes))
     for name, values in hits.items():
-        spreads = results["spread"][name]
-        ratios.add_row(name, *(_hit(*each) for each in zip(values, spreads, strict=True)))
-    moved = table_with("policy", "size", "written GB", "read GB", "TTFT ms", "less cache", "of the gap")
+        ratios.add_row(name, *(f"{value:.4f}" for value in values))
+    moved = table_with(
+        "policy", "size", "lowest-highest", "written GB", "read GB", "TTFT ms", "less cache", "of the gap"
+    )
     for place, size in enumerate(sizes):
         for name in hits:
             share = [results.get(key, {}).get(name, {}) for key in ("saved", "closed")]
             moved.add_row(
                 name,
                 f"{size:,}",
-                *(f"{results[key][name][place]:,.0f}" for key in ("written_gb", "read_gb", "ttft_ms")),
+                "-".join(f"{hit:.3f}" for hit in results["spread"][name][place]),
+                *(_number(results[key][name][place]) for key in ("written_gb", "read_gb", "ttft_ms")),
                 *(_percent(values[place]) if values else "" for values in share),
             )
         moved.add_section()
     for part in (ratios, moved):
         console.print(part, markup=False)
-    times = f"{config['traces']} traces, lowest to highest" if config["traces"] > 1 else "one trace"
+    times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
     lines = (
         f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}.",
         "TTFT is estimated, mean. less cache: for LRU's hit ratio. of the gap: from LRU to the optimum.",
@@ -40,9 +42,8 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
         console.print(line, markup=False)
 
 
-def _hit(value: float, spread: tuple[float, float]) -> str:
-    low, high = spread
-    return f"{value:.4f}" if low == high else f"{value:.3f} ({low:.3f}-{high:.3f})"
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _percent(value: float | None) -> str:

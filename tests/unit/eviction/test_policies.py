@@ -1,0 +1,222 @@
+"""What every policy owes to the tier that asks it, and what each of them promises."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
+from blendrag.eviction.gdsf import PGDSF
+from blendrag.eviction.lpc import LPC, SCALE
+from blendrag.eviction.past import Past
+
+BUILT_IN = sorted(POLICIES)
+KEYS = [f"k{i}" for i in range(6)]
+NAN = float("nan")
+
+
+def drained(policy: EvictionPolicy) -> list[str]:
+    """All keys, in the order in which they leave."""
+    keys = []
+    while (key := policy.victim()) is not None:
+        policy.removed(key)
+        keys.append(key)
+    return keys
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@settings(deadline=None, max_examples=60)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["added", "used", "removed", "forecast", "evict"]),
+            st.sampled_from(KEYS),
+            st.floats(allow_nan=True, allow_infinity=True),
+        ),
+        max_size=50,
+    )
+)
+def test_victim_is_a_chunk_that_is_not_held_or_one_is_forgotten(
+    name: str, calls: list[tuple[str, str, float]]
+) -> None:
+    """Whatever the clock, the costs and the forecasts are."""
+    policy, held = make_policy(name), set()
+    for call, key, number in calls:
+        match call:
+            case "added":
+                policy.added(key, 7, Use(number, cost=number))
+                held.add(key)
+            case "used":
+                policy.used(key, Use(number, cost=number))
+            case "removed":
+                policy.removed(key)
+                held.discard(key)
+            case "forecast":
+                policy.forecast(key, number, number)
+            case "evict" if (victim := policy.victim()) is not None:
+                assert policy.victim() == victim, "asking changes nothing"
+                policy.removed(victim)
+                held.remove(victim)
+    assert sorted(drained(policy)) == sorted(held)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_not_lru(name: str) -> None:
+    policy = make_policy(name)
+    for key in KEYS:
+        policy.added(key, 1, Use(at=0.0))
+    assert drained(policy) == KEYS
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60))
+def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -> None:
+    lpc, order = LPC(), OrderedDict[str, None]()
+    now = 0.0
+    for key, gap in uses:
+        now += gap
+        (lpc.used if key in order else lambda key, use: lpc.added(key, 1, use))(key, Use(now))
+        order[key] = None
+        order.move_to_end(key)
+    assert drained(lpc) == list(order)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**32), st.integers(0, 5_000))
+def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: int, wait: int) -> None:
+    """Section 3.4.2 and 3.5: each conversation's p decays since its last turn; a chunk has the maximum."""
+    policy, rng = LPC(), random.Random(seed)
+    spoken: dict[str, dict[str, tuple[float, float]]] = {}
+    now = 0.0
+    for _ in range(25):
+        now += rng.expovariate(1 / 50)
+        key, conversation, p = rng.choice(KEYS), rng.choice("abc"), rng.uniform(0.01, 0.99)
+        if key in spoken:
+            policy.used(key, Use(now))
+        else:
+            policy.added(key, 1, Use(now))
+        policy.forecast(key, p, now, conversation)
+        spoken.setdefault(key, {})[conversation] = (p, now)
+    now += wait
+
+    def decayed(p: float, last: float) -> float:
+        d = math.exp(-(now - last) * SCALE)
+        return p * d / (p * d + 1 - p)
+
+    chance = {key: max(decayed(*one) for one in of.values()) for key, of in spoken.items()}
+    left = [chance[key] for key in drained(policy)]
+    assert all(first <= then * (1 + 1e-9) for first, then in pairwise(left))
+
+
+@example(p=0.0)
+@example(p=1.0)
+@given(st.floats(0.0, 1.0))
+@settings(deadline=None)
+def test_conversation_that_said_goodbye_stays_above_its_former_forecast(p: float) -> None:
+    policy = LPC()
+    policy.added("chunk", 1, Use(0.0))
+    policy.added("other", 1, Use(0.0))
+    policy.forecast("chunk", 1.0, 0.0, "talk")
+    policy.forecast("chunk", p, 0.0, "talk")
+    policy.forecast("other", 0.5, 0.0, "another talk")
+    assert policy.victim() == ("chunk" if p < 0.5 else "other") or p == 0.5
+
+
+def test_block_that_a_lively_conversation_shares_leaves_with_the_one_that_ended() -> None:
+    policy = LPC()
+    for key in ("shared", "ended"):
+        policy.added(key, 1, Use(0.0))
+    policy.forecast("shared", 0.9, 0.0, "lively")
+    for key in ("shared", "ended"):
+        policy.forecast(key, 0.01, 1.0, "over")
+    policy.added("even", 1, Use(1.0))
+    assert drained(policy) == ["ended", "even", "shared"]
+
+
+@pytest.mark.parametrize("nonsense", [NAN, -0.1, 1.1, math.inf])
+def test_nonsense_for_a_forecast_moves_a_chunk_or_is_not_counted(nonsense: float) -> None:
+    policy = LPC()
+    for key in ("first", "second"):
+        policy.added(key, 1, Use(0.0))
+    policy.forecast("first", nonsense, 0.0)
+    assert (policy.victim(), policy.ignored) == ("first", 1)
+
+
+@pytest.mark.parametrize("back", [-1e9, NAN])
+def test_clock_that_runs_backwards_ages_what_was_just_used(back: float) -> None:
+    policy = LPC()
+    for at, key in ((100.0, "old"), (back, "new")):
+        policy.added(key, 1, Use(at))
+    assert drained(policy) == ["old", "new"]
+
+
+def test_lfu_evicts_what_is_used_often_or_forgets_how_often_it_was() -> None:
+    policy = make_policy("lfu")
+    for key in "ab":
+        policy.added(key, 1, Use(0.0))
+    policy.used("a", Use(1.0))
+    assert policy.victim() == "b"
+    policy.removed("a")
+    policy.added("a", 1, Use(2.0))
+    for _ in range(2):  # 3 uses, as a has
+        policy.used("b", Use(3.0))
+    assert policy.victim() == "a"
+
+
+def test_gdsf_never_lets_go_of_what_was_popular_long_ago() -> None:
+    policy = make_policy("gdsf")
+    policy.added("once popular", 1, Use(0.0))
+    for _ in range(4):
+        policy.used("once popular", Use(0.0))
+    evicted = []
+    for number in range(8):
+        policy.added(f"new {number}", 1, Use(1.0))
+        evicted.append(policy.victim())
+        policy.removed(str(evicted[-1]))
+    assert evicted.index("once popular") == 4  # each eviction has raised Clock by 1, and 4 + 1 = 5
+
+
+def test_chunk_that_its_owner_deleted_moves_gdsfs_clock() -> None:
+    policy = make_policy("gdsf")
+    for key in "abc":
+        policy.added(key, 1, Use(0.0))
+    for _ in range(9):
+        policy.used("a", Use(0.0))
+    assert policy.victim() == "b"
+    policy.removed("a")  # of priority 10
+    policy.used("b", Use(0.0))
+    policy.added("d", 1, Use(0.0))
+    assert drained(policy) == ["c", "d", "b"]
+
+
+def test_pgdsf_takes_another_cost_than_the_mean_over_uses_that_missed() -> None:
+    """Equation 3. Chunk x missed twice, at 1 and 3: 2 each; y once, at 2.5, found once at no cost."""
+    policy = PGDSF()
+    policy.added("x", 1, Use(0.0, cost=1.0))
+    policy.used("x", Use(1.0, cost=3.0))
+    policy.added("y", 1, Use(2.0, cost=2.5))
+    policy.used("y", Use(3.0))
+    assert drained(policy) == ["x", "y"]  # 2 * 2 < 2 * 2.5
+
+
+def test_chunk_of_unknown_cost_always_or_never_leaves_first() -> None:
+    policy = PGDSF()
+    for key, cost in (("cheap", 1.0), ("dear", 3.0), ("unknown", None)):
+        policy.added(key, 1, Use(0.0, cost=cost))
+    assert drained(policy) == ["cheap", "unknown", "dear"]
+
+
+def test_memory_of_what_left_grows_without_end() -> None:
+    past = Past(times=4)
+    for number in range(20_000):
+        past.of(str(number)).uses += 1
+        past.left(str(number))
+    assert len(past._left) == 1024
+    past.of("19999").uses += 1
+    assert (past.of("19999").uses, past.of("0").uses) == (2, 0)

@@ -1,0 +1,46 @@
+"""Another policy on a tier that is running."""
+
+from __future__ import annotations
+
+import pytest
+from stores import LAYOUT, RECORD, make_chunk, make_record
+
+from blendrag.errors import ConfigError
+from blendrag.eviction import POLICIES
+from blendrag.store.tiers import RamTier, TierSpec
+
+A, B, C, D = (make_record(make_chunk(seed)) for seed in range(4))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_new_policy_knows_nothing_of_what_is_held(name: str) -> None:
+    evicted: list[str] = []
+    tier = RamTier(TierSpec(kind="ram", bytes=3 * RECORD), LAYOUT, evicted.append)
+    for record in (A, B, C):
+        tier.put(record)
+    tier.used([A.key])
+    tier.use_policy(name)
+    tier.put(D)
+    assert evicted == [B.key]
+    tier.put(B)
+    assert evicted == [B.key, C.key]
+    assert (tier.stats()["chunks"], tier.stats()["bytes"]) == (3, 3 * RECORD)
+
+
+def test_unknown_policy_takes_the_place_of_the_one_that_works() -> None:
+    evicted: list[str] = []
+    tier = RamTier(TierSpec(kind="ram", bytes=RECORD), LAYOUT, evicted.append)
+    tier.put(A)
+    with pytest.raises(ConfigError, match="fifo"):
+        tier.use_policy("fifo")
+    tier.put(B)
+    assert evicted == [A.key]
+
+
+def test_tier_that_was_empty_is_not_evicted_from_later() -> None:
+    evicted: list[str] = []
+    tier = RamTier(TierSpec(kind="ram", bytes=RECORD), LAYOUT, evicted.append)
+    tier.use_policy("gdsf")
+    for record in (A, B):
+        tier.put(record)
+    assert evicted == [A.key]
