@@ -35,9 +35,9 @@ def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def add_legend(figure: Any, axes: Any) -> None:
-    """Below, of what ``axes`` show."""
+    """Above, of what ``axes`` show: below is where :func:`save` says what was measured on."""
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=6, labelcolor=INK,
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, labelcolor=INK,
         frameon=False, fontsize=9,
     )  # fmt: skip
 
