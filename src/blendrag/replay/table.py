@@ -16,16 +16,14 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
     ratios = table_with("token hit ratio", *(f"{size:,}" for size in sizes))
     for name, values in hits.items():
         ratios.add_row(name, *(f"{value:.4f}" for value in values))
-    moved = table_with(
-        "policy", "size", "lowest-highest", "written GB", "read GB", "TTFT ms", "less cache", "of the gap"
-    )
+    moved = table_with("policy", "size", "low", "high", "GB in", "GB out", "TTFT ms", "saved", "closed")
     for place, size in enumerate(sizes):
         for name in hits:
             share = [results.get(key, {}).get(name, {}) for key in ("saved", "closed")]
             moved.add_row(
                 name,
                 f"{size:,}",
-                "-".join(f"{hit:.3f}" for hit in results["spread"][name][place]),
+                *(f"{hit:.3f}" for hit in results["spread"][name][place]),
                 *(_number(results[key][name][place]) for key in ("written_gb", "read_gb", "ttft_ms")),
                 *(_percent(values[place]) if values else "" for values in share),
             )
@@ -35,7 +33,8 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
     times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
     lines = (
         f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}.",
-        "TTFT is estimated, mean. less cache: for LRU's hit ratio. of the gap: from LRU to the optimum.",
+        "low, high: hit ratio, among traces. GB: of KV, written and read. TTFT: estimated, mean. saved: of the"
+        " cache, for LRU's hit ratio. closed: of the gap from LRU to the optimum.",
         *results["notes"],
     )
     for line in lines:
