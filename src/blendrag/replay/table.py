@@ -33,8 +33,8 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
     times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
     lines = (
         f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}.",
-        "low, high: hit ratio, among traces. GB: of KV, written and read. TTFT: estimated, mean. saved: of the"
-        " cache, for LRU's hit ratio. closed: of the gap from LRU to the optimum.",
+        "low, high: hit ratio, among traces. GB: of KV, written and read. TTFT: estimated, mean. saved: of"
+        " the cache, for LRU's hit ratio. closed: of the gap from LRU to the optimum.",
         *results["notes"],
     )
     for line in lines:
