@@ -46,7 +46,7 @@ def test_arms_are_sent_other_requests_or_take_what_is_not_theirs(
         assert [run["rate"] for run in arm["runs"]] == [2, 4]
         assert all(run["not_blended"] == run["unfinished"] == 0 for run in arm["runs"])
         assert all(run["itl_ms"]["p50"] > 0 and 0 <= run["saturated"] <= 1 for run in arm["runs"])
-        ended = max(run["completed_per_s"] for run in arm["runs"])  # 0 where the machine took longer than that
+        ended = max(run["completed_per_s"] for run in arm["runs"])  # 0 on a machine that is slower than that
         assert arm["per_s"] == (ended or None) and not arm["past"]
     assert max(run["reused_tokens"] for run in arms["full"]["runs"]) == 0
     assert min(run["reused_tokens"] for run in arms["blended"]["runs"]) >= 2 * 64
