@@ -8,8 +8,9 @@ a feature but the interval that it is in: a use is one of a few thousand cases, 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ from blendrag.eviction.history import FEATURES, Features
 
 Array = NDArray[np.float64]
 Cases = NDArray[np.int64]
-Case = tuple[int, ...]  # of each feature in FEATURES, the interval it is in
+Case = tuple[int, ...]  # of each feature that is read, the interval it is in
 
 _CASES = 65_536  # are remembered; a workload has a few thousand
 _STEPS_PER_OCTAVE = 8  # of the index, between two levels: 9 %
@@ -32,8 +33,8 @@ class Hazard:
     """The model.
 
     ages: seconds, ascending from 0: borders of the K steps; behind the last nothing is known.
-    borders: of each feature that is read, ascending, what separates its intervals.
-    weights: [sum of borders, K], in the order of FEATURES; what passing each border adds to the logarithm of
+    borders: of each feature that is read, in the order of FEATURES, what separates its intervals, ascending.
+    weights: [sum of borders, K]; what passing each border adds to the logarithm of
     the rate (uses a second). bias: [K], where none is passed. prefix: whether it learned from a cache of
     prefixes, where a chunk is of no use without those before it.
     """
@@ -44,14 +45,16 @@ class Hazard:
     bias: Array
     prefix: bool
     _levels: dict[Case, bytes] = field(default_factory=dict, repr=False)
+    _read: list[tuple[int, tuple[float, ...]]] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        read = [(FEATURES.index(name), these) for name, these in self.borders.items()]
+        assert read == sorted(read), "not in the order of FEATURES"
+        self._read.extend(read)
 
     def case(self, features: Features) -> Case:
-        """Which intervals the features are in. What is not read is in interval 0, and so is NaN."""
-        borders = self.borders
-        return tuple(
-            bisect_right(borders[name], value) if name in borders and value == value else 0
-            for name, value in zip(FEATURES, features, strict=True)
-        )
+        """Which intervals the features are in. NaN is behind all borders."""
+        return tuple([bisect_right(these, features[place]) for place, these in self._read])
 
     def levels(self, case: Case) -> bytes:
         """The chunk's level in each step, and one more, 0, for afterwards: [K + 1] of 0 to TOP."""
@@ -63,38 +66,39 @@ class Hazard:
         return found
 
     def rates(self, cases: Cases) -> Array:
-        """[n, K] uses a second, of [n, features] cases."""
+        """[n, K] uses a second, of [n, features that are read] cases."""
         logs = passed(cases, self.borders) @ self.weights + self.bias
         rates: Array = np.exp(np.clip(logs, -20.0, 5.0))
         return rates
 
     def _computed(self, case: Case) -> bytes:
-        index = gittins(self.rates(np.array([case])), np.diff(self.ages))[0]
-        octaves = np.log2(np.maximum(index, _LOWEST) / _LOWEST)
-        return bytes(np.clip(1 + octaves * _STEPS_PER_OCTAVE, 1, TOP).astype(np.uint8)) + b"\0"
+        rates = self.rates(np.array([case]))[0].tolist()
+        index = gittins(rates, np.diff(self.ages).tolist())
+        octaves = [math.log2(max(one, _LOWEST) / _LOWEST) for one in index]
+        return bytes(min(TOP, 1 + int(octave * _STEPS_PER_OCTAVE)) for octave in octaves) + b"\0"
 
 
 def passed(cases: Cases, borders: Mapping[str, tuple[float, ...]]) -> Array:
-    """[n, sum of borders], 0 or 1: which borders each of [n, features] cases has passed."""
-    columns = [
-        cases[:, place, None] > np.arange(len(borders.get(name, ()))) for place, name in enumerate(FEATURES)
-    ]
-    return np.concatenate(columns, axis=1).astype(np.float64)
+    """[n, sum of borders], 0 or 1: which borders each of [n, len(borders)] cases has passed."""
+    columns = [cases[:, [place]] > np.arange(len(these)) for place, these in enumerate(borders.values())]
+    found: Array = np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
+    return found
 
 
-def gittins(rates: Array, steps: Array) -> Array:
-    """What a place in the cache earns: expected uses per second of residence, [n, K], for each age step.
+def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:
+    """What a place in the cache earns: expected uses per second of residence, [K], for each age step.
 
     From step a on, the best of all plans "keep it until step b at the latest, and let go once it was used":
-    max over b of P(used in a..b) / E[time kept]. This is Gittins' index of the chunk. rates: [n, K] uses a
+    max over b of P(used in a..b) / E[time kept]. This is Gittins' index of the chunk. rates: [K] uses a
     second, above 0; steps: [K] seconds.
     """
-    best = np.zeros_like(rates)
-    chances = -np.expm1(-rates * steps)
-    for start in range(rates.shape[1]):
-        unused, used, kept = (np.full(len(rates), value) for value in (1.0, 0.0, 0.0))
-        for step in range(start, rates.shape[1]):
-            now = unused * chances[:, step]
-            used, kept, unused = used + now, kept + now / rates[:, step], unused - now
-            best[:, start] = np.maximum(best[:, start], used / kept)
+    chances = [-math.expm1(-rate * step) for rate, step in zip(rates, steps, strict=True)]
+    best = []
+    for start in range(len(rates)):
+        unused, used, kept, highest = 1.0, 0.0, 0.0, 0.0
+        for rate, chance in zip(rates[start:], chances[start:], strict=True):
+            now = unused * chance
+            used, kept, unused = used + now, kept + now / rate, unused - now
+            highest = max(highest, used / kept)
+        best.append(highest)
     return best

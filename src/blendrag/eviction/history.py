@@ -6,11 +6,12 @@ from collections import OrderedDict
 
 from blendrag.eviction.interface import Use
 
-FEATURES = ("count", "gap", "depth", "length", "new", "fresh", "last", "similarity", "continues")
+FEATURES = ("count", "gap", "depth", "length", "new", "fresh", "last", "answer", "similarity", "continues")
 """count: uses so far, this one included. gap: seconds since the use before; -1: there was none. depth,
 length: place in the prompt, and chunks in it. new: chunks of the prompt never seen before. fresh: 1 for one
-of these. last: 1 for the prompt's last chunk (which, being cut off anywhere, seldom comes again). similarity:
-to the questions asked lately. continues: chance that the conversation goes on; -1: nobody said."""
+of these. last: 1 for the prompt's last chunk (which, being cut off anywhere, seldom comes again). answer:
+tokens of what was answered. similarity: to the questions asked lately. continues: chance that the
+conversation goes on; -1: nobody said."""
 
 Features = tuple[float, ...]
 UNTOLD = -1.0
@@ -35,4 +36,4 @@ class History:
             self._uses.popitem(last=False)
         new = max(0, use.length - use.known)
         fresh, tail = float(use.depth >= use.known), float(use.depth == use.length - 1)
-        return (count, gap, use.depth, use.length, new, fresh, tail, use.similarity, UNTOLD)
+        return (count, gap, use.depth, use.length, new, fresh, tail, use.answer, use.similarity, UNTOLD)

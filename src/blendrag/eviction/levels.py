@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
 class Levels:
@@ -63,6 +63,7 @@ class Ages:
         self._borders = borders
         self._pages: list[OrderedDict[str, float]] = [OrderedDict() for _ in borders]
         self._page: dict[str, int] = {}
+        self._quiet = float("inf")  # no border is crossed before
 
     def used(self, key: str, at: float) -> None:
         """The key's age is 0 at ``at``, which is never less than in calls before."""
@@ -73,6 +74,8 @@ class Ages:
         first[key] = at
         first.move_to_end(key)
         self._page[key] = 0
+        if len(self._borders) > 1 and at + self._borders[1] < self._quiet:
+            self._quiet = at + self._borders[1]
 
     def remove(self, key: str) -> None:
         """Forget the key, if it is known."""
@@ -88,23 +91,28 @@ class Ages:
         """The key that was not used for the longest time."""
         return next((next(iter(page)) for page in reversed(self._pages) if page), None)
 
-    def aged(self, now: float, most: int) -> Iterator[tuple[str, int]]:
+    def aged(self, now: float, most: int) -> list[tuple[str, int]]:
         """Up to ``most`` keys that crossed a border since they were last named, with their new pages.
 
-        The oldest first: if the caller falls behind, keys far from their turn wait.
+        The oldest come first: who falls behind is late with young keys, which then cross several borders at
+        once.
         """
+        if now < self._quiet:
+            return []
+        found: list[tuple[str, int]] = []
+        self._quiet = float("inf")
         for page in range(len(self._pages) - 2, -1, -1):
-            due = now - self._borders[page + 1]
-            keys = self._pages[page]
+            wait, keys = self._borders[page + 1], self._pages[page]
             while keys:
                 key, at = next(iter(keys.items()))
-                if at > due:
+                if at + wait > now or len(found) == most:
+                    self._quiet = min(self._quiet, at + wait)
                     break
-                if not most:
-                    return
-                most -= 1
                 del keys[key]
-                reached = bisect_right(self._borders, now - at) - 1
+                reached = max(page + 1, bisect_right(self._borders, now - at) - 1)
                 self._pages[reached][key] = at
                 self._page[key] = reached
-                yield key, reached
+                found.append((key, reached))
+                if reached + 1 < len(self._borders):
+                    self._quiet = min(self._quiet, at + self._borders[reached + 1])
+        return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from blendrag.eviction.levels import Ages, Levels
 
-_AT_ONCE = 8  # chunks that grow older in one call, at most
+_AT_ONCE = 4  # chunks that grow older in one call, at most
 
 
 class Ranks:

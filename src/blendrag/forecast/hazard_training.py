@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,23 +13,24 @@ from blendrag.eviction.hazard import Array, Cases, Hazard, passed
 from blendrag.eviction.history import FEATURES
 from blendrag.forecast.hazard_rows import Uses
 
-_STEPS = 12  # of age
+_STEPS = 8  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
 _FIRST = 2.0 / 3.0  # of the time is learned from, when features are chosen by the rest
 _MILD, _STRICT = 5e-4, 5e-3  # penalties on what a border adds to all steps, and to one of them
-_GAIN = 1e-4  # nats per use, by which a feature has to help
+_GAIN = 0.01  # nats per use, by which a feature has to help
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedHazard:
     """loss: negative log likelihood, per use that was followed by another, on the last third of the time.
-    losses: the same without each of the features that were tried and kept, and with each that was dropped."""
+    gains: by how much each feature that was taken up lowered it. without: of a model without features."""
 
     hazard: Hazard
     loss: float
-    losses: Mapping[str, float]
+    without: float
+    gains: Mapping[str, float]
 
 
 def fit_hazard(uses: Uses, prefix: bool) -> FittedHazard | None:
@@ -39,32 +40,32 @@ def fit_hazard(uses: Uses, prefix: bool) -> FittedHazard | None:
     whose next use lies behind the end of the trace counts as not used until then (censored).
     """
     split = float(uses.at[0] + _FIRST * (uses.until - uses.at[0])) if len(uses.at) else 0.0
-    early = uses.before(split)
-    if min(np.isfinite(part.next).sum() for part in (early, uses.since(split))) < _LEAST:
+    early, late = uses.before(split), uses.since(split)
+    if min(np.isfinite(part.next).sum() for part in (early, late)) < _LEAST:
         return None
-    ages, borders = _ages(early), _borders(early)
-    late = _Table.of(uses.since(split), borders, ages)
-    learned = _Table.of(early, borders, ages)
+    ages, every = _ages(early), _borders(early)
 
-    def loss(names: Sequence[str]) -> float:
-        chosen = {name: borders[name] for name in names}
-        return late.loss(_fit(learned, chosen, ages, prefix))
+    def loss(names: Iterable[str]) -> float:
+        borders = {name: every[name] for name in FEATURES if name in names}
+        fitted = _fit(_Table.of(early, borders, ages), borders, ages, prefix)
+        return _Table.of(late, borders, ages).loss(fitted)
 
-    kept = list(borders)
-    best, losses = loss(kept), dict[str, float]()
-    for name in list(borders):
-        without = loss([other for other in kept if other != name])
-        losses[name] = without
-        if without < best + _GAIN:
-            kept.remove(name)
-            losses[name], best = best, without
-    ages, borders = _ages(uses), {name: these for name, these in _borders(uses).items() if name in kept}
-    return FittedHazard(_fit(_Table.of(uses, borders, ages), borders, ages, prefix), best, losses)
+    gains: dict[str, float] = {}
+    best = without = loss(())
+    while rest := [name for name in every if name not in gains]:
+        tried = {name: loss([*gains, name]) for name in rest}
+        name = min(rest, key=lambda name: tried[name])
+        if tried[name] > best - _GAIN:
+            break
+        gains[name], best = best - tried[name], tried[name]
+    ages, borders = _ages(uses), {name: these for name, these in _borders(uses).items() if name in gains}
+    hazard = _fit(_Table.of(uses, borders, ages), borders, ages, prefix)
+    return FittedHazard(hazard, best, without, gains)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Uses by case: [cases, features]; seconds waited and uses seen in each step of age, weighted,
+    """Uses by case: [cases, borders' features]; seconds waited and uses seen in each step of age, weighted,
     [cases, K]."""
 
     cases: Cases
@@ -73,11 +74,10 @@ class _Table:
 
     @classmethod
     def of(cls, uses: Uses, borders: Mapping[str, tuple[float, ...]], ages: tuple[float, ...]) -> _Table:
-        columns = [
-            np.searchsorted(borders.get(name, ()), np.nan_to_num(uses.features[:, place]), side="right")
-            for place, name in enumerate(FEATURES)
-        ]
-        cases, of = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        every = np.zeros((len(uses.at), len(borders)), np.int64)
+        for place, (name, these) in enumerate(borders.items()):
+            every[:, place] = np.searchsorted(these, uses.features[:, FEATURES.index(name)], side="right")
+        cases, of = np.unique(every, axis=0, return_inverse=True)
         of = of.ravel()
         waited = np.zeros((len(cases), len(ages) - 1))
         seen = np.zeros_like(waited)
@@ -88,7 +88,7 @@ class _Table:
             seconds = np.clip(shown - start, 0.0, end - start)
             waited[:, step] = np.bincount(of, uses.weights * seconds, len(cases))
             seen[:, step] = np.bincount(of[here], uses.weights[here], len(cases))
-        return cls(cases.astype(np.int64), waited, seen)
+        return cls(cases, waited, seen)
 
     def loss(self, hazard: Hazard) -> float:
         rates = hazard.rates(self.cases)

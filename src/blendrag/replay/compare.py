@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from blendrag.bench.progress import BenchProgress
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, make_policy
+from blendrag.forecast.hazard_training import FittedHazard
 from blendrag.replay.belady import optimum
 from blendrag.replay.costs import Costs
+from blendrag.replay.learned import learned, taught
 from blendrag.replay.oracle import oracle_forecasts
 from blendrag.replay.request import Trace
 from blendrag.replay.run import Outcome, replay
 from blendrag.replay.source import Source
 from blendrag.replay.summary import Run, summary
 
-OPTIMAL, ORACLE = "optimal", "oracle"
+OPTIMAL, ORACLE, LEARNED = "optimal", "oracle", "lpc+"
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionOptions:
     """sizes: capacities, ascending, in the trace's unit. policies: names. seeds: traces that are made, where
-    they are made. warmup: share of the requests that fills the caches and is not counted."""
+    they are made. warmup: share of the requests that fills the caches and is not counted; ``lpc+`` learns
+    from it, and without it from nothing."""
 
     sizes: tuple[int, ...]
     policies: tuple[str, ...]
@@ -71,13 +75,22 @@ def run_eviction(
         progress.note("forecasts")
         forecasts: Mapping[str, Sequence[float] | None] = {ORACLE: known}
         predicted = source.forecasts(trace)
+        progress.note(f"{LEARNED} learns")
+        fitted = learned(trace, options.warmup, predicted) if LEARNED in names else None
+        maker = partial(_maker, fitted, make)
         for name in names:
             for place, size in enumerate(options.sizes):
                 progress.note(f"{name}, {size:,} {trace.unit}")
-                outcome = _one(trace, name, size, forecasts.get(name, predicted), costs, make)
+                outcome = _one(trace, name, size, forecasts.get(name, predicted), costs, maker)
                 runs[name][place].append(Run.of(outcome, options.warmup))
                 progress.step()
     return summary(traces[0], options.sizes, runs, costs) | {"notes": list(source.notes)}
+
+
+def _maker(
+    fitted: FittedHazard | None, make: Callable[[str], EvictionPolicy], name: str
+) -> EvictionPolicy:
+    return taught(fitted) if fitted and name == LEARNED else make(name)
 
 
 def _one(

@@ -20,6 +20,7 @@ class _Record(BaseModel):
 
     timestamp: float = Field(ge=0)
     input_length: int = Field(gt=0)
+    output_length: int = Field(default=0, ge=0)
     hash_ids: list[int] = Field(min_length=1)
 
 
@@ -45,7 +46,8 @@ def read_mooncake(path: Path) -> Trace:
             raise wrong_line(path, number, f"input_length: {record.input_length} tokens are not {count}")
         if requests and at < requests[-1].at:
             raise wrong_line(path, number, "timestamp: earlier than that of the line before")
-        requests.append(Request(at, tuple(map(str, record.hash_ids)), (BLOCK,) * full + (last,)))
+        keys, sizes = tuple(map(str, record.hash_ids)), (BLOCK,) * full + (last,)
+        requests.append(Request(at, keys, sizes, answered=record.output_length))
     if not requests:
         raise SourceError(f"{str(path)!r} holds no requests")
     return Trace(path.name, requests, prefix=True, unit="blocks")

@@ -145,6 +145,10 @@ def _with_predictor(
         answers: list[float] = predictor.probability(windows).tolist()
         return answers
 
-    note = f"{len(held_out):,} of {len(dialogs):,} conversations, which the predictor was not trained on"
+    seen = len(held_out) < len(dialogs)
+    note = f"{len(held_out):,} conversations: " + (
+        "those of its training file that the predictor has not seen" if seen
+        else "the whole file; the predictor was trained on another one"
+    )  # fmt: skip
     trace = partial(_dialog_trace, held_out, load, name)
     return Source(trace, generated=True, forecasts=forecasts, notes=(note,))

@@ -25,8 +25,8 @@ def test_a_first_key_that_is_not_the_oldest_of_the_lowest_level(calls: list[tupl
         assert levels.first() == min(model, key=lambda key: model[key], default=None)
 
 
-@given(st.lists(st.tuples(KEYS, st.floats(0.0, 60.0), st.integers(0, 9), st.booleans())))
-def test_an_age_that_is_told_wrong_or_twice_or_never(calls: list[tuple[str, float, int, bool]]) -> None:
+@given(st.lists(st.tuples(KEYS, st.integers(0, 60), st.integers(0, 9), st.booleans())))
+def test_an_age_that_is_told_wrong_or_twice_or_never(calls: list[tuple[str, int, int, bool]]) -> None:
     ages, last, told, now = Ages(BORDERS), dict[str, float](), dict[str, int](), 0.0
     turn = dict[str, int]()
     for number, (key, pause, most, gone) in enumerate(calls):
@@ -37,7 +37,7 @@ def test_an_age_that_is_told_wrong_or_twice_or_never(calls: list[tuple[str, floa
         else:
             ages.used(key, now)
             last[key], told[key], turn[key] = now, 0, number
-        for older, step in list(ages.aged(now, most)):
+        for older, step in ages.aged(now, most):
             assert step == sum(now - last[older] >= border for border in BORDERS) - 1 > told[older]
             told[older] = step
             most -= 1

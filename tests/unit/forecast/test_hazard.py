@@ -1,0 +1,148 @@
+"""When chunks are used again: rows from traces, the fit, the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blendrag.errors import PredictorError
+from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.history import FEATURES
+from blendrag.forecast.hazard_file import NAME, load_hazard, save_hazard
+from blendrag.forecast.hazard_rows import Uses, uses_of
+from blendrag.forecast.hazard_training import fit_hazard
+from blendrag.replay.learned import learned, taught
+from blendrag.replay.request import Request, Trace
+
+
+def trace(*requests: Request, prefix: bool = True) -> Trace:
+    return Trace("t", requests, prefix, "blocks")
+
+
+def ask(at: float, keys: str, answer: int = 0, **more: object) -> Request:
+    return Request(at, tuple(keys), (1,) * len(keys), answer, **more)  # type: ignore[arg-type]
+
+
+def column(uses: Uses, name: str) -> list[float]:
+    values: list[float] = uses.features[:, FEATURES.index(name)].tolist()
+    return values
+
+
+def test_a_use_told_of_before_it_happens_or_in_another_order() -> None:
+    uses = uses_of(trace(ask(0.0, "ab", finished=5.0), ask(3.0, "ac"), ask(7.0, "abd", answer=1)))
+    # c and a of the second request (3 s), b and a of the first (5 s), d, b and a of the third (7 s)
+    assert uses.at.tolist() == [3.0, 3.0, 5.0, 5.0, 7.0, 7.0, 7.0]
+    assert column(uses, "count") == [1, 1, 1, 2, 1, 2, 3]
+    assert column(uses, "gap") == [-1, -1, -1, 2, -1, 2, 2]
+    assert column(uses, "depth") == [1, 0, 1, 0, 2, 1, 0]
+    assert column(uses, "new") == [1, 1, 2, 2, 1, 1, 1]  # what is asked is seen at once; d is an answer
+    assert column(uses, "fresh") == [1, 0, 1, 1, 1, 0, 0]
+    assert uses.next.tolist() == [np.inf, np.inf, 2.0, 2.0, np.inf, np.inf, np.inf]
+
+
+def test_a_future_that_shines_through() -> None:
+    uses = uses_of(trace(*(ask(float(at), "ab") for at in range(0, 100, 10))))
+    known = uses.before(35.0)
+    assert known.at.tolist() == [0, 0, 10, 10, 20, 20, 30, 30]
+    assert known.next.tolist() == [10, 10, 10, 10, 10, 10, np.inf, np.inf]
+    assert known.until == 35.0
+    cut = uses_of(trace(*(ask(float(at), "ab") for at in range(0, 40, 10))))
+    assert np.array_equal(known.features, cut.features)
+    assert uses.since(85.0).at.tolist() == [90, 90]
+
+
+def poisson(count: int, seed: int = 0) -> Trace:
+    """Chunks that nobody wants twice, each behind one of two that are wanted at two rates."""
+    rng = np.random.default_rng(seed)
+    events = [(float(at), 0) for at in np.cumsum(rng.exponential(4.0, count))]
+    events += [(float(at), 3) for at in np.cumsum(rng.exponential(40.0, count // 10))]
+    requests = []
+    for number, (at, depth) in enumerate(sorted(events)):
+        keys = (*(f"once {number}.{i}" for i in range(depth)), f"often {depth}")
+        requests.append(Request(at, keys, (1,) * len(keys)))
+    return trace(*requests, prefix=False)
+
+
+def test_rates_that_are_not_those_of_the_trace() -> None:
+    fitted = fit_hazard(uses_of(poisson(4000)), prefix=False)
+    assert fitted is not None and fitted.loss < fitted.without
+    values = {"count": 9.0, "gap": 4.0, "length": 1.0, "last": 1.0, "new": 0.0, "depth": 0.0}
+    often = fitted.hazard.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    values |= {"count": 1.0, "gap": -1.0, "length": 4.0, "last": 0.0, "new": 3.0, "fresh": 1.0}
+    once = fitted.hazard.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    rates = fitted.hazard.rates(np.array([often, once]))
+    assert rates[0, :6] == pytest.approx(np.full(6, 0.25), rel=0.3)
+    assert (rates[1] < 0.02).all()
+
+
+def test_one_trace_two_models() -> None:
+    one, other = (fit_hazard(uses_of(poisson(1000)), prefix=False) for _ in range(2))
+    assert one is not None and other is not None
+    assert np.array_equal(one.hazard.weights, other.hazard.weights)
+
+
+NOTHING = [[], [ask(0.0, "abc")], [ask(0.0, "a")] * 9, [ask(float(i), str(i)) for i in range(9)]]
+
+
+@pytest.mark.parametrize("requests", NOTHING)
+def test_a_trace_that_teaches_nothing(requests: list[Request]) -> None:
+    assert fit_hazard(uses_of(trace(*requests)), prefix=True) is None
+    assert learned(trace(*requests), 0.5) is None
+    assert not taught(None).learned
+
+
+def test_a_forecast_that_nobody_reads() -> None:
+    """Half of all conversations go on, and the forecast tells which."""
+    rng = np.random.default_rng(0)
+    requests, chances = [], []
+    for number in range(600):
+        goes_on = bool(rng.random() < 0.5)
+        for turn in range(1 + goes_on):
+            at, whose = number + 50.0 * turn, str(number)
+            requests.append(Request(at, (whose,), (1,), conversation=whose))
+            chances.append(0.9 if goes_on and not turn else 0.1)
+    order = sorted(range(len(requests)), key=lambda place: requests[place].at)
+    known = trace(*(requests[place] for place in order))
+    fitted = learned(known, 0.5, [chances[place] for place in order])
+    assert fitted is not None and "continues" in fitted.gains
+
+
+def small() -> Hazard:
+    return Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(2), True)
+
+
+def test_a_model_that_is_another_after_saving(tmp_path: Path) -> None:
+    save_hazard(tmp_path / "new", small(), {"source": "here"})
+    found, facts = load_hazard(tmp_path / "new")
+    assert facts == {"source": "here"} and found.prefix
+    assert (found.ages, found.borders) == (small().ages, small().borders)
+    assert np.array_equal(found.weights, small().weights) and np.array_equal(found.bias, small().bias)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        Hazard((0.0, 9.0, 1.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(2), True),
+        Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.full((2, 2), np.nan), np.zeros(2), True),
+        Hazard((0.0, 1.0, 9.0), {"count": (2.0,)}, np.ones((2, 2)), np.zeros(2), True),
+        Hazard((0.0, 1.0, 9.0), {"count": (2.0, 3.0)}, np.ones((2, 2)), np.zeros(3), True),
+        Hazard((0.0,), {}, np.ones((0, 0)), np.zeros(0), True),
+    ],
+)
+def test_a_model_that_cannot_be_one(tmp_path: Path, damaged: Hazard) -> None:
+    save_hazard(tmp_path, damaged, {})
+    with pytest.raises(PredictorError, match="no hazard model"):
+        load_hazard(tmp_path)
+
+
+def test_a_file_that_is_missing_cut_or_not_one(tmp_path: Path) -> None:
+    with pytest.raises(PredictorError, match="no hazard model in"):
+        load_hazard(tmp_path)
+    save_hazard(tmp_path, small(), {})
+    whole = (tmp_path / NAME).read_bytes()
+    for damaged in (b"", b"nonsense", whole[:-9]):
+        (tmp_path / NAME).write_bytes(damaged)
+        with pytest.raises(PredictorError):
+            load_hazard(tmp_path)
