@@ -25,6 +25,8 @@ class ChatRequest:
     schema: JSON schema that the answer has to match; the model is shown it, and held to it.
     settings: in place of the chat's own, for what may differ from request to request.
     max_retries: how often a request is sent again after the engine failed, before anything was given out.
+    conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
+    stands for the one that the messages' opening gives.
     """
 
     messages: Sequence[Mapping[str, Any]] | str
@@ -35,6 +37,7 @@ class ChatRequest:
     schema: Mapping[str, Any] | None = None
     settings: Settings | None = None
     max_retries: int = 0
+    conversation: str | None = None
 
     def __post_init__(self) -> None:
         names = [tool["function"]["name"] for tool in self.tools]
