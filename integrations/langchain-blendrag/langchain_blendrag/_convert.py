@@ -8,14 +8,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, InvalidToolCall, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    InvalidToolCall,
+    ToolMessage,
+)
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCall, ToolCallChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blendrag.chat.completion import Completion, TokenLogprob
+    from blendrag.chat.completion import Completion, Piece, TokenLogprob
 
 _ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
 
@@ -134,3 +142,31 @@ def invalid_tool_calls(completion: Completion, *, quoted: bool = False) -> list[
         )
         for c in completion.invalid_tool_calls
     ]
+
+
+def chat_result(completion: Completion) -> ChatResult:
+    """The whole answer."""
+    message = AIMessage(
+        content=completion.text,
+        tool_calls=tool_calls(completion),
+        invalid_tool_calls=invalid_tool_calls(completion),
+        usage_metadata=usage_metadata(completion),
+        response_metadata=response_metadata(completion),
+    )
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def chat_chunk(piece: Piece) -> ChatGenerationChunk:
+    """A piece of the answer; the last one has what is known of the whole."""
+    if piece.completion is None:
+        return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+    return ChatGenerationChunk(
+        message=AIMessageChunk(
+            content=piece.text,
+            tool_call_chunks=tool_call_chunks(piece.completion),
+            invalid_tool_calls=invalid_tool_calls(piece.completion, quoted=True),
+            usage_metadata=usage_metadata(piece.completion),
+            response_metadata=response_metadata(piece.completion),
+            chunk_position="last",
+        )
+    )

@@ -23,7 +23,9 @@ _OTHER = (
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens",
     "logit_bias", "ignore_eos",
 )  # fmt: skip
-_MORE = ("tools", "tool_choice", "response_format", "documents", "model", "stop", "max_retries")
+_MORE = (
+    "tools", "tool_choice", "response_format", "documents", "model", "stop", "max_retries", "conversation",
+)  # fmt: skip
 # What LangChain hands on for providers that need it.
 _FOREIGN = (
     "strict", "stream", "streaming", "stream_usage", "stream_options", "parallel_tool_calls", "api_key",
@@ -66,6 +68,7 @@ def chat_request(
     if overridden:
         mode = overridden.pop("mode", llm.mode)
         settings = type(settings).load(**{**settings.model_dump(), **overridden, "blend": mode == "blend"})
+    conversation = kwargs.get("conversation")
     return ChatRequest(
         plain_messages(messages),
         sampling,
@@ -75,6 +78,7 @@ def chat_request(
         schema=schema,
         settings=settings,
         max_retries=kwargs.get("max_retries", llm.max_retries),
+        conversation=None if conversation is None else str(conversation),
     )
 
 

@@ -12,9 +12,8 @@ from typing import Any, Literal, Self
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
@@ -23,6 +22,7 @@ from blendrag.chat.chat import Chat
 from blendrag.errors import BlendragWarning
 from blendrag.settings import Settings
 from langchain_blendrag import _convert
+from langchain_blendrag._conversation import InConversation
 from langchain_blendrag._request import chat_request
 from langchain_blendrag._tools import bound_tools, structured
 
@@ -33,7 +33,7 @@ _CHAT_FIELDS = {*_SETTINGS, "mode", "settings", "kv_dir"}
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 
-class ChatBlend(BaseChatModel):
+class ChatBlend(InConversation):
     """Chat model on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
 
     Texts that a ``BlendChroma``, or another vector store made with ``warm``, holds are recognised in any
@@ -131,7 +131,7 @@ class ChatBlend(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _result(self.chat.complete(chat_request(self, messages, stop, kwargs)))
+        return _convert.chat_result(self.chat.complete(chat_request(self, messages, stop, kwargs)))
 
     async def _agenerate(
         self,
@@ -140,7 +140,7 @@ class ChatBlend(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _result(await self.chat.acomplete(chat_request(self, messages, stop, kwargs)))
+        return _convert.chat_result(await self.chat.acomplete(chat_request(self, messages, stop, kwargs)))
 
     def _stream(
         self,
@@ -153,7 +153,7 @@ class ChatBlend(BaseChatModel):
         with contextlib.closing(pieces):
             for piece in pieces:
                 if piece.text or piece.completion:
-                    yield _chunk(piece)
+                    yield _convert.chat_chunk(piece)
 
     async def _astream(
         self,
@@ -166,7 +166,7 @@ class ChatBlend(BaseChatModel):
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 if piece.text or piece.completion:
-                    yield _chunk(piece)
+                    yield _convert.chat_chunk(piece)
 
     # -- tools and structured output ----------------------------------------------------------------------
 
@@ -275,29 +275,3 @@ class ChatBlend(BaseChatModel):
         if window := Chat(self._all_settings()).context_window_at_hand():
             profile["max_input_tokens"] = window
         return profile
-
-
-def _result(completion: Any) -> ChatResult:
-    message = AIMessage(
-        content=completion.text,
-        tool_calls=_convert.tool_calls(completion),
-        invalid_tool_calls=_convert.invalid_tool_calls(completion),
-        usage_metadata=_convert.usage_metadata(completion),
-        response_metadata=_convert.response_metadata(completion),
-    )
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _chunk(piece: Any) -> ChatGenerationChunk:
-    if piece.completion is None:
-        return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
-    return ChatGenerationChunk(
-        message=AIMessageChunk(
-            content=piece.text,
-            tool_call_chunks=_convert.tool_call_chunks(piece.completion),
-            invalid_tool_calls=_convert.invalid_tool_calls(piece.completion, quoted=True),
-            usage_metadata=_convert.usage_metadata(piece.completion),
-            response_metadata=_convert.response_metadata(piece.completion),
-            chunk_position="last",
-        )
-    )

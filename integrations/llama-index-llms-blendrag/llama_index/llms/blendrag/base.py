@@ -89,6 +89,7 @@ class BlendLLM(StructuredByGrammar):
         None, description="Share of the documents' tokens that is recomputed.", ge=0, le=1
     )
     selector: str | None = Field(None, description="How those tokens are chosen.")
+    conversation: str | None = Field(None, description="Whose turns these are; None: told from messages.")
 
     _chat: Chat = PrivateAttr()
     _window: int | None = PrivateAttr(default=None)

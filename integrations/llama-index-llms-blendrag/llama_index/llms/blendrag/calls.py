@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LogProb
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
+from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
 from blendrag.chat.completion import Completion, Piece
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
 
 dispatcher = get_dispatcher(__name__)
+
+_TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
 
 class Call:
@@ -45,6 +48,7 @@ class Call:
         choice = options.pop("tool_choice", None) or AUTO
         blending = _blending(settings, option("mode"), option("recompute_ratio"), option("selector"))
         max_retries = option("max_retries")
+        conversation = _conversation(options.pop("conversation", None), llm.conversation)
         temperature, stop = option("temperature"), option("stop")
         sampling = Sampling(
             max_tokens=option("max_tokens") or settings.max_tokens,
@@ -65,6 +69,7 @@ class Call:
             tool_choice=choice,
             settings=blending,
             max_retries=max_retries,
+            conversation=conversation,
         )
 
     def feed(self, piece: Piece) -> ChatResponse:
@@ -108,6 +113,14 @@ def _blending(settings: Settings, mode: str, ratio: float | None, selector: str 
     wanted = {"blend": mode == "blend", "recompute_ratio": ratio, "selector": selector}
     changed = {name: to for name, to in wanted.items() if to is not None and to != getattr(settings, name)}
     return Settings.load(**{**settings.model_dump(), **changed}) if changed else settings
+
+
+def _conversation(given: Any, default: str | None) -> str | None:
+    """The call's; else that of the ``instrument_tags`` around it, since engines and agents hand on no
+    options; else the LLM's own."""
+    tags = active_instrument_tags.get()
+    named = [given, *(tags.get(name) for name in _TAGS), default]
+    return next((str(one) for one in named if one is not None), None)
 
 
 def _texts(documents: Iterable[Any]) -> tuple[str, ...]:

@@ -1,0 +1,131 @@
+"""A conversation's id reaches the request by whatever way LlamaIndex goes; only the engine is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.instrumentation.dispatcher import instrument_tags
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools import FunctionTool
+from pydantic import BaseModel
+
+from blendrag.chat.chat import Chat
+from llama_index.llms.blendrag import BlendLLM
+
+Asked = list[str | None]
+HELLO = [ChatMessage("Hello?")]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """The conversations of the requests, in their order."""
+    seen: Asked = []
+    turn = Chat._turn
+
+    def noted(chat: Chat, request: Any) -> Any:
+        seen.append(request.conversation)
+        return turn(chat, request)
+
+    monkeypatch.setattr(Chat, "_turn", noted)
+    return seen
+
+
+def ask_all_ways(llm: BlendLLM, **options: Any) -> int:
+    """How many requests that were."""
+
+    async def stream(pieces: Any) -> None:
+        async for _ in await pieces:
+            pass
+
+    async def asynchronously() -> None:
+        await llm.achat(HELLO, **options)
+        await stream(llm.astream_chat(HELLO, **options))
+        await llm.acomplete("Hello?", **options)
+        await stream(llm.astream_complete("Hello?", **options))
+
+    llm.chat(HELLO, **options)
+    list(llm.stream_chat(HELLO, **options))
+    llm.complete("Hello?", **options)
+    llm.complete("Q: Hello?\nA:", formatted=True, **options)
+    list(llm.stream_complete("Hello?", **options))
+    asyncio.run(asynchronously())
+    return 9
+
+
+def test_option_or_field_is_lost_on_some_way(llm: BlendLLM, asked: Asked) -> None:
+    count = ask_all_ways(llm, conversation="c1")
+    assert asked == ["c1"] * count
+    asked.clear()
+    llm.conversation = "c2"
+    ask_all_ways(llm)
+    assert asked == ["c2"] * count
+
+
+def test_conversation_is_made_up_where_none_is_named(llm: BlendLLM, asked: Asked) -> None:
+    count = ask_all_ways(llm)
+    assert asked == [None] * count
+
+
+@pytest.mark.parametrize("name", ["conversation", "session_id"])
+def test_tags_around_a_call_are_not_read(llm: BlendLLM, asked: Asked, name: str) -> None:
+    with instrument_tags({name: 7}):
+        count = ask_all_ways(llm)
+    assert asked == ["7"] * count
+
+
+def test_call_is_overruled_by_tags_and_tags_by_the_field(
+    make_llm: Callable[..., BlendLLM], asked: Asked
+) -> None:
+    llm = make_llm(conversation="field")
+    with instrument_tags({"session_id": "tag", "user": "ada"}):
+        llm.chat(HELLO)
+        llm.chat(HELLO, conversation="call")
+    with instrument_tags({"user": "ada"}):
+        llm.chat(HELLO)
+    assert asked == ["tag", "call", "field"]
+
+
+def test_engine_sees_an_option_that_is_ours(llm: BlendLLM, scripted: Any) -> None:
+    llm.chat(HELLO, conversation="c1")
+    assert scripted.asked[0].sampling.other == {}
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"12 degrees in {city}"
+
+
+class City(BaseModel):
+    name: str
+
+
+def test_tools_and_structured_output_lose_the_conversation(
+    llm: BlendLLM, scripted: Any, asked: Asked
+) -> None:
+    tool = FunctionTool.from_defaults(weather)
+    llm.chat_with_tools([tool], "Is it cold?", conversation="c1")
+    scripted.answers = ['{"name": "Bergen"}']
+    llm.structured_predict(City, PromptTemplate("Which city?"), {"conversation": "c2"})
+    with instrument_tags({"session_id": "s1"}):
+        llm.as_structured_llm(City).chat(HELLO)
+    assert asked == ["c1", "c2", "s1"]
+
+
+def test_chat_engine_or_agent_cannot_be_told_apart_by_users(llm: BlendLLM, asked: Asked) -> None:
+    engine = SimpleChatEngine.from_defaults(llm=llm)
+    agent = FunctionAgent(tools=[FunctionTool.from_defaults(weather)], llm=llm, streaming=False)
+
+    async def run() -> None:
+        await agent.run("Hello?")
+
+    with instrument_tags({"session_id": "s1"}):
+        engine.chat("Hello?")
+        list(engine.stream_chat("And now?").response_gen)
+        asyncio.run(run())
+    assert asked == ["s1"] * 3
