@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import compress
 
 _CHILDREN = 16  # as many doubles as fill two cache lines: measured against 8 and 32
 
@@ -106,10 +107,13 @@ class IndexedHeap:
             below = min(group)
             if below > priority:
                 break
-            child = first + group.index(below)
-            if group.count(below) > 1:
-                ties = [place for place, other in enumerate(group, first) if other == below]
-                child = min(ties, key=turns.__getitem__)
+            alike = group.count(below)
+            if alike == 1:
+                child = first + group.index(below)
+            else:  # without a loop of Python's: where many are alike, every eviction comes by here as well
+                waited = turns[first : first + _CHILDREN]
+                ties = waited if alike == len(group) else compress(waited, map(below.__eq__, group))
+                child = first + waited.index(min(ties))
             if below == priority and turns[child] > turn:
                 break
             # _put, written out: every eviction comes by here five times
