@@ -11,6 +11,7 @@ from typing import Any
 
 from blendrag.errors import ConfigError, PredictorError, SourceError
 from blendrag.forecast.dialogs import Dialog, read_dialogs
+from blendrag.forecast.trace_log import parts
 from blendrag.replay.azure import COLUMNS, read_azure
 from blendrag.replay.lines import numbered_lines
 from blendrag.replay.mooncake import read_mooncake
@@ -51,14 +52,16 @@ class Source:
 
 
 def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> Source:
-    """Block traces (Mooncake's) as they are, dialogues and question sets as ``workload`` says.
+    """Block traces (Mooncake's, or a store's log) as they are, dialogues and question sets as ``workload``
+    says.
 
     predicted: whether forecasts are wanted, for which an embedder has to be loaded. Raises SourceError,
     naming file and line; ConfigError for a file of times alone.
     """
-    first = _first(path)
+    files = parts(path)
+    first = _first(files[0])
     if "hash_ids" in first:
-        trace = read_mooncake(path)
+        trace = read_mooncake(*files)
         return Source(lambda seed: trace, generated=False)
     if "turns" in first:
         return _dialogs(path, workload, predicted)
