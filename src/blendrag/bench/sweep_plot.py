@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,19 @@ def draw_sweep(results: Mapping[str, Any], path: Path) -> None:
             axes.plot(at, middle, color=colour, marker="o", markersize=4, label=ARM_LABELS[arm])
             axes.fill_between(at, low, high, color=colour, alpha=0.2, linewidth=0)
         axes.set_ylim(bottom=0)
-        axes.set_xticks(at, [f"{value:g}" if numbers else str(value) for value in values])
+        axes.set_xticks(at, _labels(values) if numbers else [str(value) for value in values])
     finish_axes(panels[0], "Time to first token", results["label"], "s (median, p10 to p90)")
     finish_axes(panels[1], "Full prefill / arm", results["label"], "times")
     add_legend(figure, panels[0])
     save(figure, path, results["machine"])
 
+
+def _labels(values: Sequence[float]) -> list[str]:
+    """A label per value; none where it would stand on the one before."""
+    room = (max(values) - min(values)) / 15
+    labels: list[str] = []
+    last = -math.inf
+    for value in values:
+        labels.append(f"{value:g}" if value - last >= room else "")
+        last = value if labels[-1] else last
+    return labels

@@ -10,6 +10,7 @@ from blendrag.bench.arms import Arm, Sample
 from blendrag.bench.progress import BenchProgress
 from blendrag.bench.prompts import Prompt, Trial
 from blendrag.bench.sweep import Job, SweepOptions, measure_in_turns, summarise_point
+from blendrag.bench.sweep_plot import _labels
 from blendrag.bench.sweep_points import AXES, Point, axis_named
 from blendrag.bench.texts import questions_of
 from blendrag.errors import ConfigError
@@ -115,3 +116,8 @@ def test_speed_up_is_not_of_the_means_of_one_repeat() -> None:
     assert found["blended"]["speedup_vs_full"] == pytest.approx({"median": 3, "p10": 2.2, "p90": 3.8})
     assert found["reuse"]["speedup_vs_prefix"]["median"] == 2
     assert found["blended"]["kl_first_token"] == 0 and found["blended"]["tokens_recomputed"] == 7
+
+
+def test_label_of_a_value_stands_on_that_of_its_neighbour() -> None:
+    assert _labels([0.02, 0.05, 0.1, 0.15, 0.5]) == ["0.02", "", "0.1", "0.15", "0.5"]
+    assert _labels([512]) == ["512"]
