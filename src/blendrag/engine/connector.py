@@ -8,7 +8,9 @@ processes.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +21,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from blendrag.engine.compat import KVConnectorPromMetrics, KVConnectorStats
-from blendrag.engine.metrics import (
-    Recorder,
-    Tally,
-    TierMeter,
-    fallback,
-    fallback_of,
-    merge,
-    of_outcome,
-    of_report,
-    summary,
-)
+from blendrag.engine.compat import FreeBlocks, conversation_of
+from blendrag.engine.connector_stats import BlendMetrics, BlendStats
+from blendrag.engine.metrics import Tally, TierMeter, fallback, fallback_of, merge, of_outcome, of_report
+from blendrag.engine.prefix_order import PrefixOrder
 from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
 from blendrag.engine.slices import StepClock
 
@@ -42,6 +36,8 @@ _BLENDS_AHEAD = 2
 
 # Between two looks at the tiers' statistics, in steps that blend nothing.
 _TIERS_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -58,46 +54,14 @@ class BlendMetadata(KVConnectorMetadata):
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what was done, by request id."""
+    """Worker to scheduler: what was done, by request id; the chance that a conversation goes on, by it."""
 
     reports: dict[str, dict[str, Any]]
+    forecasts: dict[str, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
-        return BlendReports({**other.reports, **self.reports})
-
-
-@dataclass
-class BlendStats(KVConnectorStats):
-    """From both halves to the client's process."""
-
-    data: Tally = field(default_factory=dict)
-
-    def reset(self) -> None:
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        merge(self.data, other.data)
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        return {**summary(self.data)}
-
-    def is_empty(self) -> bool:
-        return not self.data
-
-
-class BlendMetrics(KVConnectorPromMetrics):
-    """In the client's process: what the tallies add up to."""
-
-    def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
-    ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        self._recorder = Recorder(metric_types, labelnames, labelvalues)
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        self._recorder.observe(transfer_stats_data, engine_idx)
+        return BlendReports({**other.reports, **self.reports}, {**other.forecasts, **self.forecasts})
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -109,7 +73,9 @@ class BlendConnector(KVConnectorBase_V1):
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
         self._min_cached = int(extra.get("exact_tail", 0))
         self._share = float(extra.get("blend_share", 1.0))
+        self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         # scheduler half
+        self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
         self._beside: set[str] = set()  # requests whose blend is claimed to go on beside others
@@ -123,10 +89,27 @@ class BlendConnector(KVConnectorBase_V1):
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
         self._reports: dict[str, dict[str, Any]] = {}
+        self._forecasts: dict[str, float] = {}
         self._clock = StepClock()
         self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        blocks = FreeBlocks.of(gpu_block_pool) if self._prefix_forecasts else None
+        self._order = None if blocks is None else PrefixOrder(blocks)
+
+    def on_new_request(self, request: Any) -> None:
+        self._ordering(lambda order: order.began(conversation_of(request)))
+
+    def _ordering(self, work: Callable[[PrefixOrder], None]) -> None:
+        """Whatever goes wrong with it, the engine's own order is as good an answer."""
+        try:
+            if self._order is not None:
+                work(self._order)
+        except Exception:
+            self._order = None
+            _log.exception("forecasts no longer reach the prefix cache")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         try:
@@ -190,8 +173,12 @@ class BlendConnector(KVConnectorBase_V1):
                     self._results[request_id] = report
                     if "fallback" in report:
                         self._failed.add(request_id)
+            for conversation, chance in meta.forecasts.items():
+                self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
+        self._ordering(lambda order: order.settle())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         result = self._results.pop(request.request_id, None)
         for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
@@ -209,6 +196,11 @@ class BlendConnector(KVConnectorBase_V1):
     def bind(self, blender: Blender) -> None:
         """Give the worker half its model. Called once, before the first request."""
         self._blender = blender
+
+    def forecast(self, conversation: str, probability: float) -> None:
+        """The conversation goes on with this chance: told to the scheduler with the next step's results."""
+        if self._prefix_forecasts:
+            self._forecasts[conversation] = probability
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -253,10 +245,11 @@ class BlendConnector(KVConnectorBase_V1):
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        if not self._reports:
+        if not self._reports and not self._forecasts:
             return None
         reports, self._reports = self._reports, {}
-        return BlendReports(reports)
+        forecasts, self._forecasts = self._forecasts, {}
+        return BlendReports(reports, forecasts)
 
     # -- metrics, of both halves --------------------------------------------------------------------------
 
