@@ -10,7 +10,8 @@ from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
 SCALE = 1e-2  # per second: one over the mean gap between turns (section 3.4.2)
 _LEAST = 1e-6  # 0 and 1 have no logit
 _SHARING = 8
-_NOBODY = ""  # who goes on with an even chance, until a forecast comes
+_NOBODY = ""  # who goes on with the usual chance, until a forecast comes
+_LATELY = 1e-3  # what one more forecast counts in the usual chance
 
 _Lines = tuple[tuple[float, str], ...]  # the highest first; with whose conversation it is
 
@@ -25,7 +26,8 @@ class LPC(EvictionPolicy):
     chunks every 10 seconds would change nothing. The maximum over conversations that share a chunk (section
     3.5) is that of their constants. A conversation's new forecast takes the place of its former one.
 
-    Between a use and its forecast the chance is 1/2. If no forecast ever comes, that is exactly LRU.
+    Between a use and its forecast the chance is what it lately was on average: were it 1/2 where most go on,
+    the newest chunks would leave first. If no forecast ever comes, or always the same, that is exactly LRU.
     ``ignored``: forecasts that were no probabilities.
     """
 
@@ -33,10 +35,12 @@ class LPC(EvictionPolicy):
         self._scale = scale
         self._heap = IndexedHeap()
         self._lines: dict[str, _Lines] = {}
+        self._usual: float | None = None
         self.ignored = 0
 
     def added(self, key: str, size: int, use: Use) -> None:
-        self._note(key, self._scale * self._now(use.at), _NOBODY)
+        chance = 0.5 if self._usual is None else self._usual
+        self._note(key, _logit(chance) + self._scale * self._now(use.at), _NOBODY)
 
     def used(self, key: str, use: Use) -> None:
         if key in self._lines:
@@ -54,12 +58,17 @@ class LPC(EvictionPolicy):
         if not 0.0 <= probability <= 1.0:
             self.ignored += 1
         elif key in self._lines:
-            chance = min(max(probability, _LEAST), 1.0 - _LEAST)
-            line = math.log(chance / (1.0 - chance)) + self._scale * self._now(at)
-            self._note(key, line, conversation or "?")
+            usual = probability if self._usual is None else self._usual
+            self._usual = usual + _LATELY * (probability - usual)
+            self._note(key, _logit(probability) + self._scale * self._now(at), conversation or "?")
 
     def _note(self, key: str, line: float, whose: str) -> None:
         others = (one for one in self._lines.get(key, ()) if one[1] not in (whose, _NOBODY))
         lines = tuple(sorted([(line, whose), *others], reverse=True)[:_SHARING])
         self._lines[key] = lines
         self._heap.push(key, lines[0][0])
+
+
+def _logit(chance: float) -> float:
+    chance = min(max(chance, _LEAST), 1.0 - _LEAST)
+    return math.log(chance / (1.0 - chance))

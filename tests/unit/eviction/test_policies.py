@@ -87,6 +87,22 @@ def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -
     assert drained(lpc) == list(order)
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60), st.floats(0, 1))
+def test_lpc_that_hears_the_same_of_all_differs_from_lru(uses: list[tuple[str, float]], p: float) -> None:
+    """The last use's forecast is still to come: chunks leave before it does."""
+    lpc, order = LPC(), OrderedDict[str, None]()
+    now = 0.0
+    for place, (key, gap) in enumerate(uses):
+        now += gap
+        (lpc.used if key in order else lambda key, use: lpc.added(key, 1, use))(key, Use(now))
+        order[key] = None
+        order.move_to_end(key)
+        if place < len(uses) - 1:
+            lpc.forecast(key, p, now, f"of {key}")
+    assert drained(lpc) == list(order)
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**32), st.integers(0, 5_000))
 def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: int, wait: int) -> None:
