@@ -98,6 +98,10 @@ class Settings(BaseSettings):
     )
     ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
     disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
+    eviction: str = Field("lru", description="Policy of the default tiers: which chunk leaves a full one.")
+    outcome_log: bool = Field(
+        False, description="Keep what became of conversations, for `blendrag evictor train --from-log`."
+    )
     codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
     namespace: str = Field(
         "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."
@@ -126,12 +130,30 @@ class Settings(BaseSettings):
             raise ValueError("must be ascending layer numbers from 1 (layer 0 never deviates)")
         return value
 
+    @field_validator("eviction")
+    @classmethod
+    def _policy_is_known(cls, value: str) -> str:
+        if value != "lru":  # most processes need no other, nor what these import
+            from blendrag.eviction import POLICIES
+
+            if value not in POLICIES:
+                known = ", ".join(sorted(POLICIES))
+                raise ValueError(f"no policy {value!r}; there are {known}{_closest(value, set(POLICIES))}")
+        return value
+
+    @field_validator("tiers")
+    @classmethod
+    def _policies_are_known(cls, value: tuple[TierSpec, ...]) -> tuple[TierSpec, ...]:
+        for spec in value:
+            cls._policy_is_known(spec.policy)
+        return value
+
     @property
     def stack(self) -> tuple[TierSpec, ...]:
         """The tiers, fastest first."""
         return self.tiers or (
-            TierSpec(kind="ram", bytes=self.ram_bytes),
-            TierSpec(kind="disk", bytes=self.disk_bytes),
+            TierSpec(kind="ram", bytes=self.ram_bytes, policy=self.eviction),
+            TierSpec(kind="disk", bytes=self.disk_bytes, policy=self.eviction),
         )
 
     @property

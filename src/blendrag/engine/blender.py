@@ -98,9 +98,13 @@ class Blender:
         self._stores[store].prefetcher.begin(keys)
 
     def stats(self, store: str) -> dict[str, Any]:
-        """Counters per tier, and of the prefetch."""
+        """Counters per tier, of the prefetch, and of what eviction policies were told."""
         opened = self._stores[store]
-        return {"tiers": opened.kv.stats(), "prefetch": opened.prefetcher.stats()}
+        return {
+            "tiers": opened.kv.stats(),
+            "prefetch": opened.prefetcher.stats(),
+            "policies": opened.kv.policy_stats(),
+        }
 
     # -- ingest -------------------------------------------------------------------------------------------
 

@@ -105,6 +105,12 @@ class BlendWorker:
     def _blendrag_prefetch(self, store: str, keys: list[str]) -> None:
         self._blendrag.prefetch(store, keys)
 
+    def _blendrag_forecast(self, store: str, forecasts: list[tuple[str, float, list[str]]]) -> None:
+        self._blendrag.store(store).forecast(forecasts)
+
+    def _blendrag_use_policy(self, store: str, name: str) -> None:
+        self._blendrag.store(store).use_policy(name)
+
     def _blendrag_stats(self, store: str) -> dict[str, Any]:
         return self._blendrag.stats(store)
 

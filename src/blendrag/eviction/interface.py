@@ -63,6 +63,11 @@ class EvictionPolicy(ABC):
         conversation: which one, so that its next forecast takes the place of this one; others' stay.
         """
 
+    @classmethod
+    def uses_forecasts(cls) -> bool:
+        """Whether :meth:`forecast` does anything: nobody makes forecasts for policies that ignore them."""
+        return cls.forecast is not EvictionPolicy.forecast
+
     def _now(self, at: float) -> float:
         """The latest time that any call has named, this one included."""
         if at > self._clock:

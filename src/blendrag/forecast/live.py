@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +17,10 @@ from blendrag.forecast.log import OutcomeLog
 from blendrag.forecast.predictor import Predictor
 from blendrag.forecast.window import Window
 
-Heard = Callable[[str, float], None]  # a conversation, and the chance that it goes on
+Heard = Callable[[Mapping[str, float]], None]  # by conversation, the chance that it goes on
 
 CAPACITY = 256
 BATCH = 32
-_LOWEST_PRIORITY = 19
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -31,7 +29,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LiveCounts:
     """Since the start. dropped: the queue was full. unanswered: there was no predictor, or it failed; the
-    chunks of those conversations leave as under LRU. busy_s: of the predictor's thread, processor time."""
+    chunks of those conversations leave as under LRU. busy_s: processor time of the predictor's thread for
+    these requests. reason: of what went wrong last."""
 
     asked: int = 0
     answered: int = 0
@@ -51,8 +50,13 @@ class _Request:
 class LivePredictor:
     """Answers in a thread of its own, in batches, with the latest prompt of each conversation.
 
-    load: makes the predictor, in that thread: libraries and weights take seconds. heard: is called there as
-    well, per conversation. log: where outcomes are kept, if they may be.
+    load: makes the predictor, in that thread: libraries and weights take seconds. version: of what it would
+    make now; where that has changed, it is called again. heard: is called there as well, once per batch. log:
+    where outcomes are kept, if they may be.
+
+    The thread computes on one processor, with the process's own priority. With a lower one it would be put
+    off while it holds the interpreter's lock, and on a machine that is busy everything else in the process
+    with it: 40 to 100 ms for nearly every prompt, where it now is 5 to 30 for some.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class LivePredictor:
         load: Callable[[], Predictor],
         heard: Heard,
         *,
+        version: Callable[[], object] = lambda: None,
         log: Callable[[Predictor], OutcomeLog] | None = None,
         clock: Callable[[], float] = time.time,
         capacity: int = CAPACITY,
     ) -> None:
-        self._load, self._heard, self._open_log, self._clock = load, heard, log, clock
+        self._load, self._version, self._heard = load, version, heard
+        self._open_log, self._clock = log, clock
         self._queue: Queue[_Request | None] = Queue(capacity)
         self._counts, self._lock = LiveCounts(), threading.Lock()
         self._closing = threading.Event()
@@ -95,17 +101,26 @@ class LivePredictor:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # of this thread alone, where the system can do that
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        predictor = self._tried(self._load)
-        opened = self._open_log
-        log = self._tried(partial(opened, predictor)) if opened and predictor else None
+        self._tried(_compute_alone)
+        version = self._version()
+        predictor, log = self._loaded()
         while batch := self._batch():
+            if (now := self._version()) != version:
+                version = now
+                if log:
+                    log.close()
+                predictor, log = self._loaded()
             began = time.thread_time()
             self._tried(partial(self._answer, batch, predictor, log))
             self._count(busy_s=time.thread_time() - began)
         if log:
             log.close()
+
+    def _loaded(self) -> tuple[Predictor | None, OutcomeLog | None]:
+        predictor, opened = self._tried(self._load), self._open_log
+        if predictor and predictor.classifier is None:
+            self._warn("there is no predictor yet: blendrag evictor train makes one")
+        return predictor, self._tried(partial(opened, predictor)) if opened and predictor else None
 
     def _batch(self) -> list[_Request]:
         """At least one request, as soon as there is one; none when closing."""
@@ -124,8 +139,7 @@ class LivePredictor:
             conversations = [request.conversation for request in batch]
             latest = dict(zip(conversations, predictor.judge(rows), strict=True))
             if predictor.classifier is not None:
-                for conversation, probability in latest.items():
-                    self._heard(conversation, float(probability))
+                self._heard({whose: float(probability) for whose, probability in latest.items()})
                 answered = len(batch)
             if log:
                 log.record(conversations, [request.at for request in batch], rows)
@@ -137,15 +151,32 @@ class LivePredictor:
         try:
             return work()
         except Exception as error:
-            reason = str(error) or type(error).__name__
-            if reason != self.counts.reason:
-                expected = isinstance(error, BlendragError)
-                _log.warning("no forecasts, eviction as LRU: %s", reason, exc_info=not expected)
-                with self._lock:
-                    self._counts = replace(self._counts, reason=reason)
+            expected = isinstance(error, BlendragError)
+            self._warn(str(error) or type(error).__name__, exc_info=not expected)
             return None
+
+    def _warn(self, reason: str, exc_info: bool = False) -> None:
+        if reason != self.counts.reason:
+            _log.warning("no forecasts, eviction as LRU: %s", reason, exc_info=exc_info)
+            with self._lock:
+                self._counts = replace(self._counts, reason=reason)
 
     def _count(self, **more: float) -> None:
         with self._lock:
             now = {name: getattr(self._counts, name) + value for name, value in more.items()}
             self._counts = replace(self._counts, **now)
+
+
+def _compute_alone() -> None:
+    """Have torch compute in this thread only, and change nothing for the others.
+
+    How many threads OpenMP takes is each thread's own affair; but torch keeps the number that was set last
+    for threads that are new to it. So another thread sets it back.
+    """
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    other.start()
+    other.join()

@@ -49,9 +49,9 @@ class Manifest(BaseModel):
     weights: str = Field(default="", pattern=r"^(predictor-[0-9a-f]{32}\.safetensors)?$")
 
 
-def default_folder() -> Path:
+def default_folder(settings: Settings | None = None) -> Path:
     """Where the predictor of this user is, unless another folder is named."""
-    return Settings.load().cache_dir.expanduser() / "evictor"
+    return (settings or Settings.load()).cache_dir.expanduser() / "evictor"
 
 
 def save_weights(folder: Path, classifier: Classifier, manifest: Manifest) -> Manifest:

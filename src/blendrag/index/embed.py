@@ -18,10 +18,13 @@ class Embedder:
     """A sentence-transformers model, loaded when it is first used.
 
     ``model_path`` is a folder or a hub id; ``name`` is what a store records about the vectors it holds.
+    device: as torch names it; None: an accelerator where there is one.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], *, name: str | None = None) -> None:
-        self._path = os.fspath(model_path)
+    def __init__(
+        self, model_path: str | os.PathLike[str], *, name: str | None = None, device: str | None = None
+    ) -> None:
+        self._path, self._device = os.fspath(model_path), device
         self._model: SentenceTransformer | None = None
         self.name = name or self._path
 
@@ -53,7 +56,7 @@ class Embedder:
             shown = logging.is_progress_bar_enabled()
             logging.disable_progress_bar()  # it draws one while it loads the weights
             try:
-                self._model = SentenceTransformer(self._path)
+                self._model = SentenceTransformer(self._path, device=self._device)
             except (OSError, ValueError) as error:
                 raise ModelNotFoundError(f"no embedding model {self._path!r}: {error}") from error
             finally:

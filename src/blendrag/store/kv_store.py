@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from blendrag.store.catalogue import Catalogue
 from blendrag.store.home import Home, delete_from, home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.miss import Miss, Reason
+from blendrag.store.policies import Policies
 from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
-from blendrag.store.tiers.local import LocalTier
+from blendrag.store.tiers.local import Forecast, LocalTier
 from blendrag.store.usage import UsageLog
 
 _MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
@@ -39,7 +41,7 @@ class KVStore:
         self.layout, self.tiers = layout, tuple(tiers)
         self._catalogue, self._home = catalogue, home
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._usage = UsageLog(catalogue, tiers)
+        self._usage, self._policies = UsageLog(catalogue, tiers), Policies(tiers)
         self._copies = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
         self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
         self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
@@ -146,7 +148,7 @@ class KVStore:
         """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
 
         Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is
-        asked. ``use``: for a prompt, which counts as a use of these chunks.
+        asked. ``use``: for a prompt, whose chunks these are in its order, and which counts as a use of them.
         """
         found: dict[str, Opened] = {}
         reasons: dict[str, Reason] = {}
@@ -173,8 +175,10 @@ class KVStore:
                 self._usage.seen(key, uses=int(use))
         used = {id(one) for one in answers}
         self.close_records([one for one in found.values() if id(one) not in used])
-        home = self._home.tier
-        home.used([key for key, one in found.items() if one.tier is not home])
+        if use:
+            there = [isinstance(answer, Opened) for answer in answers]
+            prompt = [key for key, _ in wanted]
+            self._policies.used(prompt, itertools.compress(prompt, there))
         if self._usage.due():
             self._promotions.do_if_room(self._usage.flush)
         return answers
@@ -282,6 +286,20 @@ class KVStore:
         if reason in ("missing", "damaged"):
             self._home.lost(key)
         return Miss(reason)
+
+    # -- eviction -----------------------------------------------------------------------------------------
+
+    def forecast(self, forecasts: Sequence[Forecast]) -> None:
+        """Which conversations go on, for the policies of all tiers of this machine."""
+        self._policies.forecast(forecasts)
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy, in all tiers of this machine. Raises ConfigError for an unknown one."""
+        self._policies.use(name)
+
+    def policy_stats(self) -> dict[str, dict[str, float]]:
+        """How long prompts and forecasts were held up by policies (:meth:`Policies.stats`)."""
+        return self._policies.stats()
 
     # -- the rest -----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,9 +43,9 @@ class Answers:
         self.heard: list[tuple[str, float]] = []
         self._changed = threading.Condition()
 
-    def __call__(self, conversation: str, probability: float) -> None:
+    def __call__(self, chances: Mapping[str, float]) -> None:
         with self._changed:
-            self.heard.append((conversation, probability))
+            self.heard += chances.items()
             self._changed.notify_all()
 
     def wait(self, count: int) -> None:
@@ -127,10 +127,10 @@ def test_missing_predictor_is_counted_and_told(tmp_path: Path, caplog: pytest.Lo
 def test_failing_listener_or_embedder_does_not_end_the_thread(trained: Trained) -> None:
     answers = Answers()
 
-    def heard(conversation: str, probability: float) -> None:
-        if conversation == "bad":
+    def heard(chances: Mapping[str, float]) -> None:
+        if "bad" in chances:
             raise RuntimeError("listener")
-        answers(conversation, probability)
+        answers(chances)
 
     class Failing(WordEmbedder):
         def embed(self, texts: Sequence[str]) -> list[list[float]]:

@@ -14,10 +14,10 @@ import torch
 
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.kv_store import KVStore
+from blendrag.store.kv_store import KVStore, read_whole
 from blendrag.store.miss import Miss
 from blendrag.store.record import DamagedError, Head, Layout, Record
-from blendrag.store.tiers import TierSpec
+from blendrag.store.tiers import Opened, TierSpec
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 LAYOUT = Layout(IDENTITY, "bfloat16")
@@ -86,6 +86,14 @@ def put(store: KVStore, chunk: Chunk) -> int:
 
 def get(store: KVStore, chunk: Chunk) -> Record | Miss:
     return store.get(chunk.key, chunk.token_ids)
+
+
+def ask(store: KVStore, *chunks: Chunk) -> None:
+    """A prompt with these chunks: they are used, and the faster tiers get them."""
+    found = [one for one in store.open_records(wanted(*chunks), use=True) if isinstance(one, Opened)]
+    for one in found:
+        store.promote(read_whole(one), one.tier)
+    store.close_records(found)
 
 
 def register(

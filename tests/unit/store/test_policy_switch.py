@@ -6,7 +6,7 @@ import pytest
 from stores import LAYOUT, RECORD, make_chunk, make_record
 
 from blendrag.errors import ConfigError
-from blendrag.eviction import POLICIES
+from blendrag.eviction import POLICIES, Use
 from blendrag.store.tiers import RamTier, TierSpec
 
 A, B, C, D = (make_record(make_chunk(seed)) for seed in range(4))
@@ -18,7 +18,7 @@ def test_new_policy_knows_nothing_of_what_is_held(name: str) -> None:
     tier = RamTier(TierSpec(kind="ram", bytes=3 * RECORD), LAYOUT, evicted.append)
     for record in (A, B, C):
         tier.put(record)
-    tier.used([A.key])
+    tier.used([(A.key, Use(at=0.0))])
     tier.use_policy(name)
     tier.put(D)
     assert evicted == [B.key]

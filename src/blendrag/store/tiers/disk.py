@@ -81,9 +81,8 @@ class DiskTier(LocalTier):
             else:
                 if opened is not None:
                     found[key] = opened
-        hits = [key for key, opened in found.items() if isinstance(opened, Opened)]
-        self.used(hits)
-        self.count(hits=len(hits), misses=len(keys) - len(hits), errors=_count(found, TierError))
+        hits = _count(found, Opened)
+        self.count(hits=hits, misses=len(keys) - hits, errors=_count(found, TierError))
         return found
 
     def _open(self, key: str) -> Opened | None:

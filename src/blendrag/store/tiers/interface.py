@@ -114,9 +114,6 @@ class Tier(ABC):
     def has(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` that are there. Counts nothing. Raises TierError."""
 
-    def used(self, keys: Iterable[str]) -> None:  # noqa: B027
-        """Note a use that a faster tier answered: else what is read most would be the first to leave."""
-
     def stats(self) -> dict[str, int]:
         with self._lock:
             return asdict(self._stats)

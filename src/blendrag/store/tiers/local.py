@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
@@ -13,6 +15,10 @@ from blendrag.store.record import Layout, Record
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Tier
 
+Forecast = tuple[str, float, Sequence[str]]
+"""A conversation, the chance that it goes on, and the keys of chunks that it used."""
+
+_EXPECTED = 1024
 
 class LocalTier(Tier):
     """A tier that knows what it holds. One write at a time; reads go on meanwhile.
@@ -29,6 +35,7 @@ class LocalTier(Tier):
         self._on_evict = on_evict
         self._policy: EvictionPolicy = make_policy(spec.policy)
         self._sizes: dict[str, int] | None = None
+        self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
 
     @property
@@ -69,13 +76,33 @@ class LocalTier(Tier):
                 self._forget(key)
         return dropped
 
-    def used(self, keys: Iterable[str]) -> None:
-        if self._sizes is not None:
-            with self._lock:
-                use = _now()
+    def used(self, uses: Sequence[tuple[str, Use]]) -> None:
+        """A prompt used these chunks, wherever it found them: tell the policy, in this order.
+
+        What is not here and comes soon comes because of that use.
+        """
+        if self._sizes is None:
+            return
+        with self._lock:
+            for key, use in uses:
+                if key in self._sizes:
+                    self._policy.used(key, use)
+                else:
+                    self._expected[key] = use
+                    self._expected.move_to_end(key)
+            while len(self._expected) > _EXPECTED:
+                self._expected.popitem(last=False)
+
+    def forecast(self, forecasts: Iterable[Forecast]) -> None:
+        """Tell the policy which conversations go on. Chunks that are not here are passed over."""
+        if self._sizes is None or not self._policy.uses_forecasts():
+            return
+        with self._lock:
+            now = time.monotonic()
+            for conversation, chance, keys in forecasts:
                 for key in keys:
                     if key in self._sizes:
-                        self._policy.used(key, use)
+                        self._policy.forecast(key, chance, now, conversation)
 
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on. Raises ConfigError for an unknown one.
@@ -83,8 +110,9 @@ class LocalTier(Tier):
         What is held is carried over in the order in which it would have left. Calls wait meanwhile: with a
         million chunks that takes seconds.
         """
-        policy, former = make_policy(name), self._policy
+        policy = make_policy(name)
         with self._lock:
+            former = self._policy
             rest, use = dict(self._sizes or {}), _now()
             while (key := former.victim()) in rest:
                 former.removed(key)
@@ -136,7 +164,8 @@ class LocalTier(Tier):
             self.count(chunks=1, bytes=size)
             if books is not None:
                 books[key] = size
-                self._policy.added(key, size, _now())
+                use = self._expected.pop(key, None)
+                self._policy.added(key, size, replace(use, at=time.monotonic()) if use else _now())
 
     def _forget(self, key: str) -> int | None:
         books = self._books()

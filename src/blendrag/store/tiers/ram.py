@@ -28,7 +28,6 @@ class RamTier(LocalTier):
 
     def open(self, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
         found = {key: record for key in keys if (record := self._records.get(key)) is not None}
-        self.used(found)
         self.count(hits=len(found), misses=len(keys) - len(found))
         return {key: Opened(self, record.head, record) for key, record in found.items()}
 
