@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from blendrag.replay.against import against
 from blendrag.replay.costs import Costs
 from blendrag.replay.request import Trace
 from blendrag.replay.run import Outcome
@@ -51,8 +52,7 @@ def summary(
     """JSON-able. runs: [policy][size][trace]. Means over traces, and between which values they lie.
 
     policies: token hit ratios. spread: (lowest, highest). windows: [size][window]. read_gb, written_gb: KV
-    that moves, GB. ttft_ms: estimated. saved: how much less cache gives LRU's hit ratio at that size; None
-    where the sizes do not tell. closed: share of the way from LRU to the optimum; None where there is none.
+    that moves, GB. ttft_ms: estimated. The rest is as :func:`~blendrag.replay.against.against` gives it.
     """
     hits = {name: [fmean(run.hit for run in same) for same in of] for name, of in runs.items()}
     gb = costs.bytes_per_token / 1e9
@@ -81,40 +81,11 @@ def summary(
             "traces": len(next(iter(runs.values()))[0]),
         },
     }
-    if "lru" in hits:
-        others = [name for name in hits if name != "lru"]
-        results["saved"] = {name: saved(sizes, hits["lru"], hits[name]) for name in others}
-        results["closed"] = {
-            name: [
-                _share(hit - lru, best - lru)
-                for lru, hit, best in zip(hits["lru"], hits[name], hits["optimal"], strict=True)
-            ]
-            for name in others
-        }
-    return results
-
-
-def saved(
-    sizes: Sequence[int], lru: Sequence[float], hits: Sequence[float]
-) -> list[float | None]:
-    """For each size, the share of it that a policy can do without and find as much as LRU does with all.
-
-    Hit ratios are taken to lie on straight lines between the sizes that were replayed.
-    """
-    answer: list[float | None] = []
-    rising = np.maximum.accumulate(hits)
-    for size, wanted in zip(sizes, lru, strict=True):
-        if not rising[0] <= wanted <= rising[-1]:
-            answer.append(None)
-            continue
-        above = int(np.searchsorted(rising, wanted))
-        if above == 0:
-            answer.append(1.0 - sizes[0] / size)
-            continue
-        low, high = rising[above - 1], rising[above]
-        enough = sizes[above - 1] + (wanted - low) / (high - low) * (sizes[above] - sizes[above - 1])
-        answer.append(float(1.0 - enough / size))
-    return answer
+    each = [
+        {name: [same[trace].hit for same in of] for name, of in runs.items()}
+        for trace in range(results["config"]["traces"])
+    ]
+    return results | against(sizes, hits, each)
 
 
 def _windows(runs: Sequence[Run]) -> list[float | None]:
@@ -122,7 +93,3 @@ def _windows(runs: Sequence[Run]) -> list[float | None]:
     columns = zip(*(run.windows for run in runs), strict=True)
     present = [[value for value in column if value is not None] for column in columns]
     return [fmean(values) if values else None for values in present]
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None

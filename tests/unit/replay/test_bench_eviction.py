@@ -17,7 +17,7 @@ from blendrag.forecast.dialogs import Dialog, Turn
 from blendrag.replay.compare import EvictionOptions, run_eviction
 from blendrag.replay.costs import Costs
 from blendrag.replay.source import Source
-from blendrag.replay.summary import WINDOWS, saved
+from blendrag.replay.summary import WINDOWS
 from blendrag.replay.workload_dialogs import DialogLoad, dialog_trace
 
 
@@ -45,8 +45,10 @@ def test_json_lacks_what_scripts_read(trace: Path, tmp_path: Path) -> None:
     assert all(len(values) == 3 for values in written["policies"].values())
     assert written["policies"]["lru"][2] == written["policies"]["optimal"][2] > 0.7
     assert all(len(windows) == WINDOWS for windows in written["windows"]["lru"])
+    assert all(len(written[key]["gdsf"]) == 3 for key in ("saved", "saved_spread", "closed"))
+    assert len(written["behind"]["optimal"]["lru"]) == 3
     assert imread(picture).shape[0] > 100
-    assert "lru" in result.output and "blocks" in result.output
+    assert "cache saved" in result.output and "blocks" in result.output
 
 
 def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None:
@@ -81,10 +83,3 @@ def test_warm_up_is_counted(trace: Path, tmp_path: Path) -> None:
 def test_wrong_option_is_found_out_after_the_replay(sizes: str, policies: str | None) -> None:
     with pytest.raises(ConfigError, match=r"--sizes|--policies"):
         EvictionOptions.parse(sizes, policies, 1, 0.0)
-
-
-def test_cache_that_is_saved_is_not_read_off_the_line() -> None:
-    sizes = [100, 200, 400]
-    assert saved(sizes, [0.1, 0.2, 0.4], [0.1, 0.2, 0.4]) == [0.0, 0.0, 0.0]
-    assert saved(sizes, [0.1, 0.2, 0.4], [0.15, 0.25, 0.4]) == [None, pytest.approx(0.25), 0.0]
-    assert saved(sizes, [0.3, 0.3, 0.5], [0.2, 0.3, 0.4]) == [pytest.approx(-1.0), 0.0, None]
