@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from stores import LAYOUT, RECORD, make_chunk, make_record
 
@@ -44,3 +46,27 @@ def test_tier_that_was_empty_is_not_evicted_from_later() -> None:
     for record in (A, B):
         tier.put(record)
     assert evicted == [A.key]
+
+
+def test_tier_with_many_chunks_waits_until_all_are_carried_over() -> None:
+    """The former order stands meanwhile, and a second switch does not wait for the first."""
+    evicted: list[str] = []
+    tier = RamTier(TierSpec(kind="ram", bytes=300 * RECORD), LAYOUT, evicted.append)
+    records = [make_record(make_chunk(seed)) for seed in range(302)]
+    for record in records[:300]:
+        tier.put(record)
+    tier.use_policy("lfu")
+    tier.put(records[300])
+    tier.use_policy("gdsf")
+    tier.put(records[301])
+    assert evicted == [records[0].key, records[1].key]
+    deadline = time.monotonic() + 60
+    while not isinstance(tier._policy, POLICIES["gdsf"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert tier._policy.victim() == records[2].key
+    left = []
+    while (key := tier._policy.victim()) is not None:
+        tier._policy.removed(key)
+        left.append(key)
+    assert left == [record.key for record in records[2:]]

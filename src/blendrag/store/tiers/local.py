@@ -8,9 +8,11 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
+from blendrag.eviction.handover import Handover
 from blendrag.store.record import Layout, Record
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Tier
@@ -19,6 +21,9 @@ Forecast = tuple[str, float, Sequence[str]]
 """A conversation, the chance that it goes on, and the keys of chunks that it used."""
 
 _EXPECTED = 1024
+_AT_ONCE = 16  # chunks that go from one policy to another while other calls wait: half a millisecond
+_PAUSE_S = 1e-3
+
 
 class LocalTier(Tier):
     """A tier that knows what it holds. One write at a time; reads go on meanwhile.
@@ -37,10 +42,6 @@ class LocalTier(Tier):
         self._sizes: dict[str, int] | None = None
         self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
-
-    @property
-    def limited(self) -> bool:
-        return self.spec.bytes is not None or self.spec.chunks is not None
 
     @property
     def counted(self) -> bool:
@@ -64,7 +65,7 @@ class LocalTier(Tier):
 
     def trim(self) -> None:
         """Evict until the limits are obeyed: they may be lower than when the records were stored."""
-        if self.limited:
+        if self.spec.evicts:
             with self._writing:
                 self._make_room(0, new=0)
 
@@ -107,19 +108,29 @@ class LocalTier(Tier):
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on. Raises ConfigError for an unknown one.
 
-        What is held is carried over in the order in which it would have left. Calls wait meanwhile: with a
-        million chunks that takes seconds.
+        What is held is carried over in the order in which it would have left; until all of it is, that is
+        the order. It is done a few chunks at a time, by a thread of its own where there are many, so that
+        other calls never wait for more than those: a million chunks take a minute or two.
         """
         policy = make_policy(name)
         with self._lock:
-            former = self._policy
-            rest, use = dict(self._sizes or {}), _now()
-            while (key := former.victim()) in rest:
-                former.removed(key)
-                policy.added(key, rest.pop(key), use)
-            for key, size in rest.items():  # what the former policy, against its promise, did not name
-                policy.added(key, size, use)
-            self._policy = policy
+            sizes = {} if self._sizes is None else self._sizes
+            self._policy = handover = Handover(self._policy, policy, sizes)
+            if self._carried_over(handover):
+                return
+        rest = partial(self._carry_over, handover)
+        threading.Thread(target=rest, name=f"blendrag-{self.name}-{name}", daemon=True).start()
+
+    def _carry_over(self, handover: Handover) -> None:
+        while not self._carried_over(handover):
+            time.sleep(_PAUSE_S)
+
+    def _carried_over(self, handover: Handover) -> bool:
+        """Some more of it; whether nothing is left to do."""
+        with self._lock:
+            if self._policy is handover and handover.step(_AT_ONCE, _now()):
+                self._policy = handover.successor
+            return self._policy is not handover
 
     # -- for subclasses -----------------------------------------------------------------------------------
 
@@ -146,7 +157,7 @@ class LocalTier(Tier):
 
     def _books(self) -> dict[str, int] | None:
         """Sizes by key; None while nobody needs them."""
-        if self._sizes is None and self.limited:
+        if self._sizes is None and self.spec.evicts:
             with self._lock:
                 if self._sizes is None:
                     sizes: dict[str, int] = {}
