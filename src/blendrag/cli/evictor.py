@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,6 @@ from blendrag.cli.console import Commands, interruptible, out, print_json, say
 if TYPE_CHECKING:
     from blendrag.bench.progress import BenchProgress
     from blendrag.forecast.features import Features, Progress
-    from blendrag.forecast.relearn import Comparison
     from blendrag.forecast.study import Trained
 
 app = typer.Typer(
@@ -50,7 +50,7 @@ def evictor() -> None:
 def train(
     data: Annotated[Path | None, _CONVERSATIONS] = None,
     from_log: Annotated[
-        bool, typer.Option("--from-log", help="Learn from the log of outcomes; kept only if it is better.")
+        bool, typer.Option("--from-log", help="Learn from the logs of your traffic; what is better is kept.")
     ] = False,
     embedder: Embedder = None,
     layout: Annotated[
@@ -139,6 +139,25 @@ def status(
 
 
 def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int) -> None:
+    """Both models, each from its log. Raises PredictorError where neither has learned anything."""
+    from blendrag.errors import PredictorError
+    from blendrag.forecast.relearn import one_at_a_time
+
+    predictor = partial(_predictor_from_log, folder, embedder, layout, seed)
+    problems = []
+    with one_at_a_time(folder), interruptible("interrupted: what was not finished stays as it was"):
+        for learn in (predictor, partial(_hazard_from_log, folder)):
+            try:
+                learn()
+            except PredictorError as error:
+                problems.append(str(error))
+    if len(problems) == 2:
+        raise PredictorError("; ".join(problems))
+    for problem in problems:
+        say(problem)
+
+
+def _predictor_from_log(folder: Path, embedder: str | None, layout: str | None, seed: int) -> None:
     from contextlib import closing
 
     from blendrag.forecast.log import OutcomeLog
@@ -146,11 +165,27 @@ def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int)
     from blendrag.forecast.relearn import relearn
 
     predictor = Predictor.or_untrained(folder, _features(embedder, layout))
-    unchanged = "interrupted: nothing changed"
-    with closing(OutcomeLog(folder, predictor.features)) as log, interruptible(unchanged):
+    with closing(OutcomeLog(folder, predictor.features)) as log:
         compared = relearn(log, predictor, folder, seed)
     _print_trained(compared.trained)
-    _print_comparison(compared, folder)
+    losses = f"{compared.new_loss:.4f} nats on the latest part of the log, before {compared.old_loss:.4f}"
+    _say_what_became("lpc", compared.live, folder, losses)
+
+
+def _hazard_from_log(folder: Path) -> None:
+    from blendrag.bench.progress import bench_progress
+    from blendrag.forecast.relearn_hazard import largest_log, relearn_hazard
+
+    with bench_progress() as bar:
+        compared = relearn_hazard(largest_log(folder), folder, bar)
+    before = "" if compared.old is None else f", before {compared.old:.1%}"
+    found = f"{compared.new:.1%} found in the latest part of {compared.prompts:,} prompts{before}"
+    _say_what_became("lpc+", compared.live, folder, f"{found}, LRU {compared.lru:.1%}")
+
+
+def _say_what_became(policy: str, live: bool, folder: Path, how_good: str) -> None:
+    what = f"written to {folder}" if live else "not better, nothing changed"
+    say(f"{policy}: {what}: {how_good}")
 
 
 def _features(embedder: str | None, layout: str | None) -> Features:
@@ -205,11 +240,6 @@ def _print_trained(trained: Trained) -> None:
         _print_quality(manifest.metrics, console)
     else:
         console.print("Nothing was held out to measure on.")
-
-
-def _print_comparison(compared: Comparison, folder: Path) -> None:
-    losses = f"{compared.new_loss:.4f} nats on the latest part of the log, before {compared.old_loss:.4f}"
-    say(f"written to {folder}: {losses}" if compared.live else f"not better, nothing changed: {losses}")
 
 
 def _print_evaluation(results: Mapping[str, Any], console: Console) -> None:

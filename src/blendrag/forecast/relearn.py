@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from filelock import FileLock, Timeout
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.log import OutcomeLog
@@ -17,6 +19,7 @@ from blendrag.forecast.predictor import Predictor
 from blendrag.forecast.study import Source, Trained, train
 from blendrag.forecast.training import Examples
 from blendrag.forecast.weights import save_weights
+from blendrag.store.private import make_folder
 
 LATEST_SHARE = 0.2
 
@@ -57,6 +60,26 @@ def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) 
     if live:
         save_weights(folder, trained.classifier, trained.manifest)
     return Comparison(live, new_loss, old_loss, trained)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Keeps a training that takes longer than a day, or a user, from training into ``folder`` as well.
+
+    Raises PredictorError if another one has begun.
+    """
+    try:
+        make_folder(folder)
+        lock = FileLock(folder / "training.lock", timeout=0, mode=0o600)
+        lock.acquire()
+    except Timeout:
+        raise PredictorError(f"another training into {str(folder)!r} is going on") from None
+    except OSError as error:
+        raise PredictorError(f"cannot train into {str(folder)!r}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _by_time(known: Examples) -> tuple[Examples, Examples]:

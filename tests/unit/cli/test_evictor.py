@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 from typer.testing import Result
@@ -13,6 +14,8 @@ from word_embedder import write_dialogs
 from blendrag.errors import PredictorError
 from blendrag.forecast.log import OutcomeLog
 from blendrag.forecast.predictor import make_features
+from blendrag.forecast.relearn import one_at_a_time
+from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.window import Window
 from blendrag.settings import DEFAULT_EMBEDDER
 
@@ -94,3 +97,25 @@ def test_every_error_of_a_predictor_ends_a_command_with_a_line(
     monkeypatch.setattr(study, "train_on_file", refuse)
     result = blendrag("evictor", "train", "--data", "dialogs.jsonl")
     assert result.exit_code == 1 and result.stderr.strip() == "error: nothing to learn"
+
+
+def test_traffic_of_a_store_teaches_one_policy_only(blendrag: Blendrag, cache: Path) -> None:
+    log = TraceLog(cache / "evictor" / "trace-a.jsonl", clock=iter(float(at) for at in range(2000)).__next__)
+    random = Random(0)
+    for number in range(400):
+        once = [(f"{number}.{place}", 100) for place in range(3)]
+        log.note([(f"often {random.randrange(20)}", 100), *once], 500, 9)
+    log.close(60.0)
+    first = blendrag("evictor", "train", "--from-log")
+    assert first.exit_code == 0 and "lpc+: written to" in first.stderr, first.stderr
+    assert "no outcomes" in first.stderr, "of lpc nothing is known"
+    again = blendrag("evictor", "train", "--from-log")
+    assert again.exit_code == 0 and "lpc+: not better, nothing changed" in again.stderr, again.stderr
+
+
+def test_two_trainings_at_once_spoil_each_others_files(blendrag: Blendrag, cache: Path) -> None:
+    with one_at_a_time(cache / "evictor"):
+        result = blendrag("evictor", "train", "--from-log")
+    assert result.exit_code == 1 and "another training" in result.stderr
+    with one_at_a_time(cache / "evictor"):
+        pass
