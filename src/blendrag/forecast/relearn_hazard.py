@@ -73,11 +73,12 @@ def relearn_hazard(log: Path, folder: Path, progress: BenchProgress) -> HazardCo
 
 
 def _latest(log: Path) -> Trace:
+    """As a running store's policies hear of prompts: before they are answered."""
     try:
         trace = read_mooncake(*parts(log))
     except SourceError as error:
         raise PredictorError(f"nothing can be learned from the log: {error}") from error
-    return replace(trace, requests=trace.requests[-MOST:])
+    return replace(trace, requests=[replace(request, answered=0) for request in trace.requests[-MOST:]])
 
 
 def _former(folder: Path) -> Hazard | None:

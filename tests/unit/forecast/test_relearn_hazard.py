@@ -117,3 +117,16 @@ def test_interrupted_learning_changes_the_model(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         relearn_hazard(log, tmp_path, Interrupted())
     assert not (tmp_path / NAME).exists()
+
+
+def test_model_goes_by_what_a_running_store_does_not_tell(tmp_path: Path) -> None:
+    """Answers of prompts about what comes again are longer; when a tier hears of a prompt there is none."""
+    random, now = np.random.default_rng(0), 0.0
+    log = TraceLog(tmp_path / "trace-a.jsonl", clock=lambda: now)
+    for number in range(600):
+        now += random.exponential()
+        again = number % 2
+        log.note([(f"{random.integers(10)}" if again else f"once {number}", 100)], 500, 100 * again)
+    log.close()
+    assert learn(log.path).live
+    assert "answer" not in load_hazard(tmp_path)[0].borders
