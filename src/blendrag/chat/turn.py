@@ -62,6 +62,8 @@ class Turn:
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
+        if foresight := self._library.foresight:
+            foresight.answered(self._request.messages, self.plan, self._request.conversation)
         answer = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,

@@ -33,6 +33,7 @@ def stats(
         ("with stored KV", f"{chunks['ready']:,} ({chunks['bytes'] / 2**20:,.0f} MiB)"),
         ("still to prefill", f"{chunks['pending']:,}"),
         ("evicted", f"{chunks['evicted']:,}"),
+        ("eviction", _eviction(facts["eviction"])),
     ):
         table.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
     out().print(table)
@@ -40,6 +41,17 @@ def stats(
         out().print(_tiers(facts["counters"]))
     if any(row["uses"] for row in facts["reuse"]):
         out().print(_reuse(facts["reuse"]))
+
+
+def _eviction(facts: Mapping[str, Any]) -> str:
+    """Policies by tier, and the forecasts that they were given."""
+    policies, asked = facts["policies"], facts["forecasts"].get("asked", 0)
+    named = ", ".join(f"{tier} {policy}" for tier, policy in policies.items()) or "no tier has a limit"
+    if not asked:
+        return named
+    counts = facts["forecasts"]
+    became = ", ".join(f"{counts[name]:,} {name}" for name in ("answered", "dropped", "unanswered"))
+    return f"{named}; {asked:,} forecasts asked, {became}, {counts['busy_s']:,.1f} s"
 
 
 def _tiers(counters: Mapping[str, Mapping[str, int]]) -> Table:

@@ -103,7 +103,7 @@ class Blender:
         return {
             "tiers": opened.kv.stats(),
             "prefetch": opened.prefetcher.stats(),
-            "policies": opened.kv.policy_stats(),
+            "policy_calls": opened.kv.policy_stats(),
         }
 
     # -- ingest -------------------------------------------------------------------------------------------

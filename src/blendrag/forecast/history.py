@@ -5,7 +5,7 @@ Messages are those of chat completions: mappings with ``role`` and ``content``, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -36,15 +36,38 @@ def window_of(messages: Messages) -> Window:
     return Window.of(list(_texts(messages, "user")))
 
 
+def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict[str, Any]]:
+    """The same messages without these texts, and with single blanks.
+
+    What was retrieved is no word of the user's; and where it stands in the system prompt, that is another one
+    at every turn.
+    """
+    longest_first = sorted({document for document in documents if document}, key=len, reverse=True)
+
+    def said(text: str) -> str:
+        for document in longest_first:
+            text = text.replace(document, " ")
+        return " ".join(text.split())
+
+    return [
+        {"role": role, "content": said("\n".join(_parts(message.get("content"))))}
+        for message in messages
+        if isinstance(role := message.get("role"), str)
+    ]
+
+
 def _texts(messages: Messages, role: str) -> Iterator[str]:
     for message in messages:
-        if message.get("role") == role:
-            content = message.get("content")
-            if isinstance(content, str):
-                yield content
-            elif isinstance(content, Sequence):
-                parts = (part.get("text") for part in content if isinstance(part, Mapping))
-                yield "\n".join(part for part in parts if isinstance(part, str))
+        if message.get("role") == role and message.get("content") is not None:
+            yield "\n".join(_parts(message["content"]))
+
+
+def _parts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Sequence):
+        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        yield from (part for part in parts if isinstance(part, str))
 
 
 def _bytes(text: str) -> bytes:

@@ -21,13 +21,15 @@ class AskOptions(TypedDict, total=False):
 
     top_k: chunks retrieved. history: earlier messages, ``{"role": ..., "content": ...}``.
     blend: False prefills the same prompt plainly, for comparison. hints: texts to look for first in a prompt
-    of one's own. The rest are fields of ``Sampling``.
+    of one's own. conversation: an id of the conversation that the prompt belongs to, whose earlier questions
+    are remembered; a prompt without one counts as the only one. The rest are fields of ``Sampling``.
     """
 
     top_k: int | None
     history: Messages
     blend: bool | None
     hints: list[str]
+    conversation: str | None
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -60,6 +62,9 @@ class Request:
     def __init__(self, prompter: Prompter, prompt: str | Messages, options: AskOptions) -> None:
         self._library = prompter.library
         self.prompt = make_prompt(prompter, prompt, options)
+        self._conversation = options.get("conversation")
+        history = options.get("history", ())
+        self._said = prompt if not history else [*history, {"role": "user", "content": prompt}]
         self.recipe, self._plain = self._library.recipe(
             self.prompt.plan, self._library.settings, options.get("blend")
         )
@@ -81,6 +86,8 @@ class Request:
         if evidence.missing:
             with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
                 self._library.repair(evidence.missing)
+        if (foresight := self._library.foresight) and self._conversation:
+            foresight.answered(self._said, self.prompt.plan, self._conversation)
         return Answer(
             "".join(self._text),
             tuple(Source.of(hit) for hit in self.prompt.hits),

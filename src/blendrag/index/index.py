@@ -23,6 +23,7 @@ from blendrag.index.purge import Purged, purge
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
+from blendrag.serving.foresight import FORECASTS
 from blendrag.serving.library import Library, Messages
 from blendrag.serving.progress import IngestProgress, ingest_progress
 from blendrag.settings import Settings
@@ -164,18 +165,29 @@ class BlendIndex:
         """Pieces of text, and at the end the :class:`Answer`."""
         return asking.astream(self._prompter, prompt, options)
 
+    # -- eviction -----------------------------------------------------------------------------------------
+
+    def use_policy(self, name: str) -> None:
+        """Have another policy say which chunks leave the full tiers of this machine, also while the engine
+        runs.
+
+        Lasts until the index is closed: the setting is ``eviction``. Raises ConfigError for an unknown one.
+        """
+        self._library.use_policy(name)
+
     # -- about it -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Documents, chunks and bytes; what was counted per tier since the index was made; the documents that
-        were reused most; and what the tiers say now, when the engine runs."""
+        """Documents, chunks and bytes; what was counted per tier since the index was made; eviction and its
+        forecasts; the documents that were reused most; and what the tiers say now, when the engine runs."""
         catalogue = self._library.catalogue
         facts: dict[str, Any] = {
             "path": str(self.root),
             "model": self._library.identity.model,
             "documents": len(self._ledger.sources()),
             "chunks": asdict(catalogue.totals()),
-            "counters": catalogue.counters(),
+            "counters": {name: counts for name, counts in catalogue.counters().items() if name != FORECASTS},
+            "eviction": self._library.eviction(),
             "reuse": [asdict(row) for row in catalogue.reuse(_MOST_REUSED)],
         }
         if self._library.session.store_id:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe, spans_of
-from blendrag.errors import BlendragWarning
+from blendrag.errors import BlendragWarning, StoreError
 from blendrag.fuse import SelectorOptions, make_selector
 from blendrag.models import resolve_model
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.serving.foresight import FORECASTS, Foresight, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, prefill_pending
@@ -56,17 +59,55 @@ class Library:
         self._recognising = threading.Lock()
         self._prefilling = threading.Lock()
         self._changing = threading.RLock()
+        self._foreseeing = threading.Lock()
+        self.foresight: Foresight | None = None
+        """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self._warned = False
 
     def start(self, progress: IngestProgress | None = None) -> Engine:
         """The engine, started if it is not running."""
-        return self.session.start(progress)
+        engine = self.session.start(progress)
+        self._look_ahead(bool(self.session.store_id))
+        return engine
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on, in all tiers of this machine: what is held is carried over.
+        Starts no engine. Raises ConfigError for an unknown policy."""
+        self.session.use_policy(name)
+        self._look_ahead(bool(self.session.store_id))
+
+    def _look_ahead(self, running: bool) -> None:
+        """Have foresight exactly as long as somebody has use for it."""
+        wanted = running and (self.settings.outcome_log or wants_forecasts(self.session.stack))
+        with self._foreseeing:
+            if wanted and self.foresight is None:
+                self.foresight = Foresight(self.session, self.settings)
+            elif self.foresight is not None and not wanted:
+                self.foresight.close()
+                with contextlib.suppress(StoreError):
+                    self.catalogue.count(FORECASTS, self.foresight.counted())
+                self.foresight = None
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
+        self._look_ahead(running=False)
         self.session.close()
         self.catalogue.close()
         self._lock.release()
+
+    def eviction(self) -> dict[str, Any]:
+        """policies: by tier. forecasts: what was asked of the predictor since the folder was made, what
+        became of it, and its processor time; reason: of the last failure in this process."""
+        foresight, counts = self.foresight, Counter(self.catalogue.counters().get(FORECASTS, {}))
+        counts.update(foresight.counted() if foresight else {})
+        return {
+            "policies": {spec.label: spec.policy for spec in self.session.stack if spec.evicts},
+            "forecasts": {
+                **{name: counts[name] for name in ("asked", "answered", "dropped", "unanswered")},
+                "busy_s": counts["busy_ms"] / 1e3,
+                "reason": foresight.counts.reason if foresight else "",
+            },
+        }
 
     # -- texts --------------------------------------------------------------------------------------------
 

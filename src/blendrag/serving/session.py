@@ -13,6 +13,7 @@ from typing import Any
 
 from blendrag.engine.handle import Engine
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
+from blendrag.eviction import make_policy
 from blendrag.serving.progress import IngestProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -27,6 +28,7 @@ class EngineSession:
         """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled."""
         self._root, self._settings, self._identity = root, settings, identity
         self._prefix = list(prefix)
+        self.stack = settings.stack
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
@@ -58,7 +60,7 @@ class EngineSession:
                             "open_store",
                             str(self._root),
                             asdict(self._identity),
-                            [spec.plain() for spec in self._settings.stack],
+                            [spec.plain() for spec in self.stack],
                             self._profile(engine.facts),
                             self._prefix,
                         )
@@ -95,6 +97,15 @@ class EngineSession:
         future = self.start().call_later(method, self.store_id, *args)
         with self._lock:
             self._later = [one for one in self._later if not one.done()] + [future]
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on, in all tiers of this machine, and when the engine is started
+        again. Starts none. Raises ConfigError for an unknown policy."""
+        make_policy(name)
+        with self._lock:  # a start that goes on is waited for
+            self.stack = tuple(spec.with_policy(name) for spec in self.stack)
+        if self.store_id:
+            self.call("use_policy", name)
 
     def close(self) -> None:
         """Finish what was left for later and give the engine back. Safe to call twice."""

@@ -57,9 +57,18 @@ class TierSpec(BaseModel):
         """As plain data, for the engine's worker."""
         return self.model_dump(mode="json", exclude_unset=True)
 
+    def with_policy(self, name: str) -> TierSpec:
+        """The same tier with another policy; one that has none, as it is."""
+        return self.model_copy(update={"policy": name}) if "policy" in _ALLOWED[self.kind] else self
+
     @property
     def writes(self) -> Write:
         return self.write or ("through" if self.kind in ("ram", "disk") else "behind")
+
+    @property
+    def evicts(self) -> bool:
+        """Whether it has limits, which chunks leave for."""
+        return self.bytes is not None or self.chunks is not None
 
     @property
     def label(self) -> str:

@@ -1,0 +1,178 @@
+"""Which conversations go on: asked beside the engine, and told to the eviction policies of its store."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blendrag.eviction import POLICIES
+from blendrag.forecast.features import DEFAULT_LAYOUT
+from blendrag.forecast.history import Messages, conversation_id, window_of, without_documents
+from blendrag.forecast.live import LiveCounts, LivePredictor
+from blendrag.forecast.log import OutcomeLog
+from blendrag.forecast.predictor import Predictor, make_features
+from blendrag.forecast.weights import MANIFEST, default_folder, load_manifest
+from blendrag.forecast.window import PROMPTS, Window
+from blendrag.index.embed import Embedder
+from blendrag.models import resolve_embedder
+from blendrag.prompt import PromptPlan
+from blendrag.serving.session import EngineSession
+from blendrag.settings import Settings
+from blendrag.store.spec import TierSpec
+from blendrag.store.tiers.local import Forecast
+
+FORECASTS = "forecasts"  # their counters' name, beside those of tiers
+CONVERSATIONS = 4096  # whose chunks are remembered: the latest
+CHUNKS = 256  # of each: the latest
+AT_ONCE = 32  # keys in one call to the worker, which takes up to 10 us for each key and tier
+_CHARACTERS = 2048  # that are kept of an earlier prompt: more than the predictor reads of it
+
+
+def wants_forecasts(stack: Iterable[TierSpec]) -> bool:
+    """Whether a tier of this machine evicts by a policy that goes by forecasts."""
+    return any(spec.evicts and POLICIES[spec.policy].uses_forecasts() for spec in stack)
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """chunks: keys, the latest used last. prompts: the latest, where the caller does not keep them."""
+
+    chunks: dict[str, None] = field(default_factory=dict)
+    prompts: tuple[str, ...] = ()
+    turns: int = 0
+
+
+class Foresight:
+    """Made with the engine, ended by :meth:`close`. Thread-safe.
+
+    Without a trained predictor, or with one that does not work, nothing is told, and the policies are LRU.
+    What goes wrong is warned of once, and counted.
+    """
+
+    def __init__(self, session: EngineSession, settings: Settings) -> None:
+        self._session, self._settings = session, settings
+        self._folder = default_folder(settings)
+        self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
+        self._lock = threading.Lock()
+        self._live = LivePredictor(
+            self._load,
+            self._tell,
+            version=lambda: _version(self._folder),
+            log=self._open_log if settings.outcome_log else None,
+        )
+
+    def answered(self, prompt: Messages | str, plan: PromptPlan, conversation: str | None) -> None:
+        """A prompt was answered: ask whether its conversation goes on. Returns at once.
+
+        conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to
+        none; of its prompt, what stands behind the last document counts as the user's.
+        """
+        documents = [segment.text for segment in plan.cached_segments]
+        if not isinstance(prompt, str):
+            messages = without_documents(prompt, documents)
+            whose = conversation_id(messages, conversation)
+            said: Window | str = window_of(messages)
+        else:
+            whose = conversation_id((), conversation)
+            said = prompt.rpartition(documents[-1])[2] if documents else prompt
+        if whose is not None:
+            self.ask(whose, plan.cached_keys, said)
+
+    def ask(self, conversation: str, chunks: Iterable[str], said: Window | str) -> None:
+        """A prompt of the conversation, with these chunks in this order, was answered. Returns at once.
+
+        said: the user's prompts so far; or the last one, where those before were given here as well.
+        """
+        with self._lock:
+            one = self._conversations.setdefault(conversation, _Conversation())
+            self._conversations.move_to_end(conversation)
+            if len(self._conversations) > CONVERSATIONS:
+                self._conversations.popitem(last=False)
+            for key in chunks:
+                one.chunks.pop(key, None)
+                one.chunks[key] = None
+            for key in list(one.chunks)[:-CHUNKS]:
+                del one.chunks[key]
+            if isinstance(said, str):
+                one.turns += 1
+                window = Window((*one.prompts, said), one.turns)
+                one.prompts = (*one.prompts, _shortened(said))[1 - PROMPTS :]
+            else:
+                window = said
+        self._live.ask(conversation, window)
+
+    @property
+    def counts(self) -> LiveCounts:
+        return self._live.counts
+
+    def counted(self) -> dict[str, int]:
+        """The counts as the catalogue keeps them."""
+        counts = self._live.counts
+        whole = {name: getattr(counts, name) for name in ("asked", "answered", "dropped", "unanswered")}
+        return {**whole, "busy_ms": round(1e3 * counts.busy_s)}
+
+    def close(self) -> None:
+        """End the predictor; what it was not asked in time stays unanswered."""
+        self._live.close()
+
+    # -- in the predictor's thread ------------------------------------------------------------------------
+
+    def _load(self) -> Predictor:
+        if (self._folder / MANIFEST).exists() or not self._settings.outcome_log:
+            predictor = Predictor.load(self._folder, _embedder(load_manifest(self._folder).embedder))
+        else:  # so that there is something to train on
+            predictor = Predictor(make_features(_embedder(self._settings.embedder), DEFAULT_LAYOUT), None)
+        predictor.features.rows([Window.of([""])])  # loads the embedder
+        return predictor
+
+    def _open_log(self, predictor: Predictor) -> OutcomeLog:
+        return OutcomeLog(self._folder, predictor.features)
+
+    def _tell(self, chances: Mapping[str, float]) -> None:
+        if not self._session.store_id or not wants_forecasts(self._session.stack):
+            return
+        with self._lock:  # the ends of prompts first, as policies hear of uses
+            forecasts = [
+                (conversation, chance, list(reversed(self._conversations[conversation].chunks)))
+                for conversation, chance in chances.items()
+                if conversation in self._conversations
+            ]
+        for part in _parts(forecasts):  # waits for each: what requests ask of the worker comes in between
+            self._session.call("forecast", part)
+
+
+def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:
+    """The same forecasts, with at most ``AT_ONCE`` keys in each part."""
+    part: list[Forecast] = []
+    room = AT_ONCE
+    for conversation, chance, keys in forecasts:
+        while keys:
+            part.append((conversation, chance, keys[:room]))
+            keys, room = keys[room:], room - len(keys[:room])
+            if not room:
+                yield part
+                part, room = [], AT_ONCE
+    if part:
+        yield part
+
+
+def _embedder(name: str) -> Embedder:
+    """One of its own, as embedders are not for several threads; an accelerator is the engine's alone."""
+    return Embedder(resolve_embedder(name), name=name, device="cpu")
+
+
+def _version(folder: Path) -> Sequence[int] | None:
+    """What changes when another predictor is put into ``folder``."""
+    try:
+        stat = (folder / MANIFEST).stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino
+
+
+def _shortened(text: str) -> str:
+    half = _CHARACTERS // 2
+    return text if len(text) <= _CHARACTERS else f"{text[:half]} {text[-half:]}"
