@@ -16,6 +16,7 @@ from blendrag.eviction import POLICIES
 from blendrag.forecast.dialogs import Dialog, Turn
 from blendrag.replay.compare import EvictionOptions, run_eviction
 from blendrag.replay.costs import Costs
+from blendrag.replay.plot import draw_side_by_side
 from blendrag.replay.source import Source
 from blendrag.replay.summary import WINDOWS
 from blendrag.replay.workload_dialogs import DialogLoad, dialog_trace
@@ -49,6 +50,18 @@ def test_json_lacks_what_scripts_read(trace: Path, tmp_path: Path) -> None:
     assert len(written["behind"]["optimal"]["lru"]) == 3
     assert imread(picture).shape[0] > 100
     assert "cache saved" in result.output and "blocks" in result.output
+
+
+def test_picture_of_two_replays_shows_one(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    arguments = ["--trace", str(trace), "--sizes", "2,4", "--policies", "lru", "--json", str(out)]
+    CliRunner().invoke(app, ["eviction", *arguments], catch_exceptions=False)
+    results = json.loads(out.read_text())
+    widths = []
+    for titles in (["one"], ["one", "two"]):
+        draw_side_by_side(dict.fromkeys(titles, results), tmp_path / "out.png")
+        widths.append(imread(tmp_path / "out.png").shape[1])
+    assert widths[1] == pytest.approx(2 * widths[0], abs=2)
 
 
 def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None:
