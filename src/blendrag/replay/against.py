@@ -9,6 +9,8 @@ import numpy as np
 
 LRU, ORACLE, OPTIMAL = "lru", "oracle", "optimal"
 
+_LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
+
 Hits = Mapping[str, Sequence[float]]  # by policy: a hit ratio for each size
 
 
@@ -16,7 +18,7 @@ def against(sizes: Sequence[int], hits: Hits, traces: Sequence[Hits]) -> dict[st
     """JSON-able; for each policy a value per size. hits: means; traces: the same of each trace.
 
     saved: as :func:`saved`, by the means. saved_spread: [lowest, highest] among the traces; None unless
-    every one of them tells. closed: share of the way from LRU to the optimum; None where there is none.
+    every one of them tells. closed: share of the way from LRU to the optimum; None where there is hardly any.
     behind: by bound (optimum, oracle), by policy, the hit ratio that is missing. Without LRU, ``behind``
     alone.
     """
@@ -75,7 +77,7 @@ def _less(bound: Sequence[float], hits: Sequence[float]) -> list[float]:
 
 
 def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole > 0 else None
+    return part / whole if whole > _LEAST_GAP else None
 
 
 def _spread(values: Sequence[float | None]) -> list[float] | None:
