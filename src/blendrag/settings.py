@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     max_num_seqs: int = Field(32, ge=1, description="Requests in one engine step.")
     max_num_batched_tokens: int | None = Field(None, ge=16)
     prefix_caching: bool = True
+    prefix_forecasts: bool = Field(
+        False, description="vLLM's prefix cache gives up conversations first that are likely to be over."
+    )
     enforce_eager: bool | None = Field(
         None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
     )

@@ -43,8 +43,11 @@ class Turn:
     @property
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for."""
-        grammar = answer_grammar(self._request)
-        return replace(self._request.sampling, grammar=grammar) if grammar else self._request.sampling
+        request, grammar = self._request, answer_grammar(self._request)
+        sampling = replace(request.sampling, grammar=grammar) if grammar else request.sampling
+        if foresight := self._library.foresight:
+            return foresight.named(sampling, request.messages, self.plan, request.conversation)
+        return sampling
 
     def feed(self, delta: Delta) -> Piece:
         """The part of the answer that is certain by now; with the last piece, the rest and the whole."""

@@ -10,7 +10,8 @@ from blendrag.settings import Settings
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (
     "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
-    "mask", "prefix_caching", "enforce_eager", "layers_in_flight", "blend_share", "cache_dir",
+    "mask", "prefix_caching", "prefix_forecasts", "enforce_eager", "layers_in_flight", "blend_share",
+    "cache_dir",
 )  # fmt: skip
 
 

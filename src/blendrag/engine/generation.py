@@ -28,8 +28,9 @@ class Sampling:
 
     logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
     take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
-    and stop; ``Delta.logprobs`` has their log probabilities, which are the model's own. other: any more of
-    vLLM's ``SamplingParams``.
+    and stop; ``Delta.logprobs`` has their log probabilities, which are the model's own. conversation: which
+    one the request belongs to, for forecasts of whether it goes on. other: any more of vLLM's
+    ``SamplingParams``.
     """
 
     max_tokens: int = 256
@@ -41,6 +42,7 @@ class Sampling:
     timeout_s: float | None = None
     grammar: Grammar | None = None
     forced: tuple[int, ...] = ()
+    conversation: str | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -304,7 +304,8 @@ class Engine:
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
             async with asyncio.timeout(sampling.timeout_s):
-                async for output in self._llm.generate(prompt, params, ticket):
+                whose = sampling.conversation
+                async for output in self._llm.generate(prompt, params, ticket, session_id=whose):
                     ttft = ttft or time.perf_counter() - begin
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)

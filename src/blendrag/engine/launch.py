@@ -90,6 +90,7 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
                 "mask": settings.mask,
                 "in_flight": settings.layers_in_flight,
                 "blend_share": settings.blend_share,
+                "prefix_forecasts": settings.prefix_forecasts,
             },
         ),
     }

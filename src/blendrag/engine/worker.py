@@ -106,7 +106,11 @@ class BlendWorker:
         self._blendrag.prefetch(store, keys)
 
     def _blendrag_forecast(self, store: str, forecasts: list[tuple[str, float, list[str]]]) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
         self._blendrag.store(store).forecast(forecasts)
+        for conversation, chance, _ in forecasts:
+            get_kv_transfer_group().forecast(conversation, chance)
 
     def _blendrag_use_policy(self, store: str, name: str) -> None:
         self._blendrag.store(store).use_policy(name)

@@ -68,10 +68,18 @@ class Request:
         self.recipe, self._plain = self._library.recipe(
             self.prompt.plan, self._library.settings, options.get("blend")
         )
+        self._options = options
         self._begin = time.perf_counter()
         self._text: list[str] = []
         self._tokens = 0
         self._last: Delta | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        chosen = sampling(self._library.settings, self._options)
+        if (foresight := self._library.foresight) and self._conversation:
+            return foresight.named(chosen, self._said, self.prompt.plan, self._conversation)
+        return chosen
 
     def add(self, delta: Delta) -> str:
         self._text.append(delta.text)
@@ -126,9 +134,7 @@ def stream(prompter: Prompter, prompt: str | Messages, options: AskOptions) -> G
     library = prompter.library
     engine = library.start()
     ids, namespace = request.prompt.plan.token_ids, library.identity.namespace
-    with contextlib.closing(
-        engine.stream(ids, sampling(library.settings, options), request.recipe, namespace)
-    ) as deltas:
+    with contextlib.closing(engine.stream(ids, request.sampling, request.recipe, namespace)) as deltas:
         for delta in deltas:
             yield request.add(delta)
     yield request.answer()
@@ -144,7 +150,7 @@ async def astream(
     library = prompter.library
     engine = await asyncio.to_thread(library.start)
     ids, namespace = request.prompt.plan.token_ids, library.identity.namespace
-    deltas = engine.astream(ids, sampling(library.settings, options), request.recipe, namespace)
+    deltas = engine.astream(ids, request.sampling, request.recipe, namespace)
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             yield request.add(delta)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from blendrag.engine.generation import Sampling
 from blendrag.eviction import POLICIES
 from blendrag.forecast.features import DEFAULT_LAYOUT
 from blendrag.forecast.history import Messages, conversation_id, window_of, without_documents
@@ -65,21 +66,18 @@ class Foresight:
         )
 
     def answered(self, prompt: Messages | str, plan: PromptPlan, conversation: str | None) -> None:
-        """A prompt was answered: ask whether its conversation goes on. Returns at once.
-
-        conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to
-        none; of its prompt, what stands behind the last document counts as the user's.
-        """
-        documents = [segment.text for segment in plan.cached_segments]
-        if not isinstance(prompt, str):
-            messages = without_documents(prompt, documents)
-            whose = conversation_id(messages, conversation)
-            said: Window | str = window_of(messages)
-        else:
-            whose = conversation_id((), conversation)
-            said = prompt.rpartition(documents[-1])[2] if documents else prompt
+        """A prompt was answered: ask whether its conversation goes on. Returns at once."""
+        whose, said = _read(prompt, plan, conversation)
         if whose is not None:
             self.ask(whose, plan.cached_keys, said)
+
+    def named(
+        self, sampling: Sampling, prompt: Messages | str, plan: PromptPlan, conversation: str | None
+    ) -> Sampling:
+        """The same, with the conversation's id for vLLM's prefix cache, where that goes by forecasts."""
+        if not self._settings.prefix_forecasts:
+            return sampling
+        return replace(sampling, conversation=_read(prompt, plan, conversation)[0])
 
     def ask(self, conversation: str, chunks: Iterable[str], said: Window | str) -> None:
         """A prompt of the conversation, with these chunks in this order, was answered. Returns at once.
@@ -132,7 +130,8 @@ class Foresight:
         return OutcomeLog(self._folder, predictor.features)
 
     def _tell(self, chances: Mapping[str, float]) -> None:
-        if not self._session.store_id or not wants_forecasts(self._session.stack):
+        to_prefixes = self._settings.prefix_forecasts
+        if not self._session.store_id or not (to_prefixes or wants_forecasts(self._session.stack)):
             return
         with self._lock:  # the ends of prompts first, as policies hear of uses
             forecasts = [
@@ -144,17 +143,34 @@ class Foresight:
             self._session.call("forecast", part)
 
 
+def _read(
+    prompt: Messages | str, plan: PromptPlan, conversation: str | None
+) -> tuple[str | None, Window | str]:
+    """Whose prompt it is, and what the user said.
+
+    conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to none;
+    of its prompt, what stands behind the last document counts as the user's.
+    """
+    documents = [segment.text for segment in plan.cached_segments]
+    if isinstance(prompt, str):
+        return conversation_id((), conversation), prompt.rpartition(documents[-1])[2] if documents else prompt
+    messages = without_documents(prompt, documents)
+    return conversation_id(messages, conversation), window_of(messages)
+
+
 def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:
     """The same forecasts, with at most ``AT_ONCE`` keys in each part."""
     part: list[Forecast] = []
     room = AT_ONCE
     for conversation, chance, keys in forecasts:
-        while keys:
+        while True:  # once at least: of a conversation without chunks, vLLM's prefix cache holds something
             part.append((conversation, chance, keys[:room]))
             keys, room = keys[room:], room - len(keys[:room])
             if not room:
                 yield part
                 part, room = [], AT_ONCE
+            if not keys:
+                break
     if part:
         yield part
 

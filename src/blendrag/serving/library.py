@@ -78,7 +78,8 @@ class Library:
 
     def _look_ahead(self, running: bool) -> None:
         """Have foresight exactly as long as somebody has use for it."""
-        wanted = running and (self.settings.outcome_log or wants_forecasts(self.session.stack))
+        always = self.settings.outcome_log or self.settings.prefix_forecasts
+        wanted = running and (always or wants_forecasts(self.session.stack))
         with self._foreseeing:
             if wanted and self.foresight is None:
                 self.foresight = Foresight(self.session, self.settings)
