@@ -133,6 +133,8 @@ def status(
     for name, value in facts.items():
         if not isinstance(value, dict | list):
             table.add_row(Text(name.replace("_", " ")), Text(str(value)))
+    for log in facts["traffic_logs"]:
+        table.add_row(Text("traffic log"), Text(log))
     out().print(table)
     if facts["metrics"]:
         _print_quality(facts["metrics"], out())

@@ -1,4 +1,4 @@
-"""What a folder holds of predictors: facts for people and scripts, without loading a model."""
+"""What a folder holds of models and logs: facts for people and scripts, without loading an embedder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import PredictorError
+from blendrag.forecast.hazard_file import load_hazard
 from blendrag.forecast.weights import load_manifest, load_weights
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """JSON-able. policy: what eviction can be at best; reason: why it is LRU where it is."""
+    """JSON-able. policy: what eviction can be at best; reason: why it is LRU where it is. lpc_plus: what that
+    one learned from, or why it is LRU. traffic_logs: files, which ``bench eviction --trace`` reads."""
     facts: dict[str, Any] = {"folder": str(folder), "policy": "lpc", "reason": "", "metrics": {}}
     try:
         manifest = load_manifest(folder)
@@ -22,4 +24,9 @@ def describe(folder: Path) -> dict[str, Any]:
     vectors = sorted(folder.glob("vectors-*.sqlite"))
     facts["log_bytes"] = sum(path.stat().st_size for path in logs)
     facts["vector_bytes"] = sum(path.stat().st_size for path in vectors)
+    try:
+        facts["lpc_plus"] = load_hazard(folder)[1].get("source", "")
+    except PredictorError as error:
+        facts["lpc_plus"] = f"lru: {error}"
+    facts["traffic_logs"] = [str(log) for log in sorted(folder.glob("trace-*.jsonl"))]
     return facts

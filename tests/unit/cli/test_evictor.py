@@ -109,6 +109,11 @@ def test_traffic_of_a_store_teaches_one_policy_only(blendrag: Blendrag, cache: P
     first = blendrag("evictor", "train", "--from-log")
     assert first.exit_code == 0 and "lpc+: written to" in first.stderr, first.stderr
     assert "no outcomes" in first.stderr, "of lpc nothing is known"
+    facts = json.loads(blendrag("evictor", "status", "--json").stdout)
+    assert facts["traffic_logs"] == [str(log.path)] and facts["lpc_plus"] == str(log.path)
+    assert "trace-a.jsonl" in blendrag("evictor", "status").stdout.replace("\n", "").replace(" ", "")
+    replayed = blendrag("bench", "eviction", "--trace", str(log.path), "--sizes", "800", "--policies", "lru")
+    assert replayed.exit_code == 0 and "optimal" in replayed.stdout, replayed.stderr
     again = blendrag("evictor", "train", "--from-log")
     assert again.exit_code == 0 and "lpc+: not better, nothing changed" in again.stderr, again.stderr
 
