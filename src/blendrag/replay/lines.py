@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from blendrag.errors import SourceError
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,3 +35,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def wrong_line(path: Path, number: int, why: str) -> SourceError:
     """The error that names a line."""
     return SourceError(f"{str(path)!r}, line {number}: {why}")
+
+
+def problem_of(error: Exception) -> str:
+    """In a line: where a record is not what it should be first, and what is wrong there."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else problem["msg"]

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from blendrag.errors import SourceError
-from blendrag.replay.lines import numbered_lines, wrong_line
+from blendrag.replay.lines import numbered_lines, problem_of, wrong_line
 from blendrag.replay.request import Request, Trace
 
 BLOCK = 512  # tokens
@@ -65,7 +65,7 @@ def read_mooncake(path: Path, *more: Path) -> Trace:
             except ValueError as error:
                 if independent and not line.endswith(b"\n"):
                     break
-                raise wrong_line(part, number, _why(error)) from None
+                raise wrong_line(part, number, problem_of(error)) from None
             if independent is None:
                 independent = record.independent
             if record.independent != independent:
@@ -95,11 +95,3 @@ def _from_zero(requests: Sequence[Request]) -> list[Request]:
         )
         for number, request in enumerate(ordered)
     ]
-
-
-def _why(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else problem["msg"]

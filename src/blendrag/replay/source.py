@@ -83,7 +83,7 @@ def _first(path: Path) -> dict[str, Any]:
         return {COLUMNS[0]: ""}
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if line.strip() in (b"{", b"["):
             return {}
         raise SourceError(f"{str(path)!r}, line {found[0]}: not JSON: {error}") from None
@@ -96,12 +96,12 @@ def _questions(path: Path, workload: Workload) -> Source:
     from blendrag.settings import Settings
 
     settings = Settings.load()
+    arrivals = [each.at for each in read_azure(workload.arrivals)] if workload.arrivals else None
     corpus = embedded(
         read_questions(path),
         Embedder(resolve_embedder(settings.embedder), name=settings.embedder),
         settings.cache_dir.expanduser() / "replay",
     )
-    arrivals = [each.at for each in read_azure(workload.arrivals)] if workload.arrivals else None
     load = RetrievalLoad(
         seconds=workload.seconds, articles_zipf=workload.zipf, questions_zipf=workload.zipf
     )
@@ -114,6 +114,8 @@ def _questions(path: Path, workload: Workload) -> Source:
 
 def _dialogs(path: Path, workload: Workload, predicted: bool) -> Source:
     dialogs = read_dialogs(path)
+    if not any(dialog.prompts for dialog in dialogs):
+        raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
     load = DialogLoad(seconds=workload.seconds)
     source = Source(partial(_dialog_trace, dialogs, load, path.name), generated=True)
     return _with_predictor(source, dialogs, load, path.name, workload.predictor) if predicted else source

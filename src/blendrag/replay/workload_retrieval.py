@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, TypeAdapter
 
 from blendrag.errors import SourceError
+from blendrag.replay.lines import problem_of
 from blendrag.replay.request import Request, Trace
 from blendrag.replay.workload_dialogs import four_characters
 
@@ -101,15 +102,18 @@ def read_questions(path: Path) -> Questions:
             if isinstance(loaded, dict)
             else TypeAdapter(list[_Article]).validate_python(loaded)
         )
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise SourceError(f"{path} is no question set in SQuAD's format: {error}") from error
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise SourceError(
+            f"{str(path)!r} has neither hash_ids nor turns, and is no question set in SQuAD's format:"
+            f" {problem_of(error)}"
+        ) from error
     asked = tuple(
         questions
         for article in articles
         if (questions := tuple(q.question for paragraph in article.paragraphs for q in paragraph.qas))
     )
     if not asked:
-        raise SourceError(f"{path} has no questions")
+        raise SourceError(f"{str(path)!r} has no questions")
     return Questions(tuple(dict.fromkeys(p.context for a in articles for p in a.paragraphs)), asked)
 
 

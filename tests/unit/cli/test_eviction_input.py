@@ -1,0 +1,116 @@
+"""``bench eviction`` and ``evictor`` with wrong files and options: a line that says so, and no more."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+Blendrag = Callable[..., Result]
+
+BLOCKS = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
+TALK = {"id": "a", "turns": [{"role": "user", "text": "hi"}]}
+
+
+def line(record: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps({**record, **changes}).encode() + b"\n"
+
+
+FILES = {
+    "nothing": (b"", "empty"),
+    "blank": (b"\n\n", "empty"),
+    "text": (b"hello\n", "not JSON"),
+    "binary": (bytes(range(256)), "not JSON"),
+    "brackets": (b"[" * 100_000 + b"\n", "not JSON"),
+    "number": (b"3\n", "SQuAD's format"),
+    "list": (b"[1, 2]\n", "SQuAD's format: 0: "),
+    "another format": (b'{"id": "a"}\n', "neither hash_ids nor turns"),
+    "no gzip": (b"\x1f\x8bhello", "cannot read"),
+    "cut": (gzip.compress(line(BLOCKS) * 500)[:-12], "cannot read"),
+    "no field": (b'{"hash_ids": [1]}\n', "line 1: timestamp"),
+    "negative": (line(BLOCKS, input_length=-600), "line 1: input_length"),
+    "zero": (line(BLOCKS, input_length=0), "line 1: input_length"),
+    "infinite": (line(BLOCKS, timestamp=0).replace(b'"timestamp": 0', b'"timestamp": 1e999'), "timestamp"),
+    "backwards": (line(BLOCKS, timestamp=5) + line(BLOCKS, timestamp=4), "line 2: timestamp"),
+    "nobody asks": (line(TALK, turns=[{"role": "assistant", "text": "hi"}]) * 3, "does a user say anything"),
+    "no turns": (line(TALK, turns=[]), "does a user say anything"),
+    "no text": (line(TALK, turns=[{"role": "user", "text": None}]), "line 1: turns.0.text"),
+    "half a character": (line(TALK).replace(b"hi", b"\\ud800"), "line 1: Invalid JSON"),
+    "no questions": (b'{"data": [{"paragraphs": [{"context": "x", "qas": []}]}]}', "has no questions"),
+    "cut questions": (b'{\n"data": [{"paragraphs": [{"context": "x"', "SQuAD's format"),
+}
+
+
+def refused(result: Result, *hints: str) -> None:
+    assert result.exit_code == 1 and not result.stdout, result.output
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
+    assert all(hint in result.stderr for hint in hints), result.stderr
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_broken_trace_is_replayed_or_a_traceback(blendrag: Blendrag, workdir: Path, name: str) -> None:
+    content, hint = FILES[name]
+    (workdir / "trace.jsonl").write_bytes(content)
+    refused(blendrag("bench", "eviction", "--trace", "trace.jsonl", "--sizes", "10"), "trace.jsonl", hint)
+
+
+def test_folder_without_a_trace_is_a_traceback(blendrag: Blendrag, workdir: Path) -> None:
+    (workdir / "folder").mkdir()
+    for name in ("folder", "nowhere.jsonl"):
+        refused(blendrag("bench", "eviction", "--trace", name, "--sizes", "10"), name)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--sizes", "0"], "must hold 1 or more"),
+        (["--sizes", "-5"], "must hold 1 or more"),
+        (["--sizes", "1e3"], "whole numbers"),
+        (["--sizes", "5", "--policies", "lruu"], "unknown 'lruu'; there are"),
+        (["--sizes", "5", "--policies", "lru,"], "unknown ''"),
+        (["--sizes", "5", "--json", "nowhere/out.json"], "--json nowhere/out.json"),
+        (["--sizes", "5", "--plot", "out.txt"], "must end in"),
+    ],
+)
+def test_wrong_value_of_an_option_is_a_traceback(
+    blendrag: Blendrag, workdir: Path, options: list[str], hint: str
+) -> None:
+    (workdir / "trace.jsonl").write_bytes(line(BLOCKS))
+    refused(blendrag("bench", "eviction", "--trace", "trace.jsonl", *options), hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["bench", "eviction", "--trace", "t", "--sizes", "5", "--polices", "lru"], "--policies"),
+        (["bench", "eviction", "--trace", "t", "--sizes", "5", "--seeds", "0"], "--seeds"),
+        (["bench", "eviction", "--trace", "t", "--sizes", "5", "--warmup", "1"], "--warmup"),
+        (["bench", "eviction", "--trace", "t", "--sizes", "5", "--warmup", "nan"], "--warmup"),
+        (["bench", "eviction", "--trace", "t", "--sizes", "5", "--seconds", "nan"], "--seconds"),
+        (["bench", "eviction", "--trace", "t"], "--sizes"),
+        (["bench", "evictoin"], "eviction"),
+        (["evictor", "trian"], "train"),
+        (["evictor", "train", "--dta", "t"], "--data"),
+    ],
+)
+def test_typo_is_not_told_from_what_was_meant(blendrag: Blendrag, words: list[str], hint: str) -> None:
+    result = blendrag(*words)
+    assert result.exit_code == 2 and hint in result.stderr and "Traceback" not in result.output
+
+
+def test_arrivals_are_read_after_minutes_of_embedding(
+    blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blendrag.replay import source
+
+    monkeypatch.setattr(source, "embedded", lambda *arguments: pytest.fail("embedded"))
+    paragraphs = [{"context": "x", "qas": [{"question": "y"}]}]
+    (workdir / "set.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    (workdir / "azure.csv").write_text("yesterday\n")
+    options = ("--sizes", "5", "--arrivals", "azure.csv")
+    refused(blendrag("bench", "eviction", "--trace", "set.json", *options), "azure.csv")
