@@ -117,3 +117,12 @@ def test_check_layers_out_of_order_are_refused(layers: tuple[int, ...]) -> None:
 def test_settings_cannot_change_under_a_running_engine() -> None:
     with pytest.raises(ValidationError):
         Settings.load().top_k = 1
+
+
+def test_misspelt_eviction_policy_is_found_out_when_a_tier_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"'eviction'.*'lcp'.*gdsf.*did you mean lpc\?"):
+        Settings.load(eviction="lcp")
+    with pytest.raises(ConfigError, match=r"'tiers'.*'fifo'.*gdsf"):
+        Settings.load(tiers=[{"kind": "ram", "policy": "fifo"}])
+    monkeypatch.setenv("BLENDRAG_EVICTION", "gdsf")
+    assert [spec.policy for spec in Settings.load().stack] == ["gdsf", "gdsf"]

@@ -50,9 +50,9 @@ def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict
         return " ".join(text.split())
 
     return [
-        {"role": role, "content": said("\n".join(_parts(message.get("content"))))}
+        {"role": message.get("role"), "content": said("\n".join(_parts(message["content"])))}
         for message in messages
-        if isinstance(role := message.get("role"), str)
+        if message.get("content") is not None
     ]
 
 

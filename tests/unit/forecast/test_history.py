@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.forecast.history import conversation_id, window_of
+from blendrag.forecast.history import conversation_id, window_of, without_documents
 from blendrag.forecast.window import Window
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -52,3 +52,25 @@ def test_parts_and_broken_text_are_read() -> None:
     assert window_of([user(parts), user("\ud800")]) == Window(("one\ntwo", "\ud800"), 2)
     assert conversation_id([user(parts)]) == conversation_id([user("one\ntwo")])
     assert conversation_id([user("\ud800")])
+
+
+def test_retrieved_documents_change_the_id_and_are_read_as_the_users_words() -> None:
+    def asked(*documents: str) -> list[dict[str, Any]]:
+        context = "\n\n".join(documents)
+        return [
+            {"role": "system", "content": f"Answer from these:\n\n{context}"},
+            user("Where is it?"),
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]},
+            user([{"type": "text", "text": f"{context} And when?"}]),
+        ]
+
+    first = without_documents(asked("One text.", "One text. And more."), ["One text.", "One text. And more."])
+    later = without_documents(asked("Another."), ["Another.", "not there", ""])
+    assert conversation_id(first) == conversation_id(later) is not None
+    assert conversation_id(asked("One text.")) != conversation_id(asked("Another."))
+    assert window_of(first) == window_of(later) == Window(("Where is it?", "And when?"), 2)
+
+
+@given(MESSAGES, st.lists(st.text(max_size=2)))
+def test_leaving_documents_out_loses_a_turn(messages: list[dict[str, Any]], documents: list[str]) -> None:
+    assert window_of(without_documents(messages, documents)).turns == window_of(messages).turns

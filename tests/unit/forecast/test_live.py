@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from word_embedder import WordEmbedder, features
 
 from blendrag.errors import PredictorError
@@ -170,6 +171,29 @@ def test_log_that_fails_does_not_silence_forecasts(tmp_path: Path, trained: Trai
         predictor.ask("a", WINDOW)
         answers.wait(1)
         assert predictor.counts.reason == "cannot log"
+
+
+def test_other_threads_compute_on_one_processor_or_the_predictor_on_all(trained: Trained) -> None:
+    class Noting(WordEmbedder):
+        def embed(self, texts: Sequence[str]) -> list[list[float]]:
+            threads.append(torch.get_num_threads())
+            return super().embed(texts)
+
+    threads: list[int] = []
+    usual, answers = torch.get_num_threads(), Answers()
+    torch.set_num_threads(3)
+    try:
+        load = lambda: Predictor(features(embedder=Noting()), trained.classifier, trained.manifest)  # noqa: E731
+        with live(load, answers) as predictor:
+            predictor.ask("a", WINDOW)
+            answers.wait(1)
+            new = threading.Thread(target=lambda: threads.append(torch.get_num_threads()))
+            new.start()
+            new.join()
+            threads.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(usual)
+    assert threads == [1, 3, 3]
 
 
 def test_closing_ends_the_thread(trained: Trained) -> None:
