@@ -19,6 +19,7 @@ class EngineRecorder:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self.stack = library.session.stack
         self._texts: dict[str, str] = {}
         self.forget()
 

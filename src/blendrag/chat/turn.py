@@ -66,7 +66,8 @@ class Turn:
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
         if foresight := self._library.foresight:
-            foresight.answered(self._request.messages, self.plan, self._request.conversation)
+            request, seconds = self._request, time.perf_counter() - self._begin
+            foresight.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
         answer = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,

@@ -94,8 +94,10 @@ class Request:
         if evidence.missing:
             with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
                 self._library.repair(evidence.missing)
-        if (foresight := self._library.foresight) and self._conversation:
-            foresight.answered(self._said, self.prompt.plan, self._conversation)
+        if foresight := self._library.foresight:
+            said = self._said if self._conversation else ""  # a question by itself has nothing to go on with
+            seconds = time.perf_counter() - self._begin
+            foresight.answered(said, self.prompt.plan, self._conversation, self._tokens, seconds)
         return Answer(
             "".join(self._text),
             tuple(Source.of(hit) for hit in self.prompt.hits),

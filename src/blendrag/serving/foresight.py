@@ -15,6 +15,7 @@ from blendrag.forecast.history import Messages, conversation_id, window_of, with
 from blendrag.forecast.live import LiveCounts, LivePredictor
 from blendrag.forecast.log import OutcomeLog
 from blendrag.forecast.predictor import Predictor, make_features
+from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.weights import MANIFEST, default_folder, load_manifest
 from blendrag.forecast.window import PROMPTS, Window
 from blendrag.index.embed import Embedder
@@ -50,11 +51,14 @@ class Foresight:
     """Made with the engine, ended by :meth:`close`. Thread-safe.
 
     Without a trained predictor, or with one that does not work, nothing is told, and the policies are LRU.
-    What goes wrong is warned of once, and counted.
+    What goes wrong is warned of once, and counted. traffic: where prompts are logged, if they may be; closed
+    with the rest.
     """
 
-    def __init__(self, session: EngineSession, settings: Settings) -> None:
-        self._session, self._settings = session, settings
+    def __init__(
+        self, session: EngineSession, settings: Settings, traffic: TraceLog | None = None
+    ) -> None:
+        self._session, self._settings, self._traffic = session, settings, traffic
         self._folder = default_folder(settings)
         self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
         self._lock = threading.Lock()
@@ -65,9 +69,23 @@ class Foresight:
             log=self._open_log if settings.outcome_log else None,
         )
 
-    def answered(self, prompt: Messages | str, plan: PromptPlan, conversation: str | None) -> None:
-        """A prompt was answered: ask whether its conversation goes on. Returns at once."""
+    def answered(
+        self,
+        prompt: Messages | str,
+        plan: PromptPlan,
+        conversation: str | None,
+        tokens: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """A prompt was answered: log it, and ask whether its conversation goes on. Returns at once.
+
+        tokens: of the answer. seconds: since the prompt came.
+        """
         whose, said = _read(prompt, plan, conversation)
+        if self._traffic:
+            chunks = [(key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key)]
+            length = plan.cached_tokens + plan.fresh_tokens
+            self._traffic.note(chunks, length, tokens, whose, seconds)
         if whose is not None:
             self.ask(whose, plan.cached_keys, said)
 
@@ -115,6 +133,8 @@ class Foresight:
     def close(self) -> None:
         """End the predictor; what it was not asked in time stays unanswered."""
         self._live.close()
+        if self._traffic:
+            self._traffic.close()
 
     # -- in the predictor's thread ------------------------------------------------------------------------
 

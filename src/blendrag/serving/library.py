@@ -13,6 +13,8 @@ from typing import Any
 from blendrag.engine.handle import Engine
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
+from blendrag.forecast.trace_log import TraceLog, trace_path
+from blendrag.forecast.weights import default_folder
 from blendrag.fuse import SelectorOptions, make_selector
 from blendrag.models import resolve_model
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
@@ -82,7 +84,9 @@ class Library:
         wanted = running and (always or wants_forecasts(self.session.stack))
         with self._foreseeing:
             if wanted and self.foresight is None:
-                self.foresight = Foresight(self.session, self.settings)
+                logs = default_folder(self.settings)
+                traffic = TraceLog(trace_path(logs, self.root)) if self.settings.outcome_log else None
+                self.foresight = Foresight(self.session, self.settings, traffic)
             elif self.foresight is not None and not wanted:
                 self.foresight.close()
                 with contextlib.suppress(StoreError):

@@ -1,0 +1,105 @@
+"""Prompts that are answered are logged, if that is wanted, and can be replayed. No engine is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.turn import Turn
+from blendrag.engine.generation import Delta
+from blendrag.index.asking import Prompter, Request
+from blendrag.replay.source import Workload, open_source
+from blendrag.serving.library import Library
+from blendrag.serving.session import EngineSession
+from blendrag.settings import Settings
+
+FIRST = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
+SECOND = "The spare wheel is under the floor of the boot, behind the tool box. " * 4
+END = Delta(" Eight years.", [1, 2, 3], 0.01, finish_reason="stop")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
+    monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def opened(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Library:
+    settings = Settings.load(max_model_len=512, model=str(model_dir), embedder="./none", **options)
+    library = Library(folder / "kv", settings)
+    library.register({"a": [FIRST], "b": [SECOND]})
+    engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
+    monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
+    monkeypatch.setattr(EngineSession, "store_id", "opened")
+    monkeypatch.setattr(library.session, "call", lambda *arguments: None)
+    return library
+
+
+@pytest.fixture
+def library(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    library = opened(folder, model_dir, monkeypatch, outcome_log=True)
+    yield library
+    library.close()
+
+
+def chat(library: Library, content: str, conversation: str | None = None) -> None:
+    request = ChatRequest([{"role": "user", "content": content}], conversation=conversation)
+    Turn(library, library.settings, request).feed(END)
+
+
+def ask(library: Library, content: str, **options: Any) -> None:
+    request = Request(Prompter(library, None), [{"role": "user", "content": content}], options)  # type: ignore[arg-type]
+    request.add(END)
+    request.answer()
+
+
+def logs(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "evictor").glob("trace-*.jsonl"))
+
+
+def test_answered_prompts_cannot_be_replayed(library: Library, folder: Path) -> None:
+    library.start()
+    chat(library, f"{FIRST}\n\n{SECOND}\n\nHow long?", "ada")
+    chat(library, "What is a fjord?", "ada")
+    chat(library, f"{SECOND}\n\nWhere is the wheel?", "ada")
+    ask(library, f"{FIRST}\n\nHow far?")
+    library.close()
+    (log,) = logs(folder)
+    trace = open_source(log, Workload()).trace(0)
+    both, second, first = trace.requests
+    sizes = {entry.text: len(entry.token_ids) for entry in library_texts(folder, library)}
+    assert both.sizes == (sizes[FIRST.strip()], sizes[SECOND.strip()])
+    assert second.keys == both.keys[1:] and first.keys == both.keys[:1]
+    assert [request.answered for request in trace.requests] == [3, 3, 3]
+    assert both.conversation == second.conversation and first.conversation is None
+
+
+def library_texts(folder: Path, closed: Library) -> Any:
+    library = Library(folder / "kv", closed.settings)
+    try:
+        return library.catalogue.entries()
+    finally:
+        library.close()
+
+
+def test_prompts_are_logged_unasked(
+    folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = opened(folder, model_dir, monkeypatch)
+    library.start()
+    chat(library, f"{FIRST}\n\nHow long?")
+    library.close()
+    assert not (folder / "cache" / "evictor").exists()
+
+
+def test_log_that_cannot_be_written_fails_a_prompt(library: Library, folder: Path) -> None:
+    (folder / "cache").mkdir(exist_ok=True)
+    (folder / "cache" / "evictor").write_text("in the way")
+    library.start()
+    chat(library, f"{FIRST}\n\nHow long?", "ada")
