@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
     eviction: str = Field("lru", description="Policy of the default tiers: which chunk leaves a full one.")
     outcome_log: bool = Field(
-        False, description="Keep what became of conversations, for `blendrag evictor train --from-log`."
+        False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )
     codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
     namespace: str = Field(
