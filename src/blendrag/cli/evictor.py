@@ -30,7 +30,11 @@ app = typer.Typer(
 )
 
 Embedder = Annotated[
-    str | None, typer.Option(help="Packaged default or a sentence-transformers model.", metavar="NAME")
+    str | None,
+    typer.Option(
+        help="Packaged default or a sentence-transformers model; words:NAME takes its word vectors alone.",
+        metavar="NAME",
+    ),
 ]
 _CONVERSATIONS = typer.Option(
     "--data",

@@ -15,8 +15,8 @@ from blendrag.forecast.features import Features, Layout, Rows
 from blendrag.forecast.vectors import MemoryCache, VectorCache
 from blendrag.forecast.weights import MANIFEST, Manifest, load_manifest, load_weights
 from blendrag.forecast.window import Window
+from blendrag.forecast.words import open_embedder
 from blendrag.index.embed import Embedder
-from blendrag.models import resolve_embedder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,5 +79,5 @@ def make_features(
 ) -> Features:
     """With an embedder, or with that of this name. Raises ModelNotFoundError or MissingDependencyError."""
     if isinstance(embedder, str):
-        embedder = Embedder(resolve_embedder(embedder), name=embedder)
+        embedder = open_embedder(embedder)
     return Features(embedder, layout, cache or MemoryCache())
