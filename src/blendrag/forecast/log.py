@@ -22,7 +22,7 @@ from blendrag.forecast.features import VERSION, Features, Rows
 from blendrag.forecast.training import Examples
 from blendrag.store.private import make_file, make_folder
 
-CAPACITY = 100_000  # prompts; about 80 MB of MiniLM's rows
+CAPACITY = 100_000  # prompts; with MiniLM's rows 200 MB
 ENDED_AFTER_S = 3600.0  # a conversation that was silent for so long does not go on
 
 _SCHEMA = """

@@ -14,22 +14,35 @@ PROMPTS = 5
 TOKENS = 512
 # Read per token that may stay: more than words have, so that a cut never shows, and little of a megabyte.
 _CHARACTERS = 32
+# Characters of a prompt that are kept, more than are read: windows wait in queues, and some prompts are books.
+_KEPT = (TOKENS + 2) * _CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A conversation at one of its prompts.
 
-    prompts: the latest, oldest first, at most ``PROMPTS``. turns: prompts in the whole conversation.
+    prompts: the latest, oldest first, at most ``PROMPTS``; of long ones both ends, which is all that is read
+    of them. turns: prompts in the whole conversation.
     """
 
     prompts: tuple[str, ...]
     turns: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompts", tuple(map(_ends, self.prompts)))
+
     @classmethod
     def of(cls, prompts: Sequence[str]) -> Window:
         """From all prompts so far, oldest first; none make an empty window."""
         return cls(tuple(prompts[-PROMPTS:]), len(prompts))
+
+
+def _ends(text: str) -> str:
+    if len(text) <= _KEPT:
+        return text
+    text = text.strip()
+    return text if len(text) <= _KEPT else text[: _KEPT // 2] + text[-_KEPT // 2 :]
 
 
 def shortened(text: str, tokenizer: Any, tokens: int) -> str:

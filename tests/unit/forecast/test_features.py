@@ -11,8 +11,10 @@ from word_embedder import WIDTH, WordEmbedder, features
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.features import LAYOUTS, SCALARS, Layout, turns_of
+from blendrag.forecast.predictor import make_features
 from blendrag.forecast.vectors import DiskCache, MemoryCache
 from blendrag.forecast.window import Window
+from blendrag.settings import DEFAULT_EMBEDDER
 
 WINDOWS = [Window.of([f"prompt {each}" for each in range(count)]) for count in range(1, 200)]
 
@@ -78,6 +80,14 @@ def test_odd_histories_make_finite_rows(layout: Layout, prompts: list[str]) -> N
     rows = made.rows([Window.of(prompts)])
     assert rows.shape == (1, WIDTH * (1 + (layout == "apart")) + len(SCALARS))
     assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_script_that_the_embedder_does_not_know_has_no_row(layout: Layout) -> None:
+    made = make_features(DEFAULT_EMBEDDER, layout)
+    scripts = ["ሰላም ልዑል", "超长的中文", "🙂🙃", "\ud800\0", "ﷺ", "\u200b", "", "known words"]
+    rows = made.rows([Window.of([script * 2000, script]) for script in scripts])
+    assert np.isfinite(rows).all() and len(np.unique(rows[:3], axis=0)) > 1
 
 
 def test_turns_are_not_lost_in_logarithms() -> None:

@@ -112,6 +112,38 @@ def test_waiting_requests_are_answered_together(trained: Trained) -> None:
     assert said["c0"] == pytest.approx(direct[0], abs=1e-6)
 
 
+def test_flood_of_one_prompt_is_embedded_again_or_not_counted(trained: Trained) -> None:
+    """200,000 of them, by fifty conversations, faster than anybody answers."""
+    words, answers = WordEmbedder(), Answers()
+    load = lambda: Predictor(features(embedder=words), trained.classifier, trained.manifest)  # noqa: E731
+    with live(load, answers) as predictor:
+        for number in range(200_000):
+            predictor.ask(f"c{number % 50}", WINDOW)
+        assert predictor._queue.qsize() <= 256
+        settle(predictor, 200_000)
+        counts = predictor.counts
+    assert counts.asked == counts.answered + counts.dropped == 200_000 and not counts.unanswered
+    assert words.texts == ["how much"]
+    assert {whose for whose, _ in answers.heard} <= {f"c{number}" for number in range(50)}
+
+
+@pytest.mark.parametrize("at", [-1e9, float("nan"), float("inf")])
+def test_clock_that_is_wrong_silences_forecasts(tmp_path: Path, trained: Trained, at: float) -> None:
+    answers, times = Answers(), iter([5.0, at, 3.0])
+    predictor = LivePredictor(
+        lambda: Predictor(features(), trained.classifier, trained.manifest),
+        answers,
+        log=lambda predictor: OutcomeLog(tmp_path, predictor.features),
+        clock=lambda: next(times),
+    )
+    for number in range(1, 4):
+        predictor.ask("a", WINDOW)
+        settle(predictor, number)
+    predictor.close(WAIT_S)
+    assert len(answers.heard) == predictor.counts.answered == 3
+    assert OutcomeLog(tmp_path, features()).size().prompts == (2 if at != at else 3)
+
+
 def test_missing_predictor_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers()
     with live(lambda: Predictor.load(tmp_path), answers) as predictor:

@@ -83,6 +83,20 @@ def test_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     assert outcomes(log) == [False] * 99
 
 
+def test_file_of_a_full_log_grows_with_every_prompt(tmp_path: Path) -> None:
+    made = features()
+    rows = np.repeat(made.rows([Window(("hi",), 1)]), 1_000, axis=0)
+
+    def written(name: str, thousands: int) -> int:
+        log = OutcomeLog(tmp_path / name, made, capacity=2_000)
+        for number in range(thousands):  # a conversation for every prompt
+            log.record([f"{number}-{each}" for each in range(1_000)], [float(number)] * 1_000, rows)
+        log.close()
+        return log.path.stat().st_size
+
+    assert written("long", 30) <= 1.5 * written("full", 3)
+
+
 def test_reopened_log_goes_on_with_the_same_ids(tmp_path: Path) -> None:
     made = features()
     for at in (0.0, 10.0):

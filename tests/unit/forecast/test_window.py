@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from word_embedder import WordTokenizer, features
 
@@ -61,6 +61,20 @@ def test_megabyte_is_not_read_through() -> None:
     kept = shortened("first " + "middle " * 200_000 + "last", tokenizer, 100)
     assert kept.startswith("first middle") and kept.endswith("middle last")
     assert tokenizer.characters < 10_000
+
+
+def test_queue_of_windows_holds_whole_books() -> None:
+    window = Window.of([f"{number} " * 500_000 for number in range(9)])
+    assert sum(map(len, window.prompts)) <= PROMPTS * 16_448
+    assert all(prompt.startswith(f"{n} ") for n, prompt in enumerate(window.prompts, start=4))
+    assert Window((" " * 100_000 + "hi" + " " * 100_000,), 1).prompts == ("hi",)
+
+
+@settings(deadline=None)
+@given(st.text("a 超\u1220\ud800", min_size=1, max_size=80), st.integers(200, 30_000), st.integers(2, 512))
+def test_what_a_window_leaves_out_would_have_been_read(piece: str, times: int, share: int) -> None:
+    (kept,) = Window((piece * times,), 1).prompts
+    assert shortened(kept, WordTokenizer(), share) == shortened(piece * times, WordTokenizer(), share)
 
 
 def test_prompts_have_equal_shares() -> None:
