@@ -14,7 +14,7 @@ PROMPTS = 5
 TOKENS = 512
 # Read per token that may stay: more than words have, so that a cut never shows, and little of a megabyte.
 _CHARACTERS = 32
-# Characters of a prompt that are kept, more than are read: windows wait in queues, and some prompts are books.
+# Characters kept of a prompt, more than are read: windows wait in queues, and some prompts are books.
 _KEPT = (TOKENS + 2) * _CHARACTERS
 
 
