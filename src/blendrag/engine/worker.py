@@ -115,6 +115,13 @@ class BlendWorker:
     def _blendrag_use_policy(self, store: str, name: str) -> None:
         self._blendrag.store(store).use_policy(name)
 
+    def _blendrag_learn(self, store: str, folder: str) -> None:
+        from pathlib import Path
+
+        from blendrag.forecast.hazard_file import load_hazard
+
+        self._blendrag.store(store).learn(load_hazard(Path(folder))[0])
+
     def _blendrag_stats(self, store: str) -> dict[str, Any]:
         return self._blendrag.stats(store)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
+from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.interface import EvictionPolicy, Use
 
 
@@ -23,7 +24,7 @@ class Handover(EvictionPolicy):
         self._carried: OrderedDict[str, None] = OrderedDict()
 
     def step(self, most: int, use: Use) -> bool:
-        """Carry over up to ``most`` chunks, as if added by ``use``; whether ``successor`` has them all."""
+        """Carry over up to ``most`` chunks, as of ``use``; whether ``successor`` has them all."""
         for _ in range(most):
             key = self._former.victim()
             if key is None:
@@ -54,6 +55,9 @@ class Handover(EvictionPolicy):
     def victim(self) -> str | None:
         return next(iter(self._carried), None) or self._former.victim()
 
+    def taught(self, hazard: Hazard) -> EvictionPolicy | None:
+        return self.successor.taught(hazard)
+
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
         policy = self.successor if key in self._carried else self._former
         policy.forecast(key, probability, at, conversation)
@@ -61,7 +65,7 @@ class Handover(EvictionPolicy):
     def _carry(self, key: str, use: Use) -> None:
         if key in self._sizes:
             self._carried[key] = None
-            self.successor.added(key, self._sizes[key], use)
+            self.successor.carried(key, self._sizes[key], use)
 
     def _take_back(self, key: str) -> bool:
         if key not in self._carried:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blendrag.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blendrag.eviction.hazard import Hazard
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,20 @@ class EvictionPolicy(ABC):
 
         conversation: which one, so that its next forecast takes the place of this one; others' stay.
         """
+
+    def taught(self, hazard: Hazard) -> EvictionPolicy | None:
+        """A new policy that holds nothing yet, goes by this model, and knows of earlier uses what this one
+        does; None where policies of this kind go by no model."""
+        return None
+
+    def carried(self, key: str, size: int, use: Use) -> None:
+        """``added``, for a chunk that comes from another policy: it was not used."""
+        self.added(key, size, use)
+
+    @classmethod
+    def learns(cls) -> bool:
+        """Whether policies of this kind go by a model."""
+        return cls.taught is not EvictionPolicy.taught
 
     @classmethod
     def uses_forecasts(cls) -> bool:

@@ -27,6 +27,7 @@ class LPCPlus(EvictionPolicy):
     def __init__(self, hazard: Hazard | None = None) -> None:
         self._history = History(_LEAST_REMEMBERED)
         self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
+        self._inherited: dict[str, Features] = {}  # the same, of chunks that have yet to be carried over
         self._ranks = Ranks((0.0,))
         self.learn(hazard)
 
@@ -45,6 +46,21 @@ class LPCPlus(EvictionPolicy):
             assert size is not None
             former.remove(key)
             self._ranks.used(key, size, self._levels(self._features[key], self._clock), self._clock)
+
+    def taught(self, hazard: Hazard) -> LPCPlus:
+        made = LPCPlus(hazard)
+        made._history = self._history
+        made._inherited = self._inherited | self._features
+        return made
+
+    def carried(self, key: str, size: int, use: Use) -> None:
+        features = self._inherited.pop(key, None)
+        if features is None:
+            self.added(key, size, use)
+            return
+        now = self._now(use.at)
+        self._features[key] = features
+        self._ranks.used(key, size, self._levels(features, now), now)
 
     @property
     def learned(self) -> bool:

@@ -21,6 +21,7 @@ Heard = Callable[[Mapping[str, float]], None]  # by conversation, the chance tha
 
 CAPACITY = 256
 BATCH = 32
+_LOOK_S = 60.0  # without requests, so often is looked for a newer predictor
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -104,15 +105,16 @@ class LivePredictor:
         self._tried(_compute_alone)
         version = self._version()
         predictor, log = self._loaded()
-        while batch := self._batch():
+        while (batch := self._batch()) is not None:
             if (now := self._version()) != version:
                 version = now
                 if log:
                     log.close()
                 predictor, log = self._loaded()
-            began = time.thread_time()
-            self._tried(partial(self._answer, batch, predictor, log))
-            self._count(busy_s=time.thread_time() - began)
+            if batch:
+                began = time.thread_time()
+                self._tried(partial(self._answer, batch, predictor, log))
+                self._count(busy_s=time.thread_time() - began)
         if log:
             log.close()
 
@@ -122,13 +124,14 @@ class LivePredictor:
             self._warn("there is no predictor yet: blendrag evictor train makes one")
         return predictor, self._tried(partial(opened, predictor)) if opened and predictor else None
 
-    def _batch(self) -> list[_Request]:
-        """At least one request, as soon as there is one; none when closing."""
-        batch = [self._queue.get()]
+    def _batch(self) -> list[_Request] | None:
+        """Requests, as soon as there is one; an empty list after a minute without any; None when closing."""
+        batch: list[_Request | None] = []
         with suppress(Empty):
+            batch.append(self._queue.get(timeout=_LOOK_S))
             while len(batch) < BATCH:
                 batch.append(self._queue.get_nowait())
-        return [] if self._closing.is_set() else [request for request in batch if request]
+        return None if self._closing.is_set() else [request for request in batch if request]
 
     def _answer(self, batch: list[_Request], predictor: Predictor | None, log: OutcomeLog | None) -> None:
         answered = 0

@@ -29,6 +29,7 @@ from blendrag.store.private import make_file, make_folder
 LIMIT = 16_000_000  # bytes of each of the two files: about 70,000 prompts of six chunks
 CAPACITY = 4096  # prompts that wait to be written
 _INTERVAL_S = 5.0
+_FOR_EVER_S = 1e11  # no clock is so far from any other
 _HASH_BYTES = 6  # all JSON readers keep whole numbers of this size
 _KEY_BYTES = 32
 
@@ -87,7 +88,8 @@ class TraceLog:
     ) -> None:
         self.path = path
         self._limit, self._clock = limit, clock
-        self._now = self._read = clock()
+        self._read = clock()
+        self._now = self._read if abs(self._read) < _FOR_EVER_S else 0.0
         self._shift = 0.0
         self._key = b""
         self._queue: Queue[_Prompt | None] = Queue(capacity)
@@ -139,7 +141,8 @@ class TraceLog:
         """Seconds; never less than the time before."""
         with self._lock:
             now = self._clock()
-            self._now += max(0.0, now - self._read)
+            passed = now - self._read
+            self._now += passed if 0.0 < passed < _FOR_EVER_S else 0.0
             self._read = now
             return self._now
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blendrag.engine.generation import Sampling
+from blendrag.errors import BlendragError
 from blendrag.eviction import POLICIES
 from blendrag.forecast.features import DEFAULT_LAYOUT
+from blendrag.forecast.hazard_file import NAME as HAZARD
 from blendrag.forecast.history import Messages, conversation_id, window_of, without_documents
 from blendrag.forecast.live import LiveCounts, LivePredictor
 from blendrag.forecast.log import OutcomeLog
@@ -18,8 +22,8 @@ from blendrag.forecast.predictor import Predictor, make_features
 from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.weights import MANIFEST, default_folder, load_manifest
 from blendrag.forecast.window import PROMPTS, Window
+from blendrag.forecast.words import open_embedder
 from blendrag.index.embed import Embedder
-from blendrag.models import resolve_embedder
 from blendrag.prompt import PromptPlan
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -31,6 +35,8 @@ CONVERSATIONS = 4096  # whose chunks are remembered: the latest
 CHUNKS = 256  # of each: the latest
 AT_ONCE = 32  # keys in one call to the worker, which takes up to 10 us for each key and tier
 _CHARACTERS = 2048  # that are kept of an earlier prompt: more than the predictor reads of it
+
+_log = logging.getLogger(__name__)
 
 
 def wants_forecasts(stack: Iterable[TierSpec]) -> bool:
@@ -139,12 +145,23 @@ class Foresight:
     # -- in the predictor's thread ------------------------------------------------------------------------
 
     def _load(self) -> Predictor:
+        self._teach()
         if (self._folder / MANIFEST).exists() or not self._settings.outcome_log:
             predictor = Predictor.load(self._folder, _embedder(load_manifest(self._folder).embedder))
         else:  # so that there is something to train on
             predictor = Predictor(make_features(_embedder(self._settings.embedder), DEFAULT_LAYOUT), None)
         predictor.features.rows([Window.of([""])])  # loads the embedder
         return predictor
+
+    def _teach(self) -> None:
+        """Have ``lpc+`` go by the latest model, in this store, now or when it is chosen."""
+        if not self._session.store_id:
+            return
+        try:
+            self._session.call("learn", str(self._folder))
+        except BlendragError as error:
+            if any(spec.evicts and POLICIES[spec.policy].learns() for spec in self._session.stack):
+                _log.warning("lpc+ goes by LRU: %s", error)
 
     def _open_log(self, predictor: Predictor) -> OutcomeLog:
         return OutcomeLog(self._folder, predictor.features)
@@ -197,16 +214,17 @@ def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:
 
 def _embedder(name: str) -> Embedder:
     """One of its own, as embedders are not for several threads; an accelerator is the engine's alone."""
-    return Embedder(resolve_embedder(name), name=name, device="cpu")
+    return open_embedder(name, device="cpu")
 
 
-def _version(folder: Path) -> Sequence[int] | None:
-    """What changes when another predictor is put into ``folder``."""
-    try:
-        stat = (folder / MANIFEST).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino
+def _version(folder: Path) -> list[int]:
+    """What changes when another predictor, or another model of ``lpc+``, is put into ``folder``."""
+    found = []
+    for name in (MANIFEST, HAZARD):
+        with suppress(OSError):
+            stat = (folder / name).stat()
+            found += [stat.st_mtime_ns, stat.st_ino]
+    return found
 
 
 def _shortened(text: str) -> str:

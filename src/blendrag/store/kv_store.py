@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.eviction.hazard import Hazard
 from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.home import Home, delete_from, home_at
@@ -296,6 +297,10 @@ class KVStore:
     def use_policy(self, name: str) -> None:
         """Evict by another policy, in all tiers of this machine. Raises ConfigError for an unknown one."""
         self._policies.use(name)
+
+    def learn(self, hazard: Hazard) -> None:
+        """Have policies that go by a model (``lpc+``) go by this one."""
+        self._policies.learn(hazard)
 
     def policy_stats(self) -> dict[str, dict[str, float]]:
         """How long prompts and forecasts were held up by policies (:meth:`Policies.stats`)."""

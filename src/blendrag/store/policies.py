@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from blendrag.eviction import Use
+from blendrag.eviction.hazard import Hazard
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 
@@ -53,6 +54,11 @@ class Policies:
         """Evict by another policy, see :meth:`LocalTier.use_policy`."""
         for tier in self._tiers:
             tier.use_policy(name)
+
+    def learn(self, hazard: Hazard) -> None:
+        """Go by another model, see :meth:`LocalTier.learn`."""
+        for tier in self._tiers:
+            tier.learn(hazard)
 
     def stats(self) -> dict[str, dict[str, float]]:
         """By call: how many, how long they took in all, and the latest ``_TIMED`` of them."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stores import A, B, C, D, ask, holds, open_stack, put, register
 from word_embedder import WordEmbedder
 
+from blendrag.forecast.hazard_file import load_hazard
 from blendrag.forecast.history import conversation_id
 from blendrag.forecast.live import LivePredictor
 from blendrag.forecast.log import OutcomeLog
@@ -40,7 +41,12 @@ class Session:
         self.calls: list[list[Any]] = []
         self._store = store
 
-    def call(self, method: str, forecasts: list[Any]) -> None:
+    def call(self, method: str, forecasts: Any) -> None:
+        if method == "learn":
+            hazard, _ = load_hazard(Path(forecasts))
+            if self._store:
+                self._store.learn(hazard)
+            return
         assert method == "forecast"
         self.calls.append(forecasts)
         if self._store:
@@ -146,7 +152,7 @@ def test_texts_are_windows_without_what_was_said_before(
     foresight.answered("short", plan("a"), "long")
     assert windows[0] == Window(("Question 0?",), 1)
     assert windows[6] == Window(tuple(f"Question {number}?" for number in range(2, 7)), 7)
-    assert len(windows[-2].prompts[0]) == 1_000_000 and len(windows[-1].prompts[0]) < 3000
+    assert len(windows[-1].prompts[0]) < 3000 < len(windows[-2].prompts[0])
 
 
 def test_memory_grows_with_conversations_and_chunks(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:

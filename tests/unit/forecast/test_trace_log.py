@@ -140,7 +140,7 @@ def test_clock_that_was_set_back_between_two_runs_mixes_them(tmp_path: Path) -> 
     assert times(trace) == [0, 10, 10, 17]
 
 
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20))
+@given(st.lists(st.floats(), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=15)
 def test_any_clock_gives_a_trace_that_cannot_be_read(clock: list[float]) -> None:
     with tempfile.TemporaryDirectory() as folder:

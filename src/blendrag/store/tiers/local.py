@@ -13,6 +13,7 @@ from functools import partial
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.eviction.handover import Handover
+from blendrag.eviction.hazard import Hazard
 from blendrag.store.record import Layout, Record
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Tier
@@ -39,6 +40,7 @@ class LocalTier(Tier):
         super().__init__(spec, layout)
         self._on_evict = on_evict
         self._policy: EvictionPolicy = make_policy(spec.policy)
+        self._hazard: Hazard | None = None
         self._sizes: dict[str, int] | None = None
         self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
@@ -113,13 +115,23 @@ class LocalTier(Tier):
         other calls never wait for more than those: a million chunks take a minute or two.
         """
         policy = make_policy(name)
+        self._hand_over_to((self._hazard and policy.taught(self._hazard)) or policy)
+
+    def learn(self, hazard: Hazard) -> None:
+        """Have policies that go by a model go by this one, the present one and those that come. What is held
+        is carried over as by :meth:`use_policy`."""
+        self._hazard = hazard
+        if policy := self._policy.taught(hazard):
+            self._hand_over_to(policy)
+
+    def _hand_over_to(self, policy: EvictionPolicy) -> None:
         with self._lock:
             sizes = {} if self._sizes is None else self._sizes
             self._policy = handover = Handover(self._policy, policy, sizes)
             if self._carried_over(handover):
                 return
         rest = partial(self._carry_over, handover)
-        threading.Thread(target=rest, name=f"blendrag-{self.name}-{name}", daemon=True).start()
+        threading.Thread(target=rest, name=f"blendrag-{self.name}-policy", daemon=True).start()
 
     def _carry_over(self, handover: Handover) -> None:
         while not self._carried_over(handover):
