@@ -13,7 +13,7 @@ _COLOURS = {
     "lpc+": "#2f81c7", "oracle": "#3f9c6d", "optimal": INK,
 }  # fmt: skip
 _BOUNDS = ("oracle", "optimal")  # no policies: dashed
-_APART = 1.45  # sizes closer than this factor share a label
+_APART = 1.6  # sizes closer than this factor share a label
 
 
 def draw_eviction(results: Mapping[str, Any], path: Path) -> None:
