@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from blendrag.engine.compat import FreeBlocks
 
-UNLIKELY = 0.1
+UNLIKELY = 0.3
 """Below this chance a conversation is over. In the paper's order (:mod:`blendrag.eviction.lpc`) such blocks
-count as used ln(9) / scale = 220 s before they were."""
+count as used ln(7 / 3) / scale = 85 s before they were. Measured against .1, .2 and .5."""
 
 _NEAR = 256  # empty blocks at the front: as long as there are so many, nothing that is held is given up soon
 _TIMES = 4  # so many times as many blocks as there are, are remembered to be of use to somebody

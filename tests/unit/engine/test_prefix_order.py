@@ -24,7 +24,7 @@ from vllm.v1.request import Request
 
 from blendrag.engine.compat import FreeBlocks
 from blendrag.engine.connector import BlendConnector
-from blendrag.engine.prefix_order import PrefixOrder
+from blendrag.engine.prefix_order import UNLIKELY, PrefixOrder
 
 pytestmark = pytest.mark.slow  # vLLM's modules alone take ten seconds
 
@@ -207,7 +207,7 @@ def test_block_is_lost_or_found_for_what_it_does_not_hold(calls: list[tuple[str,
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.floats(0.1, 1)), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.floats(UNLIKELY, 1)), max_size=40))
 def test_lively_conversations_are_kept_otherwise_than_by_vllm(asked: list[tuple[int, int, float]]) -> None:
     ours, theirs = Pool(16), Pool(16, ordered=False)
     for who, blocks, chance in asked:
