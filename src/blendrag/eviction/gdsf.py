@@ -30,11 +30,10 @@ class GDSF(EvictionPolicy):
             self._use(key, self._past.of(key), use)
 
     def removed(self, key: str) -> None:
-        priority = self._heap.priority(key)
+        priority = self._heap.remove(key)
         if priority is not None:
             if key == self._named:  # evicted; what its owner deleted tells nothing about priorities
                 self._aging = max(self._aging, priority)
-            self._heap.remove(key)
             self._past.left(key)
 
     def victim(self) -> str | None:

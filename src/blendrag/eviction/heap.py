@@ -32,11 +32,6 @@ class IndexedHeap:
     def __contains__(self, key: str) -> bool:
         return key in self._slots
 
-    def priority(self, key: str) -> float | None:
-        """The key's priority; None if it is not in the heap."""
-        slot = self._slots.get(key)
-        return None if slot is None else self._priorities[self._places[slot]]
-
     def push(self, key: str, priority: float) -> None:
         """Put the key in, or, if it is in already, move it to where ``priority`` belongs."""
         assert priority == priority, "NaN has no place in an order"
@@ -54,26 +49,21 @@ class IndexedHeap:
             move = self._rise if priority < self._priorities[place] else self._sink
             move(place, priority, self._pushed, slot)
 
-    def remove(self, key: str) -> bool:
-        """Take the key out; whether it was in."""
+    def remove(self, key: str) -> float | None:
+        """Take the key out: its priority; None if it was not in."""
         slot = self._slots.pop(key, None)
         if slot is None:
-            return False
+            return None
         self._keys[slot] = ""
         self._free.append(slot)
         place = self._places[slot]
+        priority = self._priorities[place]
         last = self._priorities.pop(), self._turns.pop(), self._heap.pop()
         if last[-1] != slot:  # the last one fills the gap
             parent = (place - 1) // _CHILDREN
             rises = place and last[:2] < (self._priorities[parent], self._turns[parent])
             (self._rise if rises else self._sink)(place, *last)
-        return True
-
-    def pop(self) -> tuple[str, float]:
-        """Take out the first key. Raises IndexError if there is none."""
-        key, priority = self._keys[self._heap[0]], self._priorities[0]
-        self.remove(key)
-        return key, priority
+        return priority
 
     def peek(self) -> tuple[str, float] | None:
         """The first key and its priority; None if there is none."""

@@ -28,7 +28,7 @@ class LFU(EvictionPolicy):
             self.added(key, 0, use)
 
     def removed(self, key: str) -> None:
-        if self._heap.remove(key):
+        if self._heap.remove(key) is not None:
             self._past.left(key)
 
     def victim(self) -> str | None:

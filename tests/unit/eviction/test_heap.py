@@ -26,13 +26,14 @@ def test_heap_and_a_sorted_dict_never_disagree(held: int, priorities: int, rng: 
         if call == "push":
             push(key, turn)
         elif call == "remove":
-            assert heap.remove(key) == (model.pop(key, None) is not None)
+            assert heap.remove(key) == model.pop(key, (None, 0))[0]
         elif model:
             first = min(model, key=model.__getitem__)
-            assert heap.pop() == (first, model.pop(first)[0])
+            assert heap.remove(first) == model.pop(first)[0]
         assert len(heap) == len(model)
         first = min(model, key=model.__getitem__, default="")
         assert heap.peek() == ((first, model[first][0]) if model else None)
-        assert heap.priority(key) == (model[key][0] if key in model else None)
         assert (key in heap) == (key in model)
-    assert [heap.pop()[0] for _ in range(len(heap))] == sorted(model, key=model.__getitem__)
+    for key in sorted(model, key=model.__getitem__):
+        assert heap.peek() == (key, heap.remove(key))
+    assert heap.peek() is None
