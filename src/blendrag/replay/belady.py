@@ -58,7 +58,7 @@ def optimum(trace: Trace, capacity: int, costs: Costs | None = None) -> Outcome:
             held[first[0]] -= part
             if not held[first[0]]:
                 del held[first[0]]
-                order.pop()
+                order.remove(first[0])
     return outcome
 
 
