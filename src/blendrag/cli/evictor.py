@@ -79,13 +79,15 @@ def train(
     if data is None:
         _from_log(folder, embedder, layout, seed)
         return
+    from blendrag.forecast.relearn import one_at_a_time
     from blendrag.forecast.study import train_on_file
     from blendrag.forecast.weights import save_weights
 
     features = _features(embedder, layout)
-    with interruptible(_LEFT), _embedding() as progress:
-        trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=progress)
-    save_weights(folder, trained.classifier, trained.manifest)
+    with one_at_a_time(folder):
+        with interruptible(_LEFT), _embedding() as progress:
+            trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=progress)
+        save_weights(folder, trained.classifier, trained.manifest)
     _print_trained(trained)
     say(f"written to {folder}")
 

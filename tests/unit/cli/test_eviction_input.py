@@ -114,3 +114,14 @@ def test_arrivals_are_read_after_minutes_of_embedding(
     (workdir / "azure.csv").write_text("yesterday\n")
     options = ("--sizes", "5", "--arrivals", "azure.csv")
     refused(blendrag("bench", "eviction", "--trace", "set.json", *options), "azure.csv")
+
+
+def test_folder_that_cannot_be_written_is_found_out_after_the_training(
+    blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blendrag.forecast import study
+
+    monkeypatch.setattr(study, "train_on_file", lambda *arguments, **options: pytest.fail("trained"))
+    (workdir / "talk.jsonl").write_bytes(line(TALK))
+    result = blendrag("evictor", "train", "--data", "talk.jsonl", "--out", "talk.jsonl")
+    refused(result, "cannot train into 'talk.jsonl'")
