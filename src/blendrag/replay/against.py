@@ -9,6 +9,7 @@ import numpy as np
 
 LRU, ORACLE, OPTIMAL = "lru", "oracle", "optimal"
 
+_SLUMP = 0.97  # of LRU's hit ratio
 _LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
 
 Hits = Mapping[str, Sequence[float]]  # by policy: a hit ratio for each size
@@ -46,6 +47,16 @@ def against(sizes: Sequence[int], hits: Hits, traces: Sequence[Hits]) -> dict[st
             for name in others
         },
     }
+
+
+def slump(windows: Sequence[float | None], lru: Sequence[float | None]) -> int:
+    """Most windows in a row in which a policy found over 3 % less than LRU."""
+    most = row = 0
+    for own, other in zip(windows, lru, strict=True):
+        if own is not None and other is not None:
+            row = row + 1 if own < _SLUMP * other else 0
+            most = max(most, row)
+    return most
 
 
 def saved(sizes: Sequence[int], lru: Sequence[float], hits: Sequence[float]) -> list[float | None]:

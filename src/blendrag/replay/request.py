@@ -39,9 +39,11 @@ class Trace:
     prefix: whether a key is of use only if all keys before it in the prompt are found too (a prefix cache),
         or by itself (retrieved chunks, whose KV is blended).
     unit: what capacities are counted in: "blocks" or "tokens".
+    starts: numbers of the requests with which other workloads begin, the first one included.
     """
 
     name: str
     requests: Sequence[Request]
     prefix: bool
     unit: str
+    starts: tuple[int, ...] = (0,)

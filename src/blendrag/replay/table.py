@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from blendrag.bench.report import table_with
+from blendrag.replay.summary import WINDOWS
 
 Values = Mapping[str, Sequence[float | None]]
 
@@ -20,6 +21,9 @@ def print_eviction(results: Mapping[str, Any], console: Console) -> None:
         _print_by_size("cache saved, for LRU's hit ratio", sizes, results["saved"], "{:.1%}".format, console)
         title = "closed, of LRU's gap to the optimum"
         _print_by_size(title, sizes, results["closed"], "{:.0%}".format, console)
+    if any(any(of) for of in results["slump"].values()):
+        title = f"windows in a row, of {WINDOWS}, more than 3 % below LRU"
+        _print_by_size(title, sizes, results["slump"], "{:.0f}".format, console)
     for bound, values in results["behind"].items():
         if values:
             _print_by_size(f"hit ratio behind the {bound}", sizes, values, "{:.4f}".format, console)

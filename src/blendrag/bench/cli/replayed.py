@@ -14,8 +14,12 @@ from blendrag.bench.progress import BenchProgress
 @app.command()
 def eviction(
     trace: Annotated[
-        Path,
-        typer.Option(help="Block trace (Mooncake), dialogues, or question set (SQuAD).", metavar="FILE"),
+        list[Path],
+        typer.Option(
+            help="Block trace (Mooncake), dialogues, or question set (SQuAD). Several are played in turn: one"
+            " that is named twice is drawn anew.",
+            metavar="FILE",
+        ),
     ],
     sizes: Annotated[
         str,
@@ -47,6 +51,7 @@ def eviction(
     """Replay a trace through eviction policies: hit ratio, bytes moved, TTFT, against the optimum."""
     from blendrag.replay.compare import EvictionOptions, run_eviction
     from blendrag.replay.costs import Costs
+    from blendrag.replay.joined import in_turn
     from blendrag.replay.plot import draw_eviction
     from blendrag.replay.source import Workload, open_source
     from blendrag.replay.table import print_eviction
@@ -57,7 +62,10 @@ def eviction(
     predicted = any(name.startswith("lpc") for name in options.policies)
 
     def work(progress: BenchProgress) -> Results:
-        progress.note(f"reading {trace}")
-        return run_eviction(open_source(trace, workload, predicted=predicted), options, costs, progress)
+        sources = []
+        for file in trace:
+            progress.note(f"reading {file}")
+            sources.append(open_source(file, workload, predicted=predicted))
+        return run_eviction(in_turn(sources), options, costs, progress)
 
     measured(work, print_eviction, json, plot, draw_eviction)
