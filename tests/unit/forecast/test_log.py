@@ -132,8 +132,8 @@ def test_empty_and_one_turn_logs_teach_nothing_and_say_so(tmp_path: Path) -> Non
 def test_identical_prompts_do_not_stop_learning(tmp_path: Path) -> None:
     made = features()
     log = OutcomeLog(tmp_path, made)
-    rows = np.repeat(made.rows([Window(("hi",), 1)]), 4_000, axis=0)
-    log.record([str(number % 1800) for number in range(4_000)], [0.0] * 4_000, rows)
+    rows = np.repeat(made.rows([Window(("hi",), 1)]), 1_000, axis=0)
+    log.record([str(number % 450) for number in range(1_000)], [0.0] * 1_000, rows)
     say(log, made, ("last", LATER))
     compared = relearn(log, Predictor(made, None), tmp_path)
     assert np.isfinite(compared.new_loss)
