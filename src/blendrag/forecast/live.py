@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class LiveCounts:
     """Since the start. dropped: the queue was full. unanswered: there was no predictor, or it failed; the
     chunks of those conversations leave as under LRU. busy_s: processor time of the predictor's thread for
-    these requests. reason: of what went wrong last."""
+    these requests. reason: of what went wrong last, until another predictor is loaded."""
 
     asked: int = 0
     answered: int = 0
@@ -122,6 +122,9 @@ class LivePredictor:
         predictor, opened = self._tried(self._load), self._open_log
         if predictor and predictor.classifier is None:
             self._warn("there is no predictor yet: blendrag evictor train makes one")
+        elif predictor:
+            with self._lock:
+                self._counts = replace(self._counts, reason="")
         return predictor, self._tried(partial(opened, predictor)) if opened and predictor else None
 
     def _batch(self) -> list[_Request] | None:

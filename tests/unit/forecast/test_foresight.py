@@ -200,7 +200,7 @@ def test_new_predictor_waits_for_a_restart(begin: Open, settings: Settings, trai
     save_weights(default_folder(settings), trained.classifier, trained.manifest)
     foresight.answered("hi", plan("a"), "mine")
     settled(foresight, 2)
-    assert len(session.calls) == foresight.counts.answered == 1
+    assert len(session.calls) == foresight.counts.answered == 1 and foresight.counts.reason == ""
 
 
 def test_outcomes_are_logged_only_with_a_predictor(begin: Open, settings: Settings) -> None:
