@@ -150,7 +150,7 @@ class Foresight:
             predictor = Predictor.load(self._folder, _embedder(load_manifest(self._folder).embedder))
         else:  # so that there is something to train on
             predictor = Predictor(make_features(_embedder(self._settings.embedder), DEFAULT_LAYOUT), None)
-        predictor.features.rows([Window.of([""])])  # loads the embedder
+        predictor.features.rows([Window.of(["Hello"])])  # loads the embedder
         return predictor
 
     def _teach(self) -> None:
