@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from blendrag.cli.console import Commands, interruptible, out, print_json, say
 if TYPE_CHECKING:
     from blendrag.bench.progress import BenchProgress
     from blendrag.forecast.features import Features, Progress
+    from blendrag.forecast.relearn_hazard import HazardComparison
     from blendrag.forecast.study import Trained
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ _CONVERSATIONS = typer.Option(
 )
 _TOO_GOOD = 0.8  # chats of people are not as predictable
 _LEFT = "interrupted: the same command goes on where it was"
+_AS_IT_WAS = "interrupted: what was not finished stays as it was"
 
 
 @app.callback()
@@ -56,6 +58,14 @@ def train(
     from_log: Annotated[
         bool, typer.Option("--from-log", help="Learn from the logs of your traffic; what is better is kept.")
     ] = False,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Learn lpc+ from a block trace (Mooncake) or a store's log; what is better is kept. Several"
+            " are played in turn.",
+            metavar="FILE",
+        ),
+    ] = None,
     embedder: Embedder = None,
     layout: Annotated[
         str | None,
@@ -70,12 +80,15 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the split and of the first weights.")] = 0,
 ) -> None:
-    """Learn from conversations which of them go on. Interrupted, the same command goes on where it was."""
+    """Learn from conversations which of them go on, or from traffic; --data goes on where it was stopped."""
     from blendrag.forecast.weights import default_folder
 
     folder = out or default_folder()
-    if from_log == (data is not None):
-        raise typer.BadParameter("give either --data FILE or --from-log")
+    if [data is not None, from_log, bool(trace)].count(True) != 1:
+        raise typer.BadParameter("give one of --data FILE, --trace FILE and --from-log")
+    if trace:
+        _from_traces(trace, folder)
+        return
     if data is None:
         _from_log(folder, embedder, layout, seed)
         return
@@ -153,7 +166,7 @@ def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int)
 
     predictor = partial(_predictor_from_log, folder, embedder, layout, seed)
     problems = []
-    with one_at_a_time(folder), interruptible("interrupted: what was not finished stays as it was"):
+    with one_at_a_time(folder), interruptible(_AS_IT_WAS):
         for learn in (predictor, partial(_hazard_from_log, folder)):
             try:
                 learn()
@@ -186,6 +199,22 @@ def _hazard_from_log(folder: Path) -> None:
 
     with bench_progress() as bar:
         compared = relearn_hazard(largest_log(folder), folder, bar)
+    _say_what_was_found(compared, folder)
+
+
+def _from_traces(files: Sequence[Path], folder: Path) -> None:
+    from blendrag.bench.progress import bench_progress
+    from blendrag.forecast.relearn import one_at_a_time
+    from blendrag.forecast.relearn_hazard import learn_from_traces
+
+    with one_at_a_time(folder), interruptible(_AS_IT_WAS), bench_progress() as bar:
+        compared = learn_from_traces(files, folder, bar)
+    _say_what_was_found(compared, folder)
+    if compared.live and compared.prefix:
+        say("a model of prefixes: stores, whose chunks are found one by one, do not go by it")
+
+
+def _say_what_was_found(compared: HazardComparison, folder: Path) -> None:
     before = "" if compared.old is None else f", before {compared.old:.1%}"
     found = f"{compared.new:.1%} found in the latest part of {compared.prompts:,} prompts{before}"
     _say_what_became("lpc+", compared.live, folder, f"{found}, LRU {compared.lru:.1%}")

@@ -1,9 +1,10 @@
-"""Learn ``lpc+`` again from the log of a store's traffic, and keep the better model."""
+"""Learn ``lpc+`` again, from the log of a store's traffic or from traces, and keep the better model."""
 
 from __future__ import annotations
 
 import datetime
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.forecast.hazard_file import load_hazard, save_hazard
 from blendrag.forecast.trace_log import parts
+from blendrag.replay.events import weights
+from blendrag.replay.joined import joined
 from blendrag.replay.learned import learned
 from blendrag.replay.mooncake import read_mooncake
 from blendrag.replay.request import Trace
 from blendrag.replay.run import replay
+from blendrag.replay.source import read_trace
 
 LATEST_SHARE = 0.2
 MOST = 20_000  # prompts that are looked at, the latest: half a minute of work
@@ -26,10 +30,11 @@ SIZES = (0.125, 0.25, 0.5)  # of caches, as shares of what is asked for more tha
 
 @dataclass(frozen=True, slots=True)
 class HazardComparison:
-    """Of a new model with the old one and with LRU, on the latest part of a log: tokens that were found, as a
-    share of those of all chunks asked for; the mean over caches of :data:`SIZES`.
+    """Of a new model with the old one and with LRU, on the latest part of a trace: tokens that were found, as
+    a share of those of all chunks asked for; the mean over caches of :data:`SIZES`.
 
-    old: None where there was no model that could be used. prompts: learned from, and measured on.
+    old: None where there was no model that could be used. prompts: learned from, and measured on. source:
+    what they are from. prefix: whether they are those of a prefix cache, and not of a store.
     """
 
     live: bool
@@ -37,7 +42,8 @@ class HazardComparison:
     old: float | None
     lru: float
     prompts: int
-    log: Path
+    source: str
+    prefix: bool
 
 
 def largest_log(folder: Path) -> Path:
@@ -49,43 +55,66 @@ def largest_log(folder: Path) -> Path:
 
 
 def relearn_hazard(log: Path, folder: Path, progress: BenchProgress) -> HazardComparison:
-    """Learn from the older part of a log. The new model is put into ``folder`` only if a cache finds more
-    with it, in the latest part, than with the old one and than with LRU.
-
-    The old one may have learned from that part; that is in its favour. Raises PredictorError where the log
-    teaches nothing yet.
-    """
-    trace = _latest(log)
-    count = len(trace.requests)
-    former = _former(folder)
-    progress.total(1 + len(SIZES) * (3 if former else 2))
-    progress.note(f"learning from {count:,} prompts")
-    fitted = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
-    if fitted is None:
-        raise PredictorError(f"{count:,} prompts in the log {str(log)!r} are too few to learn from")
-    progress.step()
-    new, lru = _found(trace, fitted.hazard, progress), _found(trace, None, progress)
-    old = _found(trace, former, progress) if former else None
-    compared = HazardComparison(new > max(lru, old or 0.0), new, old, lru, count, log)
-    if compared.live:
-        save_hazard(folder, fitted.hazard, _facts(compared))
-    return compared
-
-
-def _latest(log: Path) -> Trace:
-    """As a running store's policies hear of prompts: before they are answered."""
+    """:func:`learn_hazard` from a store's log. Raises PredictorError where that teaches nothing yet."""
     try:
         trace = read_mooncake(*parts(log))
     except SourceError as error:
         raise PredictorError(f"nothing can be learned from the log: {error}") from error
+    return learn_hazard(trace, f"{log}", folder, progress)
+
+
+def learn_from_traces(files: Sequence[Path], folder: Path, progress: BenchProgress) -> HazardComparison:
+    """:func:`learn_hazard` from block traces or stores' logs, played in turn.
+
+    Raises SourceError for a file that is none, ConfigError for traces that are not of one cache.
+    """
+    progress.note("reading")
+    trace = joined([read_trace(file) for file in files]) if len(files) > 1 else read_trace(files[0])
+    return learn_hazard(trace, ", ".join(map(str, files)), folder, progress)
+
+
+def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgress) -> HazardComparison:
+    """Learn from the older part of a trace. The new model is put into ``folder`` only if a cache finds more
+    with it, in the latest part, than with the old one and than with LRU.
+
+    The old one may have learned from that part; that is in its favour. Raises PredictorError where the trace
+    teaches too little; and for one of prefixes, where a model for stores is in ``folder``.
+    """
+    trace = _latest(trace)
+    count = len(trace.requests)
+    former = _former(folder, trace.prefix)
+    progress.total(1 + len(SIZES) * (3 if former else 2))
+    progress.note(f"learning from {count:,} prompts")
+    fitted = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
+    if fitted is None:
+        raise PredictorError(f"{count:,} prompts in {source!r} are too few to learn from")
+    progress.step()
+    new, lru = _found(trace, fitted.hazard, progress), _found(trace, None, progress)
+    old = _found(trace, former, progress) if former else None
+    live = new > max(lru, old or 0.0)
+    compared = HazardComparison(live, new, old, lru, count, source, trace.prefix)
+    if live:
+        save_hazard(folder, fitted.hazard, _facts(compared))
+    return compared
+
+
+def _latest(trace: Trace) -> Trace:
+    """As a running store's policies hear of prompts: before they are answered."""
     return replace(trace, requests=[replace(request, answered=0) for request in trace.requests[-MOST:]])
 
 
-def _former(folder: Path) -> Hazard | None:
+def _former(folder: Path, prefix: bool) -> Hazard | None:
+    """The model before; None where there is none, or where it is of no use to this kind of cache."""
     try:
-        return load_hazard(folder)[0]
+        former, facts = load_hazard(folder)
     except PredictorError:
         return None
+    if prefix and not former.prefix:
+        raise PredictorError(
+            f"a trace of prefixes has no model for the stores that go by the one in {str(folder)!r}, from"
+            f" {facts.get('source', 'another trace')}: give another folder (--out)"
+        )
+    return former if former.prefix == prefix else None
 
 
 def _found(trace: Trace, hazard: Hazard | None, progress: BenchProgress) -> float:
@@ -103,17 +132,17 @@ def _found(trace: Trace, hazard: Hazard | None, progress: BenchProgress) -> floa
 
 
 def _asked_again(trace: Trace) -> int:
-    """Tokens of the chunks that were asked for more than once."""
+    """What the chunks that were asked for more than once take of a cache, in its unit."""
     times = Counter(key for request in trace.requests for key in request.keys)
-    sizes = {
-        key: size for request in trace.requests for key, size in zip(request.keys, request.sizes, strict=True)
-    }
+    sizes: dict[str, int] = {}
+    for request in trace.requests:
+        sizes.update(zip(request.keys, weights(trace, request), strict=True))
     return sum(size for key, size in sizes.items() if times[key] > 1)
 
 
 def _facts(compared: HazardComparison) -> dict[str, str]:
     return {
-        "source": str(compared.log),
+        "source": compared.source,
         "prompts": str(compared.prompts),
         "found": f"{compared.new:.4f}",
         "found_by_lru": f"{compared.lru:.4f}",

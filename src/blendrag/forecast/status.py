@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import PredictorError
+from blendrag.eviction.kinds import check_for_store
 from blendrag.forecast.hazard_file import load_hazard
 from blendrag.forecast.weights import load_manifest, load_weights
 
@@ -25,7 +26,9 @@ def describe(folder: Path) -> dict[str, Any]:
     facts["log_bytes"] = sum(path.stat().st_size for path in logs)
     facts["vector_bytes"] = sum(path.stat().st_size for path in vectors)
     try:
-        facts["lpc_plus"] = load_hazard(folder)[1].get("source", "")
+        hazard, learned = load_hazard(folder)
+        check_for_store(hazard)
+        facts["lpc_plus"] = learned.get("source", "")
     except PredictorError as error:
         facts["lpc_plus"] = f"lru: {error}"
     facts["traffic_logs"] = [str(log) for log in sorted(folder.glob("trace-*.jsonl"))]

@@ -73,6 +73,14 @@ def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> So
     return _questions(path, workload)
 
 
+def read_trace(path: Path) -> Trace:
+    """A block trace or a store's log. Raises SourceError, naming the file, for whatever else it is."""
+    files = parts(path)
+    if "hash_ids" not in _first(files[0]):
+        raise SourceError(f"{str(path)!r} is no trace of prompts: its first line has no hash_ids")
+    return read_mooncake(*files)
+
+
 def _first(path: Path) -> dict[str, Any]:
     """What the first record of the file has; nothing if the file is no sequence of records."""
     found = next(numbered_lines(path), None)

@@ -299,7 +299,8 @@ class KVStore:
         self._policies.use(name)
 
     def learn(self, hazard: Hazard) -> None:
-        """Have policies that go by a model (``lpc+``) go by this one."""
+        """Have policies that go by a model (``lpc+``) go by this one. Raises PredictorError, and changes
+        nothing, for one that learned from a prefix cache."""
         self._policies.learn(hazard)
 
     def policy_stats(self) -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from blendrag.eviction import Use
 from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.kinds import check_for_store
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 
@@ -56,7 +57,8 @@ class Policies:
             tier.use_policy(name)
 
     def learn(self, hazard: Hazard) -> None:
-        """Go by another model, see :meth:`LocalTier.learn`."""
+        """Go by another model, see :meth:`LocalTier.learn`. Raises PredictorError for one of prefixes."""
+        check_for_store(hazard)
         for tier in self._tiers:
             tier.learn(hazard)
 

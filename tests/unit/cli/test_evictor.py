@@ -57,6 +57,11 @@ def test_status_without_a_predictor_says_lru_and_why(blendrag: Blendrag, cache: 
     [
         (["train"], 2, "--from-log"),
         (["train", "--data", "dialogs.jsonl", "--from-log"], 2, "--from-log"),
+        (["train", "--trace", "dialogs.jsonl", "--from-log"], 2, "--trace"),
+        (["train", "--trace", "dialogs.jsonl", "--data", "dialogs.jsonl"], 2, "--trace"),
+        (["train", "--trace", "absent.jsonl"], 1, "absent.jsonl"),
+        (["train", "--trace", "cache"], 1, "cache"),
+        (["train", "--trace", "dialogs.jsonl"], 1, "'dialogs.jsonl' is no trace of prompts"),
         (["train", "--data", "absent.jsonl"], 1, "absent.jsonl"),
         (["train", "--data", "dialogs.jsonl", "--layout", "aside"], 1, "apart"),
         (["train", "--data", "dialogs.jsonl", "--embedder", "./absent"], 1, "absent"),
@@ -116,6 +121,66 @@ def test_traffic_of_a_store_teaches_one_policy_only(blendrag: Blendrag, cache: P
     assert replayed.exit_code == 0 and "optimal" in replayed.stdout, replayed.stderr
     again = blendrag("evictor", "train", "--from-log")
     assert again.exit_code == 0 and "lpc+: not better, nothing changed" in again.stderr, again.stderr
+
+
+def write_blocks(path: Path, prompts: int, start: int = 0) -> None:
+    """A conversation of two blocks that is heard of twenty times, and prompts that are asked once."""
+    random, lines = Random(0), []
+    for number in range(prompts):
+        one = random.randrange(20)
+        keys = [one, 100 + one] if number % 2 else [start + 1000 + 3 * number + i for i in range(3)]
+        tokens = 512 * len(keys)
+        lines.append({"timestamp": 100 * number, "input_length": tokens, "hash_ids": keys})
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def test_traces_are_learned_from_for_the_worse_or_in_part(
+    blendrag: Blendrag, cache: Path, workdir: Path
+) -> None:
+    write_blocks(workdir / "a.jsonl", 300)
+    write_blocks(workdir / "b.jsonl", 200, start=10_000)
+    files = ("--trace", "a.jsonl", "--trace", "b.jsonl")
+    first = blendrag("evictor", "train", *files)
+    assert first.exit_code == 0 and not first.stdout, first.stderr
+    assert "lpc+: written to" in first.stderr and "of 500 prompts, LRU" in first.stderr, first.stderr
+    kept = (cache / "evictor" / "hazard.safetensors").read_bytes()
+    again = blendrag("evictor", "train", *files)
+    assert again.exit_code == 0 and "not better, nothing changed" in again.stderr, again.stderr
+    assert (cache / "evictor" / "hazard.safetensors").read_bytes() == kept
+
+
+def test_short_trace_or_one_of_another_cache_teaches_something(
+    blendrag: Blendrag, cache: Path, workdir: Path
+) -> None:
+    write_blocks(workdir / "short.jsonl", 150)
+    alone = blendrag("evictor", "train", "--trace", "short.jsonl")
+    assert alone.exit_code == 1 and "150 prompts in 'short.jsonl' are too few" in alone.stderr
+    chunk = {"timestamp": 0, "input_length": 9, "hash_ids": [1], "sizes": [9], "independent": True}
+    (workdir / "log.jsonl").write_text(json.dumps(chunk) + "\n")
+    mixed = blendrag("evictor", "train", "--trace", "short.jsonl", "--trace", "log.jsonl")
+    assert mixed.exit_code == 1 and "not of one cache" in mixed.stderr
+    assert not (cache / "evictor" / "hazard.safetensors").exists()
+
+
+def test_model_of_prefixes_takes_a_store_s_place(blendrag: Blendrag, cache: Path, workdir: Path) -> None:
+    write_blocks(workdir / "blocks.jsonl", 400)
+    lines = map(json.loads, (workdir / "blocks.jsonl").read_text().splitlines())
+    chunks = [line | {"sizes": [512] * len(line["hash_ids"]), "independent": True} for line in lines]
+    (workdir / "log.jsonl").write_text("".join(json.dumps(chunk) + "\n" for chunk in chunks))
+
+    def known() -> str:
+        return str(json.loads(blendrag("evictor", "status", "--json").stdout)["lpc_plus"])
+
+    prefixes = blendrag("evictor", "train", "--trace", "blocks.jsonl")
+    assert prefixes.exit_code == 0 and "do not go by it" in prefixes.stderr, prefixes.stderr
+    assert known().startswith("lru: ") and "prefixes" in known()
+    ours = blendrag("evictor", "train", "--trace", "log.jsonl")
+    assert ours.exit_code == 0 and "written to" in ours.stderr and "before" not in ours.stderr, ours.stderr
+    assert known() == "log.jsonl"
+    refused = blendrag("evictor", "train", "--trace", "blocks.jsonl")
+    assert refused.exit_code == 1 and "--out" in refused.stderr and known() == "log.jsonl"
+    elsewhere = blendrag("evictor", "train", "--trace", "blocks.jsonl", "--out", "other")
+    assert elsewhere.exit_code == 0 and (workdir / "other" / "hazard.safetensors").exists()
 
 
 def test_two_trainings_at_once_spoil_each_others_files(blendrag: Blendrag, cache: Path) -> None:

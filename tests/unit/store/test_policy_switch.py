@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from stores import LAYOUT, RECORD, make_chunk, make_record
+from stores import LAYOUT, RECORD, make_chunk, make_record, open_store
 
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, PredictorError
 from blendrag.eviction import POLICIES, Use
+from blendrag.eviction.hazard import Hazard
 from blendrag.store.tiers import RamTier, TierSpec
+from blendrag.store.tiers.local import LocalTier
 
 A, B, C, D = (make_record(make_chunk(seed)) for seed in range(4))
 
@@ -70,3 +75,11 @@ def test_tier_with_many_chunks_waits_until_all_are_carried_over() -> None:
         tier._policy.removed(key)
         left.append(key)
     assert left == [record.key for record in records[2:]]
+
+
+def test_store_goes_by_what_a_prefix_cache_taught(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        with pytest.raises(PredictorError, match="prefixes"):
+            store.learn(Mock(Hazard, prefix=True))
+        for tier in store.tiers:
+            assert isinstance(tier, LocalTier) and tier._hazard is None
