@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-LRU, ORACLE, OPTIMAL = "lru", "oracle", "optimal"
+LRU, ORACLE, STATIC, OPTIMAL = "lru", "oracle", "static", "optimal"
 
 _SLUMP = 0.97  # of LRU's hit ratio
 _LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
@@ -20,10 +20,10 @@ def against(sizes: Sequence[int], hits: Hits, traces: Sequence[Hits]) -> dict[st
 
     saved: as :func:`saved`, by the means. saved_spread: [lowest, highest] among the traces; None unless
     every one of them tells. closed: share of the way from LRU to the optimum; None where there is hardly any.
-    behind: by bound (optimum, oracle), by policy, the hit ratio that is missing. Without LRU, ``behind``
+    behind: by bound (oracle, static, optimum), by policy, the hit ratio that is missing. Without LRU, that
     alone.
     """
-    bounds = [bound for bound in (ORACLE, OPTIMAL) if bound in hits]
+    bounds = [bound for bound in (ORACLE, STATIC, OPTIMAL) if bound in hits]
     answer: dict[str, Any] = {
         "behind": {
             bound: {name: _less(hits[bound], of) for name, of in hits.items() if name != bound}

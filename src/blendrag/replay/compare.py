@@ -18,9 +18,11 @@ from blendrag.replay.oracle import oracle_forecasts
 from blendrag.replay.request import Trace
 from blendrag.replay.run import Outcome, replay
 from blendrag.replay.source import Source
+from blendrag.replay.static import static
 from blendrag.replay.summary import Run, summary
 
-OPTIMAL, ORACLE, LEARNED = "optimal", "oracle", "lpc+"
+OPTIMAL, ORACLE, STATIC, LEARNED = "optimal", "oracle", "static", "lpc+"
+_BOUNDS = (OPTIMAL, ORACLE, STATIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class EvictionOptions:
             raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
         names = [word.strip() for word in policies.split(",")] if policies else sorted(POLICIES)
         for name in names:
-            if name not in (*POLICIES, OPTIMAL, ORACLE):
+            if name not in (*POLICIES, *_BOUNDS):
                 raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(sorted(POLICIES))}")
-        chosen = [name for name in dict.fromkeys(names) if name not in (OPTIMAL, ORACLE)]
+        chosen = [name for name in dict.fromkeys(names) if name not in _BOUNDS]
         return cls(tuple(numbers), tuple(chosen), seeds, warmup)
 
 
@@ -60,15 +62,17 @@ def run_eviction(
 ) -> dict[str, Any]:
     """Replay everything; JSON-able results as :func:`summary` gives them.
 
-    Beside the policies there are always the optimum and, where the trace says which conversations go on, the
-    oracle, which is LPC with those for its forecasts.
+    Beside the policies there are always the optimum; where the trace says which conversations go on, the
+    oracle, which is LPC with those for its forecasts; and where requests are drawn from one popularity, the
+    most that can be found without knowing the future (:mod:`.static`).
     """
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
     for trace in traces:
         if not trace.requests:
             raise ConfigError("the trace holds no requests: make it longer")
     told = [oracle_forecasts(trace) for trace in traces]
-    names = [*options.policies, *([ORACLE] if all(told) else []), OPTIMAL]
+    drawn = all(trace.popularity for trace in traces)
+    names = [*options.policies, *([ORACLE] if all(told) else []), *([STATIC] if drawn else []), OPTIMAL]
     progress.total(len(traces) * len(names) * len(options.sizes))
     runs: dict[str, list[list[Run]]] = {name: [[] for _ in options.sizes] for name in names}
     for trace, known in zip(traces, told, strict=True):
@@ -103,4 +107,6 @@ def _one(
 ) -> Outcome:
     if name == OPTIMAL:
         return optimum(trace, size, costs)
+    if name == STATIC:
+        return static(trace, size, costs)
     return replay(trace, make("lpc" if name == ORACLE else name), size, forecasts=forecasts, costs=costs)

@@ -59,7 +59,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
         requests += [_moved(request, begin, space) for request in trace.requests]
         begin = max((finished(request) for request in requests), default=begin) + _PAUSE_S
     name = ", ".join(trace.name for trace in traces)
-    return replace(first, name=name, requests=requests, starts=tuple(starts))
+    return replace(first, name=name, requests=requests, starts=tuple(starts), popularity={})
 
 
 def _split(trace: Trace) -> list[Trace]:

@@ -10,9 +10,9 @@ from blendrag.bench.canvas import INK, add_legend, finish_axes, new_figure, save
 
 _COLOURS = {
     "lru": "#6e7781", "lfu": "#b08d57", "gdsf": "#e9a23b", "pgdsf": "#c4553b", "lpc": "#8e6cc0",
-    "lpc+": "#2f81c7", "oracle": "#3f9c6d", "optimal": INK,
+    "lpc+": "#2f81c7", "oracle": "#3f9c6d", "static": "#3f9c6d", "optimal": INK,
 }  # fmt: skip
-_BOUNDS = ("oracle", "optimal")  # no policies: dashed
+_BOUNDS = ("oracle", "static", "optimal")  # no policies: dashed
 _APART = 1.6  # sizes closer than this factor share a label
 
 

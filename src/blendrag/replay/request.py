@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Trace:
         or by itself (retrieved chunks, whose KV is blended).
     unit: what capacities are counted in: "blocks" or "tokens".
     starts: numbers of the requests with which other workloads begin, the first one included.
+    popularity: of each chunk, the chance that a request asks for it, and its size; only of requests that are
+        drawn independently of each other, and from the same popularity all the time.
     """
 
     name: str
@@ -47,3 +49,4 @@ class Trace:
     prefix: bool
     unit: str
     starts: tuple[int, ...] = (0,)
+    popularity: Mapping[str, tuple[float, int]] = field(default_factory=dict)

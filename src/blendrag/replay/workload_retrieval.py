@@ -159,7 +159,7 @@ def retrieval_trace(
         gaps = rng.exponential(1.0 / load.rate, int(load.rate * load.seconds * 1.5) + 100)
         arrivals = np.cumsum(gaps).tolist()
     times = [at for at in arrivals if at < load.seconds]
-    popularity = _Popularity(corpus.article, load, rng)
+    popularity = first = _Popularity(corpus.article, load, rng)
     turned = None if load.drift is None else load.drift * load.seconds
     asked: list[int] = []
     for at in times:
@@ -179,7 +179,19 @@ def retrieval_trace(
                 similarities=tuple(similarity(corpus.chunks[chunks], lately).tolist()),
             )
         )
-    return Trace(name, requests, prefix=False, unit="tokens")
+    known = _of_chunks(first.chances, found, corpus.sizes) if popularity is first else {}
+    return Trace(name, requests, prefix=False, unit="tokens", popularity=known)
+
+
+def _of_chunks(
+    chances: NDArray[np.float64], found: NDArray[np.int64], sizes: Sequence[int]
+) -> dict[str, tuple[float, int]]:
+    """How probable it is that a request asks for each chunk, and its tokens; see :class:`Trace`.
+
+    chances: [questions]; found: [questions, top_k] chunks.
+    """
+    each = np.bincount(found.ravel(), np.repeat(chances, found.shape[1]), len(sizes))
+    return {f"chunk:{chunk}": (float(each[chunk]), sizes[chunk]) for chunk in np.flatnonzero(each)}
 
 
 def similarity(chunks: Vectors, lately: Vectors) -> Vectors:
@@ -203,6 +215,16 @@ class _Popularity:
         self._articles = _zipf(rng.permutation(count) + 1, load.articles_zipf)
         self._questions = [np.flatnonzero(article == i) for i in range(count)]
         self._within = [_zipf(rng.permutation(len(q)) + 1, load.questions_zipf) for q in self._questions]
+
+    @property
+    def chances(self) -> NDArray[np.float64]:
+        """[questions]: of each, to be the one that is drawn."""
+        chances = np.zeros(sum(map(len, self._questions)))
+        for share, questions, within in zip(
+            np.diff(self._articles, prepend=0.0), self._questions, self._within, strict=True
+        ):
+            chances[questions] = share * np.diff(within, prepend=0.0)
+        return chances
 
     def draw(self) -> int:
         article = int(np.searchsorted(self._articles, self._rng.random()))
