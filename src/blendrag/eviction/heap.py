@@ -93,7 +93,7 @@ class IndexedHeap:
     def _sink(self, place: int, priority: float, turn: int, slot: int) -> None:
         """Put the entry at ``place`` or at a descendant's, which then moves up."""
         priorities, turns, heap, places = self._priorities, self._turns, self._heap, self._places
-        while group := priorities[(first := _CHILDREN * place + 1) : first + _CHILDREN]:
+        while group := priorities[(first := _CHILDREN * place + 1) : first + _CHILDREN].tolist():
             below = min(group)
             if below > priority:
                 break
@@ -101,7 +101,7 @@ class IndexedHeap:
             if alike == 1:
                 child = first + group.index(below)
             else:  # without a loop of Python's: where many are alike, every eviction comes by here as well
-                waited = turns[first : first + _CHILDREN]
+                waited = turns[first : first + _CHILDREN].tolist()
                 ties = waited if alike == len(group) else compress(waited, map(below.__eq__, group))
                 child = first + waited.index(min(ties))
             if below == priority and turns[child] > turn:
