@@ -22,7 +22,8 @@ from rich.console import Console
 from blendrag.bench.progress import BenchProgress, bench_progress
 from blendrag.bench.report import table_with, write_json
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
-from blendrag.replay.learned import learned, taught
+from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.replay.learned import learned
 from blendrag.replay.request import Request, Trace
 
 STEP_S = 1e-3  # between two calls, by the policy's clock
@@ -76,7 +77,7 @@ def policies() -> Iterator[tuple[str, EvictionPolicy]]:
     """All of them by name; ``lpc+`` twice."""
     for name in POLICIES:
         yield name, make_policy(name)
-    yield "lpc+, taught", taught(learned(made_up_trace(), share=0.95))
+    yield "lpc+, taught", LPCPlus(learned(made_up_trace(), share=0.95))
 
 
 def measure(policy: EvictionPolicy, chunks: int, calls: int) -> Times:

@@ -110,7 +110,7 @@ class LPCPlus(EvictionPolicy):
         levels = self._hazard.levels(self._hazard.case(features))
         if not self._hazard.prefix:
             return levels
-        _, _, depth, length, new, *_ = features
+        _, _, _, depth, length, new, *_ = features
         prompt = (now, length, new)
         if prompt == self._prompt and depth < self._depth and levels != self._floor:
             levels = bytes(map(max, levels, self._floor))  # without it the chunks behind it are of no use

@@ -17,7 +17,7 @@ from blendrag.eviction.history import FEATURES
 from blendrag.store.private import make_folder
 
 NAME = "hazard.safetensors"
-_VERSION = "1"  # of what the features mean
+_VERSION = "2"  # of what the features mean
 
 
 def save_hazard(folder: Path, hazard: Hazard, facts: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ class Uses:
 
     features: [n, len(FEATURES)], as the policy sees them. at: [n] seconds. next: [n] seconds until the chunk
     is asked for again; inf: never, as far as the trace goes. weights: [n]; chunks of one prompt share their
-    fate in a prefix cache, so that they count like one use. until: when the trace ends, seconds.
+    fate in a prefix cache, so that n of them count like sqrt(n) uses. until: when the trace ends, seconds.
     """
 
     features: NDArray[np.float64]
@@ -66,14 +66,14 @@ def uses_of(trace: Trace, forecasts: Sequence[float] | None = None) -> Uses:
         for depth in range(length - 1, -1, -1):
             key = request.keys[depth]
             likeness = request.similarities[depth] if request.similarities else 0.0
-            told = history.used(key, Use(at, None, depth, length, leading, request.answered, likeness), at)
+            told = history.used(key, Use(at, None, depth, length, leading, likeness), at)
             if forecasts is not None and request.conversation is not None:
                 told = (*told[:-1], float(forecasts[number]))
             last[key] = len(features)
             features.append(told)
             times.append(at)
             after.append(np.inf)
-            weights.append(1.0 / length if trace.prefix else 1.0)
+            weights.append(length**-0.5 if trace.prefix else 1.0)
         seen.update(request.keys)
     end = max(times, default=0.0)
     rows = np.array(features, np.float64).reshape(-1, len(FEATURES))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,54 +13,23 @@ from blendrag.eviction.hazard import Array, Cases, Hazard, passed
 from blendrag.eviction.history import FEATURES
 from blendrag.forecast.hazard_rows import Uses
 
-_STEPS = 8  # of age
+_STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
-_FIRST = 2.0 / 3.0  # of the time is learned from, when features are chosen by the rest
-_MILD, _STRICT = 5e-4, 5e-3  # penalties on what a border adds to all steps, and to one of them
-_GAIN = 0.01  # nats per use, by which a feature has to help
+_MILD, _STRICT = 5e-3, 5e-3  # penalties on what a border adds to all steps, and to one of them
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedHazard:
-    """loss: negative log likelihood, per use that was followed by another, on the last third of the time.
-    gains: by how much each feature that was taken up lowered it. without: of a model without features."""
-
-    hazard: Hazard
-    loss: float
-    without: float
-    gains: Mapping[str, float]
-
-
-def fit_hazard(uses: Uses, prefix: bool) -> FittedHazard | None:
-    """The features that help on held-out time, then the model on all of it; None if there is too little.
+def fit_hazard(uses: Uses, prefix: bool) -> Hazard | None:
+    """The model of all uses; None if there is too little.
 
     Deterministic: the likelihood of a piecewise exponential model with a quadratic penalty is convex. A chunk
     whose next use lies behind the end of the trace counts as not used until then (censored).
     """
-    split = float(uses.at[0] + _FIRST * (uses.until - uses.at[0])) if len(uses.at) else 0.0
-    early, late = uses.before(split), uses.since(split)
-    if min(np.isfinite(part.next).sum() for part in (early, late)) < _LEAST:
+    if np.isfinite(uses.next).sum() < _LEAST:
         return None
-    ages, every = _ages(early), _borders(early)
-
-    def loss(names: Iterable[str]) -> float:
-        borders = {name: every[name] for name in FEATURES if name in names}
-        fitted = _fit(_Table.of(early, borders, ages), borders, ages, prefix)
-        return _Table.of(late, borders, ages).loss(fitted)
-
-    gains: dict[str, float] = {}
-    best = without = loss(())
-    while rest := [name for name in every if name not in gains]:
-        tried = {name: loss([*gains, name]) for name in rest}
-        name = min(rest, key=lambda name: tried[name])
-        if tried[name] > best - _GAIN:
-            break
-        gains[name], best = best - tried[name], tried[name]
-    ages, borders = _ages(uses), {name: these for name, these in _borders(uses).items() if name in gains}
-    hazard = _fit(_Table.of(uses, borders, ages), borders, ages, prefix)
-    return FittedHazard(hazard, best, without, gains)
+    ages, borders = _ages(uses), _borders(uses)
+    return _fit(_Table.of(uses, borders, ages), borders, ages, prefix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,10 +58,6 @@ class _Table:
             waited[:, step] = np.bincount(of, uses.weights * seconds, len(cases))
             seen[:, step] = np.bincount(of[here], uses.weights[here], len(cases))
         return cls(cases, waited, seen)
-
-    def loss(self, hazard: Hazard) -> float:
-        rates = hazard.rates(self.cases)
-        return float((rates * self.waited - self.seen * np.log(rates)).sum() / self.seen.sum())
 
 
 def _fit(
@@ -136,9 +101,9 @@ def _borders(uses: Uses) -> dict[str, tuple[float, ...]]:
         values = uses.features[:, place]
         if name in ("similarity", "continues"):
             marks = np.unique(np.quantile(values, _SHARES))
-        elif name == "gap":
-            waits = values[values >= 0.0]
-            marks = np.unique([0.0, *np.quantile(waits, _SHARES)]) if len(waits) else values[:0]
+        elif name in ("gap", "first"):
+            known = values[values >= 0.0] if name == "gap" else values[values > 0.0]
+            marks = np.unique([0.0, *np.quantile(known, _SHARES)]) if len(known) else values[:0]
         else:
             marks = np.array(_LADDER)
         used = sorted({float(mark) for mark in marks if values.min() < mark <= values.max()})

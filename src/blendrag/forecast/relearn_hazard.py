@@ -80,27 +80,22 @@ def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgres
     The old one may have learned from that part; that is in its favour. Raises PredictorError where the trace
     teaches too little; and for one of prefixes, where a model for stores is in ``folder``.
     """
-    trace = _latest(trace)
+    trace = replace(trace, requests=trace.requests[-MOST:])
     count = len(trace.requests)
     former = _former(folder, trace.prefix)
     progress.total(1 + len(SIZES) * (3 if former else 2))
     progress.note(f"learning from {count:,} prompts")
-    fitted = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
-    if fitted is None:
+    taught = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
+    if taught is None:
         raise PredictorError(f"{count:,} prompts in {source!r} are too few to learn from")
     progress.step()
-    new, lru = _found(trace, fitted.hazard, progress), _found(trace, None, progress)
+    new, lru = _found(trace, taught, progress), _found(trace, None, progress)
     old = _found(trace, former, progress) if former else None
     live = new > max(lru, old or 0.0)
     compared = HazardComparison(live, new, old, lru, count, source, trace.prefix)
     if live:
-        save_hazard(folder, fitted.hazard, _facts(compared))
+        save_hazard(folder, taught, _facts(compared))
     return compared
-
-
-def _latest(trace: Trace) -> Trace:
-    """As a running store's policies hear of prompts: before they are answered."""
-    return replace(trace, requests=[replace(request, answered=0) for request in trace.requests[-MOST:]])
 
 
 def _former(folder: Path, prefix: bool) -> Hazard | None:

@@ -10,10 +10,11 @@ from typing import Any
 from blendrag.bench.progress import BenchProgress
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, make_policy
-from blendrag.forecast.hazard_training import FittedHazard
+from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.replay.belady import optimum
 from blendrag.replay.costs import Costs
-from blendrag.replay.learned import learned, taught
+from blendrag.replay.learned import learned
 from blendrag.replay.oracle import oracle_forecasts
 from blendrag.replay.request import Trace
 from blendrag.replay.run import Outcome, replay
@@ -80,8 +81,8 @@ def run_eviction(
         forecasts: Mapping[str, Sequence[float] | None] = {ORACLE: known}
         predicted = source.forecasts(trace)
         progress.note(f"{LEARNED} learns")
-        fitted = learned(trace, options.warmup, predicted) if LEARNED in names else None
-        maker = partial(_maker, fitted, make)
+        taught = learned(trace, options.warmup, predicted) if LEARNED in names else None
+        maker = partial(_maker, taught, make)
         for name in names:
             for place, size in enumerate(options.sizes):
                 progress.note(f"{name}, {size:,} {trace.unit}")
@@ -92,9 +93,9 @@ def run_eviction(
 
 
 def _maker(
-    fitted: FittedHazard | None, make: Callable[[str], EvictionPolicy], name: str
+    taught: Hazard | None, make: Callable[[str], EvictionPolicy], name: str
 ) -> EvictionPolicy:
-    return taught(fitted) if fitted and name == LEARNED else make(name)
+    return LPCPlus(taught) if taught and name == LEARNED else make(name)
 
 
 def _one(

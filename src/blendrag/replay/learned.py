@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.eviction.hazard import Hazard
 from blendrag.forecast.hazard_rows import uses_of
-from blendrag.forecast.hazard_training import FittedHazard, fit_hazard
+from blendrag.forecast.hazard_training import fit_hazard
 from blendrag.replay.request import Trace
 
 
-def learned(trace: Trace, share: float, forecasts: Sequence[float] | None = None) -> FittedHazard | None:
+def learned(trace: Trace, share: float, forecasts: Sequence[float] | None = None) -> Hazard | None:
     """The model of the first ``share`` of a trace's requests; None if they teach too little.
 
     Nothing is used that was not known when the first of the other requests came.
@@ -21,6 +21,3 @@ def learned(trace: Trace, share: float, forecasts: Sequence[float] | None = None
     return fit_hazard(uses_of(trace, forecasts).before(trace.requests[first].at), trace.prefix)
 
 
-def taught(fitted: FittedHazard | None) -> LPCPlus:
-    """A policy that goes by the model; by LRU, if there is none."""
-    return LPCPlus(fitted.hazard if fitted else None)

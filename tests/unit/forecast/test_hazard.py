@@ -10,10 +10,11 @@ import pytest
 from blendrag.errors import PredictorError
 from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.history import FEATURES
+from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.forecast.hazard_file import NAME, load_hazard, save_hazard
 from blendrag.forecast.hazard_rows import Uses, uses_of
 from blendrag.forecast.hazard_training import fit_hazard
-from blendrag.replay.learned import learned, taught
+from blendrag.replay.learned import learned
 from blendrag.replay.request import Request, Trace
 
 
@@ -36,6 +37,7 @@ def test_a_use_told_of_before_it_happens_or_in_another_order() -> None:
     assert uses.at.tolist() == [3.0, 3.0, 5.0, 5.0, 7.0, 7.0, 7.0]
     assert column(uses, "count") == [1, 1, 1, 2, 1, 2, 3]
     assert column(uses, "gap") == [-1, -1, -1, 2, -1, 2, 2]
+    assert column(uses, "first") == [0, 0, 0, 2, 0, 2, 4]
     assert column(uses, "depth") == [1, 0, 1, 0, 2, 1, 0]
     assert column(uses, "new") == [1, 1, 2, 2, 1, 1, 1]  # what is asked is seen at once; d is an answer
     assert column(uses, "fresh") == [1, 0, 1, 1, 1, 0, 0]
@@ -67,12 +69,12 @@ def poisson(count: int, seed: int = 0) -> Trace:
 
 def test_rates_that_are_not_those_of_the_trace() -> None:
     fitted = fit_hazard(uses_of(poisson(4000)), prefix=False)
-    assert fitted is not None and fitted.loss < fitted.without
-    values = {"count": 9.0, "gap": 4.0, "length": 1.0, "last": 1.0, "new": 0.0, "depth": 0.0}
-    often = fitted.hazard.case(tuple(values.get(name, 0.0) for name in FEATURES))
-    values |= {"count": 1.0, "gap": -1.0, "length": 4.0, "last": 0.0, "new": 3.0, "fresh": 1.0}
-    once = fitted.hazard.case(tuple(values.get(name, 0.0) for name in FEATURES))
-    rates = fitted.hazard.rates(np.array([often, once]))
+    assert fitted is not None
+    values = {"count": 1000.0, "gap": 4.0, "first": 4000.0, "length": 1.0, "last": 1.0}
+    often = fitted.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    values |= {"count": 1.0, "gap": -1.0, "first": 0.0, "length": 4.0, "last": 0.0, "new": 3.0, "fresh": 1.0}
+    once = fitted.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    rates = fitted.rates(np.array([often, once]))
     assert rates[0, :6] == pytest.approx(np.full(6, 0.25), rel=0.3)
     assert (rates[1] < 0.02).all()
 
@@ -80,7 +82,7 @@ def test_rates_that_are_not_those_of_the_trace() -> None:
 def test_one_trace_two_models() -> None:
     one, other = (fit_hazard(uses_of(poisson(1000)), prefix=False) for _ in range(2))
     assert one is not None and other is not None
-    assert np.array_equal(one.hazard.weights, other.hazard.weights)
+    assert np.array_equal(one.weights, other.weights)
 
 
 NOTHING = [[], [ask(0.0, "abc")], [ask(0.0, "a")] * 9, [ask(float(i), str(i)) for i in range(9)]]
@@ -90,7 +92,7 @@ NOTHING = [[], [ask(0.0, "abc")], [ask(0.0, "a")] * 9, [ask(float(i), str(i)) fo
 def test_a_trace_that_teaches_nothing(requests: list[Request]) -> None:
     assert fit_hazard(uses_of(trace(*requests)), prefix=True) is None
     assert learned(trace(*requests), 0.5) is None
-    assert not taught(None).learned
+    assert not LPCPlus(None).learned
 
 
 def test_a_forecast_that_nobody_reads() -> None:
@@ -106,7 +108,11 @@ def test_a_forecast_that_nobody_reads() -> None:
     order = sorted(range(len(requests)), key=lambda place: requests[place].at)
     known = trace(*(requests[place] for place in order))
     fitted = learned(known, 0.5, [chances[place] for place in order])
-    assert fitted is not None and "continues" in fitted.gains
+    assert fitted is not None
+    use = dict.fromkeys(FEATURES, 0.0) | {"count": 1.0, "gap": -1.0, "length": 1.0, "last": 1.0, "fresh": 1.0}
+    told = [fitted.case(tuple((use | {"continues": chance}).values())) for chance in (0.9, 0.1)]
+    goes_on, ends = fitted.rates(np.array(told)).max(axis=1)
+    assert goes_on > 3.0 * ends
 
 
 def small() -> Hazard:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from blendrag.eviction import make_policy
+from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.replay.against import slump
-from blendrag.replay.learned import learned, taught
+from blendrag.replay.learned import learned
 from blendrag.replay.request import Request, Trace
 from blendrag.replay.run import replay
 from blendrag.replay.summary import Run
@@ -37,7 +38,7 @@ def test_what_was_learned_does_harm_for_longer_than_a_window(seed: int) -> None:
     share = LEARNED / END
     fitted = learned(trace, share)
     assert fitted
-    policy = taught(fitted)
+    policy = LPCPlus(fitted)
     own, lru = (Run.of(replay(trace, one, ROOM), share).windows for one in (policy, make_policy("lru")))
     assert own[0] > 1.1 * lru[0], "it learned nothing that could do harm"
     assert slump(own, lru) <= 1, (own, lru)
