@@ -1,6 +1,8 @@
 # Every target makes .venv itself; PYTHON=... chooses another interpreter.
 VENV := .venv
 BIN := $(VENV)/bin
+# $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test unit lint clean
 
