@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
-from blendrag.store.spec import TierSpec
+from blendrag.store.spec import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
 
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     )
     ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
     disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
-    eviction: str = Field("lru", description="Policy of the default tiers: which chunk leaves a full one.")
+    eviction: str = Field(DEFAULT_POLICY, description="Policy of the default tiers: which chunk leaves.")
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     @field_validator("eviction")
     @classmethod
     def _policy_is_known(cls, value: str) -> str:
-        if value != "lru":  # most processes need no other, nor what these import
+        if value != DEFAULT_POLICY:  # most processes need no other, nor what these import
             from blendrag.eviction import POLICIES
 
             if value not in POLICIES:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Kind = Literal["ram", "disk", "redis", "object"]
 Write = Literal["through", "behind", "never"]
+DEFAULT_POLICY = "gdsf"  # the best of those that need not be taught, on retrieved chunks (docs/eviction.md)
 
 _ALLOWED = {
     "ram": {"bytes", "chunks", "policy"},
@@ -31,7 +32,7 @@ class TierSpec(BaseModel):
     write: Write | None = Field(default=None, description="Default: through; behind for servers.")
     bytes: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
     chunks: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
-    policy: str = Field(default="lru", description="Which chunk leaves a full tier.")
+    policy: str = Field(default=DEFAULT_POLICY, description="Which chunk leaves a full tier.")
     path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
     url: str | None = Field(default=None, repr=False, description="redis://..., s3://bucket/prefix, ...")
     options: dict[str, Any] = Field(
