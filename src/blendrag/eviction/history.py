@@ -6,12 +6,14 @@ from collections import OrderedDict
 
 from blendrag.eviction.interface import Use
 
-FEATURES = ("count", "gap", "first", "depth", "length", "new", "fresh", "last", "similarity", "continues")
+FEATURES = (
+    "count", "gap", "first", "depth", "length", "new", "fresh", "last", "answer", "similarity", "continues",
+)  # fmt: skip
 """count: uses so far, this one included. gap: seconds since the use before; -1: there was none. first:
 seconds since the first use; with the count it tells a rate. depth, length: place in the prompt, and chunks in
 it. new: chunks of the prompt never seen before. fresh: 1 for one of these. last: 1 for the prompt's last
-chunk (which, being cut off anywhere, seldom comes again). similarity: to the questions asked lately.
-continues: chance that the conversation goes on; -1: nobody said."""
+chunk (which, being cut off anywhere, seldom comes again). answer: tokens of what was answered. similarity: to
+the questions asked lately. continues: chance that the conversation goes on; -1: nobody said."""
 
 Features = tuple[float, ...]
 UNTOLD = -1.0
@@ -36,4 +38,5 @@ class History:
             self._uses.popitem(last=False)
         new = max(0, use.length - use.known)
         fresh, tail = float(use.depth >= use.known), float(use.depth == use.length - 1)
-        return (count, gap, at - first, use.depth, use.length, new, fresh, tail, use.similarity, UNTOLD)
+        place = (use.depth, use.length, new, fresh, tail)
+        return (count, gap, at - first, *place, use.answer, use.similarity, UNTOLD)

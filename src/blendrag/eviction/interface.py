@@ -22,6 +22,7 @@ class Use:
         request); None where nothing was computed, or nobody knows.
     depth: chunks before it in the prompt. length: chunks in the prompt. known: leading chunks of the prompt
         that were seen before.
+    answer: tokens of what was answered to the prompt.
     similarity: of the chunk to the questions asked lately.
     """
 
@@ -30,6 +31,7 @@ class Use:
     depth: int = 0
     length: int = 1
     known: int = 0
+    answer: int = 0
     similarity: float = 0.0
 
 

@@ -66,7 +66,7 @@ def uses_of(trace: Trace, forecasts: Sequence[float] | None = None) -> Uses:
         for depth in range(length - 1, -1, -1):
             key = request.keys[depth]
             likeness = request.similarities[depth] if request.similarities else 0.0
-            told = history.used(key, Use(at, None, depth, length, leading, likeness), at)
+            told = history.used(key, Use(at, None, depth, length, leading, request.answered, likeness), at)
             if forecasts is not None and request.conversation is not None:
                 told = (*told[:-1], float(forecasts[number]))
             last[key] = len(features)

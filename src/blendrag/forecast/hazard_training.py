@@ -16,7 +16,7 @@ from blendrag.forecast.hazard_rows import Uses
 _STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
-_MILD, _STRICT = 5e-3, 5e-3  # penalties on what a border adds to all steps, and to one of them
+_MILD, _STRICT = 1e-2, 1e-2  # penalties on what a border adds to all steps, and to one of them
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
 

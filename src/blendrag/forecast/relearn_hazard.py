@@ -80,7 +80,7 @@ def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgres
     The old one may have learned from that part; that is in its favour. Raises PredictorError where the trace
     teaches too little; and for one of prefixes, where a model for stores is in ``folder``.
     """
-    trace = replace(trace, requests=trace.requests[-MOST:])
+    trace = _latest(trace)
     count = len(trace.requests)
     former = _former(folder, trace.prefix)
     progress.total(1 + len(SIZES) * (3 if former else 2))
@@ -96,6 +96,11 @@ def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgres
     if live:
         save_hazard(folder, taught, _facts(compared))
     return compared
+
+
+def _latest(trace: Trace) -> Trace:
+    """As a running store's policies hear of prompts: before they are answered."""
+    return replace(trace, requests=[replace(request, answered=0) for request in trace.requests[-MOST:]])
 
 
 def _former(folder: Path, prefix: bool) -> Hazard | None:

@@ -75,7 +75,7 @@ def read_mooncake(path: Path, *more: Path) -> Trace:
                 raise wrong_line(part, number, "timestamp: earlier than that of the line before")
             whose = None if record.conversation is None else str(record.conversation)
             keys = tuple(map(str, record.hash_ids))
-            requests.append(Request(at, keys, sizes, conversation=whose))
+            requests.append(Request(at, keys, sizes, answered=record.output_length, conversation=whose))
     if not requests:
         raise SourceError(f"{str(path)!r} holds no requests")
     if independent:

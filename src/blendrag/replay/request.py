@@ -13,6 +13,7 @@ class Request:
     at: seconds since the trace began. keys: of its blocks or chunks, in the prompt's order. sizes: in
         tokens.
     answer: so many of the last keys are not looked up: they are the answer's, kept when it is finished.
+    answered: tokens of the answer, with or without blocks; 0 where it is unknown.
     finished: seconds, when that is; ``at`` where it is unknown.
     similarities: of each chunk to the questions asked before this one; empty where there is no text.
     conversation, prompts, continues: whose turn this is, the user's prompts so far with this one last, and
@@ -23,6 +24,7 @@ class Request:
     keys: tuple[str, ...]
     sizes: tuple[int, ...]
     answer: int = 0
+    answered: int = 0
     finished: float | None = None
     similarities: tuple[float, ...] = ()
     conversation: str | None = None

@@ -108,7 +108,7 @@ class _Cache:
             key, size = request.keys[depth], sizes[depth]
             there = depth < len(found) and found[depth]
             likeness = similarities[depth] if similarities else 0.0
-            use = Use(at, None if there else cost, depth, length, known, likeness)
+            use = Use(at, None if there else cost, depth, length, known, request.answered, likeness)
             if key in aside:
                 aside.discard(key)
                 self._policy.added(key, size, use)

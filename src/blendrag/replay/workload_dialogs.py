@@ -110,6 +110,7 @@ class _Conversation:
             keys,
             (BLOCK,) * count,
             answer=count - prompt,
+            answered=answered,
             finished=self.finished,
             conversation=self._dialog.id,
             prompts=self._dialog.prompts[: self._turn],

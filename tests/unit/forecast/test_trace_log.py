@@ -72,8 +72,8 @@ def test_what_was_noted_is_not_what_is_read(prompts: list[tuple[int, Chunks, int
         trace = source.trace(0)
     assert not trace.prefix and trace.unit == "tokens" and not source.generated
     names: dict[str, str] = {}
-    for request, (_, chunks, _, conversation) in zip(trace.requests, prompts, strict=True):
-        assert request.sizes == tuple(size for _, size in chunks)
+    for request, (_, chunks, answer, conversation) in zip(trace.requests, prompts, strict=True):
+        assert request.sizes == tuple(size for _, size in chunks) and request.answered == answer
         for key, (name, _) in zip(request.keys, chunks, strict=True):
             assert names.setdefault(name, key) == key
         if conversation is not None:
