@@ -17,18 +17,33 @@ _STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
 _MILD, _STRICT = 1e-2, 1e-2  # penalties on what a border adds to all steps, and to one of them
+_FIRST = 2.0 / 3.0  # of the time is learned from, to see on the rest which features hold
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
 
 def fit_hazard(uses: Uses, prefix: bool) -> Hazard | None:
-    """The model of all uses; None if there is too little.
+    """The model of all uses, by the features that hold over time; None if there is too little.
+
+    A feature is kept if, learned from the earlier part, all features together tell more of the later part
+    than all but this one: what changes in the course of a trace would mislead.
 
     Deterministic: the likelihood of a piecewise exponential model with a quadratic penalty is convex. A chunk
     whose next use lies behind the end of the trace counts as not used until then (censored).
     """
-    if np.isfinite(uses.next).sum() < _LEAST:
+    split = float(uses.at[0] + _FIRST * (uses.until - uses.at[0])) if len(uses.at) else 0.0
+    early, late = uses.before(split), uses.since(split)
+    if min(np.isfinite(part.next).sum() for part in (early, late)) < _LEAST:
         return None
-    ages, borders = _ages(uses), _borders(uses)
+    ages, every = _ages(early), _borders(early)
+
+    def loss(left_out: str) -> float:
+        borders = {name: these for name, these in every.items() if name != left_out}
+        fitted = _fit(_Table.of(early, borders, ages), borders, ages, prefix)
+        return _Table.of(late, borders, ages).loss(fitted)
+
+    best = loss("")
+    kept = {name for name in every if loss(name) > best}
+    ages, borders = _ages(uses), {name: these for name, these in _borders(uses).items() if name in kept}
     return _fit(_Table.of(uses, borders, ages), borders, ages, prefix)
 
 
@@ -58,6 +73,11 @@ class _Table:
             waited[:, step] = np.bincount(of, uses.weights * seconds, len(cases))
             seen[:, step] = np.bincount(of[here], uses.weights[here], len(cases))
         return cls(cases, waited, seen)
+
+    def loss(self, hazard: Hazard) -> float:
+        """Negative log likelihood, per use that was followed by another."""
+        rates = hazard.rates(self.cases)
+        return float((rates * self.waited - self.seen * np.log(rates)).sum() / self.seen.sum())
 
 
 def _fit(
