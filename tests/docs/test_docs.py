@@ -43,8 +43,12 @@ def blocks(page: Path, language: str) -> list[str]:
     return [code for name, code in _BLOCK.findall(page.read_text()) if name == language]
 
 
+def whole_lines(code: str) -> list[str]:
+    return code.replace("\\\n", "").splitlines()
+
+
 def command_lines(page: Path) -> list[str]:
-    return [line for block in blocks(page, "sh") for line in block.splitlines() if line]
+    return [line for block in blocks(page, "sh") for line in whole_lines(block) if line]
 
 
 def needs_engine(page: Path) -> bool:
@@ -63,7 +67,7 @@ def run(page: Path, *, commands: bool = False) -> None:
         if language == "python":
             exec(compile(code, page.name, "exec", dont_inherit=True), namespace)
         elif language == "sh" and commands:
-            for line in code.splitlines():
+            for line in whole_lines(code):
                 run_command(line)
 
 

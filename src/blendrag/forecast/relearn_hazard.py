@@ -23,7 +23,7 @@ from blendrag.replay.run import replay
 from blendrag.replay.source import read_trace
 
 LATEST_SHARE = 0.2
-MOST = 20_000  # prompts that are looked at, the latest: half a minute of work
+MOST = 20_000  # prompts that are looked at, the latest: a minute or two of work
 LEAST = 200
 SIZES = (0.125, 0.25, 0.5)  # of caches, as shares of what is asked for more than once
 

@@ -47,7 +47,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def _older(path: Path) -> Path:
-    return path.with_name(path.name + ".1")
+    return path.parent / f"{path.name}.1"
 
 
 @dataclass(frozen=True, slots=True)

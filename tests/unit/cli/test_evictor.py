@@ -61,6 +61,7 @@ def test_status_without_a_predictor_says_lru_and_why(blendrag: Blendrag, cache: 
         (["train", "--trace", "dialogs.jsonl", "--data", "dialogs.jsonl"], 2, "--trace"),
         (["train", "--trace", "absent.jsonl"], 1, "absent.jsonl"),
         (["train", "--trace", "cache"], 1, "cache"),
+        (["train", "--trace", "."], 1, "'.'"),
         (["train", "--trace", "dialogs.jsonl"], 1, "'dialogs.jsonl' is no trace of prompts"),
         (["train", "--data", "absent.jsonl"], 1, "absent.jsonl"),
         (["train", "--data", "dialogs.jsonl", "--layout", "aside"], 1, "apart"),
