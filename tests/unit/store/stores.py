@@ -17,6 +17,7 @@ from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore, read_whole
 from blendrag.store.miss import Miss
 from blendrag.store.record import DamagedError, Head, Layout, Record
+from blendrag.store.spec import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
@@ -59,10 +60,16 @@ def open_stack(
 
 
 def open_store(
-    root: Path, *, ram: int = 0, disk: int | None = None, dtype: str = "bfloat16"
+    root: Path,
+    *,
+    ram: int = 0,
+    disk: int | None = None,
+    dtype: str = "bfloat16",
+    policy: str = DEFAULT_POLICY,
 ) -> KVStore:
     """RAM over disk; reads come from disk unless it is given RAM."""
-    return open_stack(root, TierSpec(kind="ram", bytes=ram), TierSpec(kind="disk", bytes=disk), dtype=dtype)
+    over = TierSpec(kind="ram", bytes=ram, policy=policy)
+    return open_stack(root, over, TierSpec(kind="disk", bytes=disk, policy=policy), dtype=dtype)
 
 
 def shared(path: Path, **options: Any) -> TierSpec:

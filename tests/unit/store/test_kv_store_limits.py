@@ -22,6 +22,7 @@ from stores import (
     files,
     filled,
     get,
+    holds,
     make_chunk,
     make_record,
     open_stack,
@@ -37,6 +38,7 @@ from stores import (
 )
 
 from blendrag.errors import StoreFullError
+from blendrag.eviction import POLICIES
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.miss import Miss
 from blendrag.store.record import Record
@@ -114,20 +116,18 @@ def test_count_limits_are_obeyed(tmp_path: Path) -> None:
 
 
 POOL = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 8, 8, 16, 30, 60])]
+STEPS = st.lists(st.tuples(st.sampled_from(["put", "ask", "get"]), st.sampled_from(POOL)), max_size=25)
+
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.tuples(st.sampled_from(["put", "ask", "get"]), st.sampled_from(POOL)), max_size=25),
-    st.integers(0, 6000),
-    st.integers(0, 10_000),
-)
-def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
+@given(STEPS, st.integers(0, 6000), st.integers(0, 10_000))
+def test_lru_gives_up_another_than_the_least_recently_used(
     steps: list[tuple[str, Chunk]], ram: int, limit: int
 ) -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder)
         register(root, POOL)
-        store = open_store(root, ram=ram, disk=limit)
+        store = open_store(root, ram=ram, disk=limit, policy="lru")
         model: OrderedDict[str, int] = OrderedDict()  # of the disk tier
         in_ram: OrderedDict[str, int] = OrderedDict()
 
@@ -167,6 +167,36 @@ def test_no_limit_is_exceeded_and_the_least_recently_used_leaves(
             assert stats["ram"]["bytes"] == sum(in_ram.values()) <= ram
             assert files(root) == {f"{key}.safetensors" for key in model}
         assert {key for key, state in states(root).items() if state == "ready"} == set(model)
+        store.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(STEPS, st.integers(0, 6000), st.integers(0, 10_000), st.sampled_from(sorted(POLICIES)))
+def test_limit_is_exceeded_or_the_catalogue_forgets_who_left(
+    steps: list[tuple[str, Chunk]], ram: int, limit: int, policy: str
+) -> None:
+    """Whoever it is that a policy gives up."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        register(root, POOL)
+        store = open_store(root, ram=ram, disk=limit, policy=policy)
+        for action, chunk in steps:
+            if action == "put" and size(chunk) > limit:
+                with pytest.raises(StoreFullError):
+                    put(store, chunk)
+            elif action == "put":
+                assert put(store, chunk) == size(chunk), "there is room once others have left"
+            elif action == "ask":
+                ask(store, chunk)
+            else:
+                get(store, chunk)
+            on_disk = sum(path.stat().st_size for path in (root / "kv").rglob("*.safetensors"))
+            stats = store.stats()
+            assert on_disk == stats["disk"]["bytes"] <= limit and stats["ram"]["bytes"] <= ram
+            ready = {key for key, state in states(root).items() if state == "ready"}
+            assert files(root) == {f"{key}.safetensors" for key in ready}
+            in_ram, _ = holds(store, *POOL)
+            assert {one.key for one, there in zip(POOL, in_ram, strict=True) if there} <= ready
         store.close()
 
 

@@ -75,7 +75,7 @@ def test_replaced_chunk_is_not_counted_twice(limit: int | None) -> None:
 
 def test_full_tier_gives_up_the_least_recently_used() -> None:
     evicted: list[str] = []
-    tier = RamTier(TierSpec(kind="ram", bytes=2 * RECORD), LAYOUT, evicted.append)
+    tier = RamTier(TierSpec(kind="ram", bytes=2 * RECORD, policy="lru"), LAYOUT, evicted.append)
     for record in (A, B, C):
         tier.put(record)
     assert evicted == [A.key]
