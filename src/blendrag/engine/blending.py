@@ -202,10 +202,11 @@ class Blending:
         kv = self._kv
         try:
             load = [
-                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.wants(opened) else None)
+                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.copies.wants(opened) else None)
                 for span, opened in spans
             ]
-            return self._loader.load(load, kv.layout, self._model.device, self._trace, kv.promote_behind)
+            filled = kv.copies.promote_behind
+            return self._loader.load(load, kv.layout, self._model.device, self._trace, filled)
         except BaseException:
             kv.close_records([opened for _, opened in spans])
             raise

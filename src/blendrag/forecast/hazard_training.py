@@ -16,7 +16,7 @@ from blendrag.forecast.hazard_rows import Uses
 _STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
-_MILD, _STRICT = 1e-2, 1e-2  # penalties on what a border adds to all steps, and to one of them
+_PENALTY = 1e-2  # on what a border adds to all steps, and on what to one of them
 _FIRST = 2.0 / 3.0  # of the time is learned from, to see on the rest which features hold
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
@@ -97,7 +97,7 @@ def _fit(
         optimiser.zero_grad()
         logs = (inputs @ (shared + own) + start + shift).clamp(-20.0, 5.0)
         loss = (waited * logs.exp() - seen * logs).sum()
-        loss = loss + _MILD * (shared**2).sum() + _STRICT * (own**2).sum()
+        loss = loss + _PENALTY * ((shared**2).sum() + (own**2).sum())
         loss.backward()
         return loss
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 LRU, ORACLE, STATIC, OPTIMAL = "lru", "oracle", "static", "optimal"
+BOUNDS = (ORACLE, STATIC, OPTIMAL)  # no policies: they know what nobody does
 
 _SLUMP = 0.97  # of LRU's hit ratio
 _LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
@@ -23,7 +24,7 @@ def against(sizes: Sequence[int], hits: Hits, traces: Sequence[Hits]) -> dict[st
     behind: by bound (oracle, static, optimum), by policy, the hit ratio that is missing. Without LRU, that
     alone.
     """
-    bounds = [bound for bound in (ORACLE, STATIC, OPTIMAL) if bound in hits]
+    bounds = [bound for bound in BOUNDS if bound in hits]
     answer: dict[str, Any] = {
         "behind": {
             bound: {name: _less(hits[bound], of) for name, of in hits.items() if name != bound}

@@ -12,6 +12,7 @@ from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, make_policy
 from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.replay.against import BOUNDS, OPTIMAL, ORACLE, STATIC
 from blendrag.replay.belady import optimum
 from blendrag.replay.costs import Costs
 from blendrag.replay.learned import learned
@@ -22,8 +23,7 @@ from blendrag.replay.source import Source
 from blendrag.replay.static import static
 from blendrag.replay.summary import Run, summary
 
-OPTIMAL, ORACLE, STATIC, LEARNED = "optimal", "oracle", "static", "lpc+"
-_BOUNDS = (OPTIMAL, ORACLE, STATIC)
+LEARNED = "lpc+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class EvictionOptions:
             raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
         names = [word.strip() for word in policies.split(",")] if policies else sorted(POLICIES)
         for name in names:
-            if name not in (*POLICIES, *_BOUNDS):
+            if name not in (*POLICIES, *BOUNDS):
                 raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(sorted(POLICIES))}")
-        chosen = [name for name in dict.fromkeys(names) if name not in _BOUNDS]
+        chosen = [name for name in dict.fromkeys(names) if name not in BOUNDS]
         return cls(tuple(numbers), tuple(chosen), seeds, warmup)
 
 

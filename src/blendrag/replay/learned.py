@@ -19,5 +19,3 @@ def learned(trace: Trace, share: float, forecasts: Sequence[float] | None = None
     if not 0 < first < len(trace.requests):
         return None
     return fit_hazard(uses_of(trace, forecasts).before(trace.requests[first].at), trace.prefix)
-
-

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.bench.canvas import INK, add_legend, finish_axes, new_figure, save
+from blendrag.replay.against import BOUNDS
 
 _COLOURS = {
     "lru": "#6e7781", "lfu": "#b08d57", "gdsf": "#e9a23b", "pgdsf": "#c4553b", "lpc": "#8e6cc0",
     "lpc+": "#2f81c7", "oracle": "#3f9c6d", "static": "#3f9c6d", "optimal": INK,
 }  # fmt: skip
-_BOUNDS = ("oracle", "static", "optimal")  # no policies: dashed
 _APART = 1.6  # sizes closer than this factor share a label
 
 
@@ -59,7 +59,7 @@ def _draw_sizes(axes: Any, results: Mapping[str, Any], title: str) -> None:
 
 
 def _style(name: str) -> dict[str, Any]:
-    return {"color": _COLOURS.get(name), "linestyle": "--" if name in _BOUNDS else "-", "label": name}
+    return {"color": _COLOURS.get(name), "linestyle": "--" if name in BOUNDS else "-", "label": name}
 
 
 def _labelled(sizes: Sequence[int]) -> list[int]:

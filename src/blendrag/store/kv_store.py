@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blendrag.errors import StoreError
 from blendrag.eviction.hazard import Hazard
-from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.copies import Copies
 from blendrag.store.home import Home, delete_from, home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.miss import Miss, Reason
@@ -23,8 +21,6 @@ from blendrag.store.record import DamagedError, Layout, Record
 from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 from blendrag.store.usage import UsageLog
-
-_MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 Wanted = Sequence[tuple[str, Sequence[int]]]
 
@@ -35,7 +31,7 @@ class KVStore:
 
     Its *home* is the first tier below RAM that may be written: a chunk that is there counts as stored.
     Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
-    (D3).
+    (D3). ``copies`` are what the other tiers have.
     """
 
     def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, home: Home) -> None:
@@ -43,9 +39,7 @@ class KVStore:
         self._catalogue, self._home = catalogue, home
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
         self._usage, self._policies = UsageLog(catalogue, tiers), Policies(tiers)
-        self._copies = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
-        self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
-        self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
+        self.copies = Copies(catalogue, tiers, home)
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
@@ -85,30 +79,10 @@ class KVStore:
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""
-        self._leaving.discard(record.key)
-        try:
-            if not self._home.put(record):
-                return 0
-        except TierError as error:
-            raise StoreError(f"the {self._home.tier.name} tier cannot be written: {error}") from error
-        for tier in self.tiers:
-            if tier is not self._home.tier and tier.spec.writes == "through":
-                self._copy(tier, record)
-            elif tier is not self._home.tier and tier.spec.writes == "behind":
-                self._copies.do(partial(self._copy, tier, record), record.nbytes)
-        self._drop_if_deleted(record.key)
+        if not self.copies.store(record):
+            return 0
         self._usage.seen(record.key)
         return record.head.nbytes
-
-    def _copy(self, tier: Tier, record: Record) -> None:
-        if self._wanted(record.key):
-            with contextlib.suppress(StoreError, TierError):  # counted by the tier; the record is at home
-                tier.put(record)
-            if not self._wanted(record.key):  # deleted meanwhile
-                delete_from(tier, [record.key])
-
-    def _wanted(self, key: str) -> bool:
-        return key not in self._leaving and self._catalogue.knows(key)
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> tuple[int, list[str]]:
         """Drop chunks from all tiers: how many home had, and the names of tiers that could not be reached.
@@ -117,7 +91,10 @@ class KVStore:
         unless all of them could be reached.
         """
         keys = list(keys)
-        self._leaving.update(keys)
+        with self.copies.leaving(keys):
+            return self._delete(keys, everywhere)
+
+    def _delete(self, keys: Sequence[str], everywhere: bool) -> tuple[int, list[str]]:
         home = self._home.tier
         unreachable = [
             tier.name
@@ -135,13 +112,7 @@ class KVStore:
                         dropped = there
             if not unreachable:
                 self._home.bury(keys)
-        self._copies.do(partial(self._promotions.do, partial(self._leaving.difference_update, keys)))
         return dropped, unreachable
-
-    def _drop_if_deleted(self, key: str) -> None:
-        """Of two threads, one may give a chunk to RAM that the other has just deleted."""
-        if self.ram is not None and not self._wanted(key):
-            self.ram.delete([key])
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -181,7 +152,7 @@ class KVStore:
             prompt = [key for key, _ in wanted]
             self._policies.used(prompt, itertools.compress(prompt, there))
         if self._usage.due():
-            self._promotions.do_if_room(self._usage.flush)
+            self.copies.beside_promotions(self._usage.flush)
         return answers
 
     @staticmethod
@@ -209,38 +180,8 @@ class KVStore:
             return Miss("unavailable")
         finally:
             self.close_records([opened])
-        self.promote(record, opened.tier)
+        self.copies.promote(record, opened.tier)
         return record
-
-    def wants(self, opened: Opened) -> bool:
-        """Whether a faster tier would keep this record."""
-        return bool(self._faster(opened.tier, opened.head.nbytes))
-
-    def _faster(self, found_in: Tier, nbytes: int) -> list[Tier]:
-        return [
-            tier
-            for tier in self.tiers[: self.tiers.index(found_in)]
-            if tier.spec.writes != "never" and not (isinstance(tier, RamTier) and not tier.admits(nbytes))
-        ]
-
-    def promote(self, record: Record, found_in: Tier) -> None:
-        """Give a verified record to the tiers that are faster than the one it was found in."""
-        if not self._wanted(record.key):
-            return
-        for tier in self._faster(found_in, record.head.nbytes):
-            with contextlib.suppress(StoreError, TierError):
-                if tier is self._home.tier:
-                    self._home.put(record)
-                else:
-                    tier.put(record)
-                tier.count(promotions=1)
-            if not self._wanted(record.key):  # deleted meanwhile
-                delete_from(tier, [record.key])
-
-    def promote_behind(self, records: Sequence[Record], found_in: Sequence[Tier]) -> None:
-        """:meth:`promote`, in the background, as far as there is room for it."""
-        for record, tier in zip(records, found_in, strict=True):
-            self._promotions.do_if_room(partial(self.promote, record, tier), record.nbytes)
 
     def prefetch(self, key: str) -> None:
         """Bring a chunk into the RAM tier, if it can be had and kept."""
@@ -264,7 +205,7 @@ class KVStore:
                 continue
             with contextlib.suppress(DamagedError, TierError):  # then it is prefilled, as any other
                 if opened.head.tokens == len(token_ids):
-                    self.promote(read_whole(opened), opened.tier)
+                    self.copies.promote(read_whole(opened), opened.tier)
                     if self._home.tier.has([key]):
                         adopted.add(key)
             self.close_records([opened])
@@ -319,12 +260,10 @@ class KVStore:
 
     def wait(self) -> None:
         """Until what is written behind is written."""
-        self._copies.wait()
-        self._promotions.wait()
+        self.copies.wait()
 
     def close(self) -> None:
-        self._copies.close()
-        self._promotions.close()
+        self.copies.close()
         self._usage.flush()
         _close_all(self.tiers)
         self._catalogue.close()

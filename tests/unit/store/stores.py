@@ -99,7 +99,7 @@ def ask(store: KVStore, *chunks: Chunk) -> None:
     """A prompt with these chunks: they are used, and the faster tiers get them."""
     found = [one for one in store.open_records(wanted(*chunks), use=True) if isinstance(one, Opened)]
     for one in {one.head.key: one for one in found}.values():
-        store.promote(read_whole(one), one.tier)
+        store.copies.promote(read_whole(one), one.tier)
     store.close_records(found)
 
 

@@ -81,7 +81,7 @@ def test_copy_that_was_still_waiting_does_not_outlive_its_chunk(
 ) -> None:
     register(tmp_path, [A, B])
     store, gate = open_stack(tmp_path, DISK, redis_tier(server)), threading.Event()
-    store._copies.do(gate.wait)  # the server is busy with something else
+    store.copies._behind.do(gate.wait)  # the server is busy with something else
     put(store, A)
     put(store, B)
     if released:
@@ -127,12 +127,12 @@ def test_without_ram_what_a_server_had_is_kept_on_disk(tmp_path: Path) -> None:
     store.close()
     store = open_stack(second, DISK, shared(tmp_path / "shared"))
     (opened,) = store.open_records(wanted(A))
-    assert not isinstance(opened, Miss) and store.wants(opened)
+    assert not isinstance(opened, Miss) and store.copies.wants(opened)
     store.close_records([opened])
     assert same(get(store, A), A)
     assert holds(store, A) == [[True], [True]]
     (opened,) = store.open_records(wanted(A))
-    assert not isinstance(opened, Miss) and not store.wants(opened)
+    assert not isinstance(opened, Miss) and not store.copies.wants(opened)
     store.close_records([opened])
     store.close()
 

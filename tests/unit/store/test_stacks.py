@@ -121,7 +121,7 @@ def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> Non
     assert holds(store, B)[0] == [False]  # the loader hands it over when it has read it
     found = get(store, B)
     store.tiers[0].delete([B.key])
-    store.promote_behind([found], [store.tiers[1]])  # type: ignore[list-item]
+    store.copies.promote_behind([found], [store.tiers[1]])  # type: ignore[list-item]
     store.wait()
     assert holds(store, B)[0] == [True]
     assert store.stats()["ram"]["promotions"] == 3
