@@ -6,12 +6,13 @@ import importlib
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import requires, version
+from importlib.metadata import metadata, requires, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -51,6 +52,15 @@ def test_integration_that_refuses_its_own_blendrag_is_not_released(folder: Path)
 def test_package_is_not_locked_twice() -> None:
     names = [name for name, _ in pins()]
     assert sorted(names) == sorted(set(names))
+
+
+def test_package_that_the_oldest_python_cannot_install_is_not_locked() -> None:
+    """Debian 12 has 3.11.2: a package may ask for a later 3.11 than we do."""
+    (floor,) = SpecifierSet(project(ROOT)["requires-python"])
+    oldest = f"{floor.version}.0"
+    asked = {name: metadata(name).get("Requires-Python", "") for name, _ in pins()}
+    refused = {name: text for name, text in asked.items() if not SpecifierSet(text).contains(oldest)}
+    assert not refused
 
 
 @pytest.mark.parametrize("folder", [ROOT, *INTEGRATIONS], ids=lambda folder: folder.name)
