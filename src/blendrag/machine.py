@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import subprocess
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import xxhash
 
 import blendrag
+from blendrag.errors import BlendragWarning
 
 
 def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -45,6 +47,27 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
 def processor() -> dict[str, Any]:
     """``cpu``: its name; ``cores``: as many as this process may use."""
     return {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0))}
+
+
+def emulates_16_bit() -> bool:
+    """Whether this machine is an x86 without AVX-512: there torch computes bfloat16 and float16 several times
+    slower than float32."""
+    import torch
+
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return x86 and not wide and not torch.cuda.is_available()
+
+
+def warn_of_emulation(dtype: str) -> None:
+    """One BlendragWarning, if an engine that computes in ``dtype`` would be faster in float32."""
+    if dtype != "float32" and emulates_16_bit():
+        warnings.warn(
+            f"{dtype} is slow on this CPU, which has no AVX-512: dtype='float32' (BLENDRAG_DTYPE=float32)"
+            " prefills several times faster, for twice the bytes of KV",
+            BlendragWarning,
+            stacklevel=2,
+        )
 
 
 def _cpu() -> str:

@@ -24,7 +24,7 @@ print("begun", flush=True)
 from blendrag.engine.generation import Sampling
 from blendrag.engine.handle import Engine
 from blendrag.settings import Settings
-engine = Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1))
+engine = Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32"))
 print("tokens", len(engine.generate([1, 2, 3], Sampling(max_tokens=4)).token_ids), flush=True)
 if sys.argv[1] == "wait":
     time.sleep(600)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +11,7 @@ from blendrag import __version__
 from blendrag.bench.cli import app as bench
 from blendrag.cli.archive import export, import_
 from blendrag.cli.ask import ask, chat
-from blendrag.cli.console import Commands
+from blendrag.cli.console import Commands, say
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
@@ -22,6 +23,7 @@ from blendrag.cli.profile import profile
 from blendrag.cli.purge import purge
 from blendrag.cli.stats import stats
 from blendrag.cli.verify import verify
+from blendrag.errors import BlendragWarning
 
 app = typer.Typer(
     name="blendrag",
@@ -56,4 +58,13 @@ def about(
 
 def main() -> None:
     """Entry point."""
+    written = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+        if issubclass(category, BlendragWarning):  # for the user, who has no use for a line of our source
+            say(f"warning: {message}")
+        else:
+            written(message, category, *where, **to)
+
+    warnings.showwarning = show
     app()

@@ -12,9 +12,11 @@ from pathlib import Path
 import blendrag
 from blendrag.index.loaders import Document
 
-# Descriptions and licences together stay near 60,000 tokens: a minute or two of prefill on two cores.
+# Together they stay near 60,000 tokens: a minute or two of prefill on two cores. A project's documentation
+# grows, so only its beginnings are read, which tell what each document is about.
 _TOTAL_CHARACTERS = 200_000
 _MOST_CHARACTERS = 6_000
+_MOST_OF_THE_PROJECT = 2_500
 _FEWEST_CHARACTERS = 600
 _LICENCES = 8
 _IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
@@ -26,10 +28,10 @@ _ASKED_ABOUT = (
 )  # fmt: skip
 
 
-def demo_documents() -> list[Path | Document]:
+def demo_documents() -> list[Document]:
     """Documents in the same order every time; at least 30 wherever blendrag's own dependencies are."""
-    found: list[Path | Document] = list(_project_documents())
-    room = _TOTAL_CHARACTERS
+    found = list(_project_documents())
+    room = _TOTAL_CHARACTERS - sum(len(document.text) for document in found)
     names = _package_names()
     for document in (*_licences(names), *_descriptions(names)):
         if len(document.text) <= room:
@@ -38,11 +40,14 @@ def demo_documents() -> list[Path | Document]:
     return found
 
 
-def _project_documents() -> Iterator[Path]:
+def _project_documents() -> Iterator[Document]:
     """README and docs, when blendrag runs from its repository."""
     root = Path(blendrag.__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
-        yield from (path for path in (root / "README.md", *sorted(root.glob("docs/*.md"))) if path.is_file())
+        for path in (root / "README.md", *sorted(root.glob("docs/*.md"))):
+            with contextlib.suppress(OSError):
+                text = _cut(path.read_text(encoding="utf-8"), _MOST_OF_THE_PROJECT)
+                yield Document(text, path.relative_to(root).as_posix())
 
 
 def _package_names() -> list[str]:
@@ -87,9 +92,9 @@ def _licence(dist: metadata.Distribution) -> str:
     return ""
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, most: int = _MOST_CHARACTERS) -> str:
     """The beginning of a long text, up to the end of a paragraph."""
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= most:
         return text
-    end = text.rfind("\n\n", 0, _MOST_CHARACTERS)
-    return text[: end if end > 0 else _MOST_CHARACTERS]
+    end = text.rfind("\n\n", 0, most)
+    return text[: end if end > 0 else most]

@@ -15,6 +15,7 @@ from blendrag.cli.answering import print_sources, print_stream
 from blendrag.cli.console import err, interruptible, out, say
 from blendrag.cli.demo_documents import demo_documents
 from blendrag.cli.opening import open_index, start_engine
+from blendrag.machine import emulates_16_bit
 from blendrag.settings import Settings
 from blendrag.store.identity import LAYOUT_VERSION, prefix_name
 
@@ -62,6 +63,8 @@ def _name(settings: Settings) -> str:
 def run_demo(folder: Path | None, model: str | None) -> None:
     """Ingest, ask, compare; everything is printed."""
     settings = Settings.load(model=model)
+    if settings.dtype == "auto" and emulates_16_bit():
+        settings = settings.model_copy(update={"dtype": "float32"})
     folder = folder or settings.cache_dir / "demo" / _name(settings)
     console = out()
     documents = demo_documents()
@@ -74,7 +77,9 @@ def run_demo(folder: Path | None, model: str | None) -> None:
     )
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
-        open_index(folder, create=True, model=model, max_tokens=_ANSWER_TOKENS) as index,
+        open_index(
+            folder, create=True, model=model, dtype=settings.dtype, max_tokens=_ANSWER_TOKENS
+        ) as index,
     ):
         report = index.ingest(documents)
         chunks = index.stats()["chunks"]

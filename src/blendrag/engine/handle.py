@@ -30,6 +30,7 @@ from blendrag.errors import (
     GenerationTimeoutError,
     PromptTooLongError,
 )
+from blendrag.machine import warn_of_emulation
 from blendrag.models import resolve_model
 from blendrag.settings import Settings
 
@@ -79,6 +80,8 @@ class Engine:
                 " (VLLM_LOGGING_LEVEL=INFO shows vLLM's own log)"
             ) from error
         atexit.register(self.close)
+        if settings.dtype == "auto":
+            warn_of_emulation(str(self.facts["dtype"]))
 
     def _run_loop(self) -> None:
         # A terminal sends Ctrl-C to every process in the foreground. It is meant for this one, which tells

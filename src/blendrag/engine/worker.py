@@ -33,6 +33,7 @@ class BlendWorker:
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
             "device": str(self.model_runner.device),
+            "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "block_size": self.vllm_config.cache_config.block_size,
             "reason": compat.unsupported_reason(self.vllm_config, self.model_runner, model),
@@ -52,13 +53,11 @@ class BlendWorker:
         )
         get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
-        dtype = str(self.vllm_config.model_config.dtype).removeprefix("torch.")
         return facts | {
             "decoder": type(decoder).__name__,
             "num_layers": decoder.num_layers,
             "num_kv_heads": heads,
             "head_size": size,
-            "dtype": dtype,
         }
 
     def blendrag_call(self, method: str, *args: Any) -> dict[str, Any]:
