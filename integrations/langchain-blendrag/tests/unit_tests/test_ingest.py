@@ -107,6 +107,7 @@ def test_no_progress_is_shown(
     store: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one has no bars
     store.ingest(book(1), text_splitter=PARAGRAPHS)
     shown = capfd.readouterr().err
     assert "ingest" in shown
