@@ -217,7 +217,15 @@ def _from_traces(files: Sequence[Path], folder: Path) -> None:
 def _say_what_was_found(compared: HazardComparison, folder: Path) -> None:
     before = "" if compared.old is None else f", before {compared.old:.1%}"
     found = f"{compared.new:.1%} found in the latest part of {compared.prompts:,} prompts{before}"
-    _say_what_became("lpc+", compared.live, folder, f"{found}, LRU {compared.lru:.1%}")
+    others = f"LRU {compared.lru:.1%}, GDSF {compared.gdsf:.1%}"
+    _say_what_became("lpc+", compared.live, folder, f"{found}, {others}")
+    if compared.kept is not None and not compared.prefix:
+        better = compared.kept > compared.gdsf
+        say(
+            "lpc+ finds more here than GDSF, the default: eviction='lpc+' goes by it"
+            if better
+            else "lpc+ finds no more here than GDSF, the default: there is no reason to change from that"
+        )
 
 
 def _say_what_became(policy: str, live: bool, folder: Path, how_good: str) -> None:

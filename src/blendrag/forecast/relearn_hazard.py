@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from blendrag.bench.progress import BenchProgress
 from blendrag.errors import PredictorError, SourceError
+from blendrag.eviction import EvictionPolicy
+from blendrag.eviction.gdsf import GDSF
 from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.eviction.lru import LRU
 from blendrag.forecast.hazard_file import load_hazard, save_hazard
 from blendrag.forecast.trace_log import parts
 from blendrag.replay.events import weights
@@ -30,8 +34,8 @@ SIZES = (0.125, 0.25, 0.5)  # of caches, as shares of what is asked for more tha
 
 @dataclass(frozen=True, slots=True)
 class HazardComparison:
-    """Of a new model with the old one and with LRU, on the latest part of a trace: tokens that were found, as
-    a share of those of all chunks asked for; the mean over caches of :data:`SIZES`.
+    """Of a new model with the old one, with LRU and with GDSF, on the latest part of a trace: tokens that
+    were found, as a share of those of all chunks asked for; the mean over caches of :data:`SIZES`.
 
     old: None where there was no model that could be used. prompts: learned from, and measured on. source:
     what they are from. prefix: whether they are those of a prefix cache, and not of a store.
@@ -41,9 +45,15 @@ class HazardComparison:
     new: float
     old: float | None
     lru: float
+    gdsf: float
     prompts: int
     source: str
     prefix: bool
+
+    @property
+    def kept(self) -> float | None:
+        """What the model finds that is in place now; None if none is."""
+        return self.new if self.live else self.old
 
 
 def largest_log(folder: Path) -> Path:
@@ -75,7 +85,7 @@ def learn_from_traces(files: Sequence[Path], folder: Path, progress: BenchProgre
 
 def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgress) -> HazardComparison:
     """Learn from the older part of a trace. The new model is put into ``folder`` only if a cache finds more
-    with it, in the latest part, than with the old one and than with LRU.
+    with it, in the latest part, than with the old one and than with LRU, which ``lpc+`` is without one.
 
     The old one may have learned from that part; that is in its favour. Raises PredictorError where the trace
     teaches too little; and for one of prefixes, where a model for stores is in ``folder``.
@@ -83,16 +93,18 @@ def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgres
     trace = _latest(trace)
     count = len(trace.requests)
     former = _former(folder, trace.prefix)
-    progress.total(1 + len(SIZES) * (3 if former else 2))
+    progress.total(1 + len(SIZES) * (4 if former else 3))
     progress.note(f"learning from {count:,} prompts")
     taught = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
     if taught is None:
         raise PredictorError(f"{count:,} prompts in {source!r} are too few to learn from")
     progress.step()
-    new, lru = _found(trace, taught, progress), _found(trace, None, progress)
-    old = _found(trace, former, progress) if former else None
+    found = partial(_found, trace, progress)
+    new = found("the new model", lambda: LPCPlus(taught))
+    old = found("the model of before", lambda: LPCPlus(former)) if former else None
+    lru, gdsf = found("LRU", LRU), found("GDSF", GDSF)
     live = new > max(lru, old or 0.0)
-    compared = HazardComparison(live, new, old, lru, count, source, trace.prefix)
+    compared = HazardComparison(live, new, old, lru, gdsf, count, source, trace.prefix)
     if live:
         save_hazard(folder, taught, _facts(compared))
     return compared
@@ -117,15 +129,15 @@ def _former(folder: Path, prefix: bool) -> Hazard | None:
     return former if former.prefix == prefix else None
 
 
-def _found(trace: Trace, hazard: Hazard | None, progress: BenchProgress) -> float:
-    """The share of tokens that was found, with a model or by LRU, after the part that was learned from."""
+def _found(trace: Trace, progress: BenchProgress, name: str, make: Callable[[], EvictionPolicy]) -> float:
+    """The share of tokens that a policy found after the part that was learned from."""
     first = int((1.0 - LATEST_SHARE) * len(trace.requests))
     again = _asked_again(trace)
     ratios = []
     for share in SIZES:
-        progress.note("comparing with the model of before" if hazard else "comparing with LRU")
+        progress.note(f"comparing: {name}")
         capacity = max(1, round(share * again))
-        outcome = replay(trace, LPCPlus(hazard), capacity)
+        outcome = replay(trace, make(), capacity)
         ratios.append(float(outcome.found[first:].sum() / outcome.asked[first:].sum()))
         progress.step()
     return sum(ratios) / len(ratios)
@@ -146,5 +158,6 @@ def _facts(compared: HazardComparison) -> dict[str, str]:
         "prompts": str(compared.prompts),
         "found": f"{compared.new:.4f}",
         "found_by_lru": f"{compared.lru:.4f}",
+        "found_by_gdsf": f"{compared.gdsf:.4f}",
         "made_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

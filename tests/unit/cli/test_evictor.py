@@ -174,10 +174,12 @@ def test_model_of_prefixes_takes_a_store_s_place(blendrag: Blendrag, cache: Path
 
     prefixes = blendrag("evictor", "train", "--trace", "blocks.jsonl")
     assert prefixes.exit_code == 0 and "do not go by it" in prefixes.stderr, prefixes.stderr
+    assert "the default" not in prefixes.stderr, "no store goes by it"
     assert known().startswith("lru: ") and "prefixes" in known()
     ours = blendrag("evictor", "train", "--trace", "log.jsonl")
     assert ours.exit_code == 0 and "written to" in ours.stderr and "before" not in ours.stderr, ours.stderr
     assert known() == "log.jsonl"
+    assert ", GDSF " in ours.stderr and "the default" in ours.stderr, "is it worth setting?"
     refused = blendrag("evictor", "train", "--trace", "blocks.jsonl")
     assert refused.exit_code == 1 and "--out" in refused.stderr and known() == "log.jsonl"
     elsewhere = blendrag("evictor", "train", "--trace", "blocks.jsonl", "--out", "other")

@@ -38,11 +38,13 @@ def test_model_that_beats_lru_stays_away_or_is_worse_later(tmp_path: Path) -> No
     log = traffic(tmp_path, 600)
     first = learn(log)
     assert first.live and first.old is None and first.new > first.lru + 0.02
+    assert first.gdsf > first.lru + 0.02, "what is used often is told from what is used once"
+    assert first.kept == first.new
     hazard, facts = load_hazard(tmp_path)
     assert not hazard.prefix and facts["prompts"] == "600" and facts["source"] == str(log)
     kept = (tmp_path / NAME).read_bytes()
     again = learn(log)
-    assert not again.live and again.new == again.old
+    assert not again.live and again.new == again.old == again.kept
     assert (tmp_path / NAME).read_bytes() == kept
 
 
@@ -65,7 +67,7 @@ def test_model_that_does_not_beat_lru_takes_its_place(tmp_path: Path) -> None:
         log.note([(str(number // 2), 100)], 200, 10)
     log.close()
     compared = learn(log.path)
-    assert compared.lru == 0.5 and not compared.live
+    assert compared.lru == 0.5 and not compared.live and compared.kept is None
     assert not (tmp_path / NAME).exists()
 
 
