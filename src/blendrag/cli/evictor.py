@@ -42,6 +42,7 @@ _CONVERSATIONS = typer.Option(
     help='Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or not.',
     metavar="FILE",
 )
+_LABELS = {"policy": "lpc goes by", "lpc_plus": "lpc+ goes by"}  # of the status, where a name is not enough
 _TOO_GOOD = 0.8  # chats of people are not as predictable
 _LEFT = "interrupted: the same command goes on where it was"
 _AS_IT_WAS = "interrupted: what was not finished stays as it was"
@@ -151,7 +152,7 @@ def status(
     table.add_column(overflow="fold")
     for name, value in facts.items():
         if not isinstance(value, dict | list):
-            table.add_row(Text(name.replace("_", " ")), Text(str(value)))
+            table.add_row(Text(_LABELS.get(name, name.replace("_", " "))), Text(str(value)))
     for log in facts["traffic_logs"]:
         table.add_row(Text("traffic log"), Text(log))
     out().print(table)

@@ -12,8 +12,8 @@ from blendrag.forecast.weights import load_manifest, load_weights
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """JSON-able. policy: what eviction can be at best; reason: why it is LRU where it is. lpc_plus: what that
-    one learned from, or why it is LRU. traffic_logs: files, which ``bench eviction --trace`` reads."""
+    """JSON-able. policy: what ``lpc`` is, "lpc" or "lru"; reason: why it is LRU. lpc_plus: what that one
+    learned from, or why it is LRU. traffic_logs: files, which ``bench eviction --trace`` reads."""
     facts: dict[str, Any] = {"folder": str(folder), "policy": "lpc", "reason": "", "metrics": {}}
     try:
         manifest = load_manifest(folder)
