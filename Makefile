@@ -15,7 +15,7 @@ help:
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
 setup:
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash scripts/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" bash requirements/setup.sh
 
 demo: setup
 	@$(BIN)/blendrag demo
@@ -37,4 +37,4 @@ test: lint
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find src tests integrations -name __pycache__ -type d -prune -exec rm -rf {} +
+	find blendrag tests integrations -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
 from one_engine import ENGINE
 
 if TYPE_CHECKING:
-    from blendrag.engine.handle import Engine
+    from blendrag.engine.client.engine import Engine
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -55,7 +56,7 @@ def settings(engine_options: dict[str, Any]) -> Settings:
 @pytest.fixture(scope="session")
 def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     """Kept until the last test: what is opened and closed on it in between starts no other."""
-    from blendrag.engine.handle import Engine
+    from blendrag.engine.client.engine import Engine
 
     shared = Engine.shared(settings)
     yield shared

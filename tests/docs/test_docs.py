@@ -20,12 +20,11 @@ from typer.testing import CliRunner
 
 from blendrag import errors
 from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
 from blendrag.serving import lease
 from blendrag.settings import Settings
+from places import EXAMPLES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
 PACKAGES = sorted(ROOT.glob("integrations/*/README.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *PACKAGES, EXAMPLES / "README.md"]
 # Small and quick: that the examples work is tested here, not how well.

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
-from workbench import Bench, Piece, real_texts
 
 from blendrag import BlendIndex
 from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
+from workbench import Bench, Open, Piece, real_texts
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +53,6 @@ def own_bench(
     opened = Bench(engine, tokenizer, identity, tmp_path / "kb", chunks[:6]).open(ram_bytes=0)
     yield opened
     opened.close()
-
-
-Open = Callable[..., BlendIndex]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.doctor import run_doctor
+from blendrag.lab.doctor import run_doctor
 from blendrag.settings import Settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

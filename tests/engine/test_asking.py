@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from workbench import Bench, assert_adds_up, assert_consistent
 
 from blendrag import BlendIndex, Document
 from blendrag.errors import (
@@ -15,6 +14,7 @@ from blendrag.errors import (
 )
 from blendrag.index.answer import Answer
 from blendrag.serving.evidence import Evidence
+from workbench import Bench, assert_adds_up, assert_consistent
 
 pytestmark = pytest.mark.engine
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from blendrag.engine.generation import Sampling
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Sampling
 
 pytestmark = pytest.mark.engine
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from workbench import Bench, Prompt, distance, divergence
 
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
+from workbench import Bench, Prompt, distance, divergence
 
 pytestmark = pytest.mark.engine
 

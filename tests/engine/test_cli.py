@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from blendrag.cli.app import app
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
 
 pytestmark = pytest.mark.engine
 

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Open
-from word_embedder import write_dialogs
-from workbench import Bench
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.forecast.features import DEFAULT_LAYOUT
 from blendrag.forecast.predictor import make_features
-from blendrag.forecast.study import train_on_file
 from blendrag.forecast.weights import save_weights
+from blendrag.lab.training.study import train_on_file
 from blendrag.serving import foresight
 from blendrag.serving.collection import Collection
 from blendrag.settings import DEFAULT_EMBEDDER, Settings
+from word_embedder import write_dialogs
+from workbench import Bench, Open
 
 pytestmark = pytest.mark.engine
 
@@ -89,9 +88,7 @@ def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
     assert library.eviction()["forecasts"]["reason"] == ""
 
 
-def test_other_policy_is_for_the_next_start(
-    open_index: Open, folder: Path, predictor_folder: Path
-) -> None:
+def test_other_policy_is_for_the_next_start(open_index: Open, folder: Path, predictor_folder: Path) -> None:
     index = open_index(tiers=[{"kind": "ram", "chunks": 4}, {"kind": "disk"}])
     index.ingest([folder])
 

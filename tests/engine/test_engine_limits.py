@@ -18,8 +18,8 @@ from pathlib import Path
 from blendrag import errors
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
-from blendrag.engine.generation import Sampling
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.generation import Sampling
+from blendrag.engine.client.engine import Engine
 from blendrag.settings import Settings
 
 settings = Settings.load(max_model_len=512, kv_cache_gib=1)

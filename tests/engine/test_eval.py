@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from blendrag.bench.progress import BenchProgress
-from blendrag.engine.handle import Engine
-from blendrag.evaluate.arms import parse_arms
-from blendrag.evaluate.run import EvalOptions, run_eval
+from blendrag.engine.client.engine import Engine
+from blendrag.lab.evaluate.arms import parse_arms
+from blendrag.lab.evaluate.run import EvalOptions, run_eval
+from blendrag.lab.progress import BenchProgress
 from blendrag.settings import Settings
 
 pytestmark = pytest.mark.engine

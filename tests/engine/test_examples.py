@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from llama_index.core.instrumentation import get_dispatcher
 
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
+from places import EXAMPLES
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HELPERS = ("langchain_embeddings", "llamaindex_embeddings")
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in HELPERS)
 QUESTIONS = "When is the office in Bergen closed?\n\nHow many days of leave are there?\n"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from workbench import Bench
 
-from blendrag.engine.generation import FORCED, Delta, Sampling
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import FORCED, Delta, Sampling
 from blendrag.errors import ConfigError
+from workbench import Bench
 
 pytestmark = pytest.mark.engine
 
@@ -92,7 +92,7 @@ def test_row_that_is_moved_keeps_its_tokens() -> None:
     from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
     from blendrag.engine.compat import BatchUpdate
-    from blendrag.engine.forced import ForcedTokens
+    from blendrag.lab.worker.forced import ForcedTokens
 
     processor = ForcedTokens(None, torch.device("cpu"), False)
     generated: list[list[int]] = [[], [], []]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workbench import assert_adds_up, assert_consistent, files
 
 from blendrag import BlendIndex, Document
 from blendrag.errors import (
@@ -19,7 +18,9 @@ from blendrag.errors import (
     StoreInUseError,
     StoreMismatchError,
 )
-from blendrag.serving.progress import IngestProgress
+from blendrag.progress import IngestProgress
+from places import ROOT
+from workbench import assert_adds_up, assert_consistent, files
 
 pytestmark = pytest.mark.engine
 
@@ -207,7 +208,7 @@ def test_an_index_open_in_another_process_is_refused_by_its_number(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert StoreInUseError.__name__ in other.stderr
     assert f"process {os.getpid()}" in other.stderr

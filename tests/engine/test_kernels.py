@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from typer.testing import Result
-from workbench import FIRST, Bench, distance
 
 from blendrag.errors import ModelNotSupportedError
+from workbench import FIRST, Bench, distance
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +45,7 @@ def test_timing_touches_the_kv_of_requests(bench: Bench) -> None:
 
 
 def test_model_whose_layers_run_whole_is_measured_wrongly() -> None:
-    from blendrag.engine.kernels import LayerPieces
+    from blendrag.lab.worker.kernels import LayerPieces
 
     whole: Any = SimpleNamespace(model=SimpleNamespace())
     with pytest.raises(ModelNotSupportedError, match="not measured"):

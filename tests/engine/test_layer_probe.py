@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.testing import Result
-from workbench import Bench, Prompt
 
 from blendrag.errors import StoreError
-from blendrag.evaluate.layer_statistics import spearman
+from blendrag.lab.evaluate.layer_statistics import spearman
+from workbench import Bench, Prompt
 
 pytestmark = pytest.mark.engine
 

@@ -15,14 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from places import ROOT
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 # On purpose without `if __name__ == "__main__"`: questions asked at the top of a script, as in a notebook.
 SCRIPT = """
 import sys, time
 print("begun", flush=True)
-from blendrag.engine.generation import Sampling
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.generation import Sampling
+from blendrag.engine.client.engine import Engine
 from blendrag.settings import Settings
 engine = Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32"))
 print("tokens", len(engine.generate([1, 2, 3], Sampling(max_tokens=4)).token_ids), flush=True)
@@ -34,14 +36,13 @@ if sys.argv[1] == "wait":
 def start(tmp_path: Path, argument: str) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    source = str(Path(__file__).parents[2] / "src")
     return subprocess.Popen(
         [sys.executable, str(script), argument],
         stdout=subprocess.PIPE,
         stderr=(tmp_path / "stderr").open("w"),
         text=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": source},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
 

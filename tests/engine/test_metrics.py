@@ -11,10 +11,10 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
-from workbench import FIRST, Bench
 
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
+from workbench import FIRST, Bench
 
 pytestmark = pytest.mark.engine
 
@@ -123,7 +123,7 @@ def test_reads_from_disk_count_as_the_ram_tiers(own_bench: Bench, growth: Growth
 def test_report_of_a_request_that_has_ended_is_kept_for_ever(bench: Bench) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-    from blendrag.engine.connector import BlendConnector, BlendReports
+    from blendrag.engine.worker.connector import BlendConnector, BlendReports
 
     prompt = bench.prompt(bench.pieces[:3])
     config = SimpleNamespace(

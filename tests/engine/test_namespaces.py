@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workbench import FIRST, Bench, files
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.settings import Settings
+from workbench import FIRST, Bench, files
 
 pytestmark = pytest.mark.engine
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from workbench import FIRST, Bench, distance, divergence
 
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
+from workbench import FIRST, Bench, distance, divergence
 
 pytestmark = pytest.mark.engine
 

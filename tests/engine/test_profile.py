@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.bench.progress import BenchProgress
-from blendrag.control.check import check_plan
 from blendrag.control.estimate import Estimator
-from blendrag.control.measure import Grid, measure_profile
 from blendrag.control.plan import Corpus, record_bytes
 from blendrag.control.profile import Profile, load_profile, profile_digest
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
+from blendrag.lab.profiling.check import check_plan
+from blendrag.lab.profiling.measure import Grid, measure_profile
+from blendrag.lab.progress import BenchProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 

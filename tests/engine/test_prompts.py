@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from workbench import Bench, Prompt, distance
 
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import PromptTooLongError
+from workbench import Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
 

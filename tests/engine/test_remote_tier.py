@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
+from blendrag.engine.client.engine import Engine
+from blendrag.store.identity import KVIdentity
 from proxy import Proxy
 from servers import BUCKET, S3_OPTIONS, Process, redis_server, running, s3_server
 from workbench import Bench, Piece, distance
-
-from blendrag.engine.handle import Engine
-from blendrag.store.identity import KVIdentity
 
 pytestmark = pytest.mark.engine
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from workbench import FIRST, Bench, distance
 
-from blendrag.fuse import SELECTORS
-from blendrag.fuse.selector import budget
+from blendrag.select import SELECTORS
+from blendrag.select.interface import budget
+from workbench import FIRST, Bench, distance
 
 pytestmark = pytest.mark.engine
 

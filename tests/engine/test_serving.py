@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 import pytest
-from workbench import Bench, Prompt
 
-from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
+from workbench import Bench, Prompt
 
 pytestmark = pytest.mark.engine
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workbench import FIRST, Bench, Piece, Prompt, distance
 
 from blendrag import BlendIndex
-from blendrag.bench.ingest import TemporaryStore, temporary_store
-from blendrag.engine.generation import Delta
+from blendrag.engine.client.generation import Delta
 from blendrag.errors import StoreMismatchError
+from blendrag.lab.bench.ingest import TemporaryStore, temporary_store
 from blendrag.prompt import shared_prefix
 from blendrag.settings import Settings
+from workbench import FIRST, Bench, Piece, Prompt, distance
 
 pytestmark = pytest.mark.engine
 

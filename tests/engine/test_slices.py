@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from workbench import FIRST, Bench, Prompt, distance
 
-from blendrag.engine.generation import Delta, Sampling
+from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
+from workbench import FIRST, Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
 

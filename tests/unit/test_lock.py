@@ -6,13 +6,13 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from places import ROOT
+
 # Their builds break `import transformers` beside a CPU build of torch; text models do not need them.
 FORBIDDEN = ("torchvision", "torchaudio", "torchcodec")
 

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import blendrag
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LANGCHAIN = ROOT / "integrations" / "langchain-blendrag"
 LLAMA_INDEX = ROOT / "integrations" / "llama-index-llms-blendrag"
 INTEGRATIONS = [LANGCHAIN, LLAMA_INDEX]

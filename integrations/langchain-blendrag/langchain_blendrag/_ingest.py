@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blendrag.errors import ConfigError
+from blendrag.progress import IngestProgress
 from blendrag.serving.prefill import PrefillReport
-from blendrag.serving.progress import IngestProgress
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter

@@ -40,7 +40,7 @@ def chat_request(
     Raises ConfigError for a value that cannot be used; a name that means nothing here is warned about.
     """
     from blendrag.chat.request import ChatRequest
-    from blendrag.engine.generation import Grammar, Sampling
+    from blendrag.engine.client.generation import Grammar, Sampling
 
     if "max_completion_tokens" in kwargs:  # ChatOpenAI's other name for it
         kwargs = {"max_tokens": kwargs["max_completion_tokens"], **kwargs}

@@ -22,9 +22,9 @@ from blendrag.errors import BlendragError, ConfigError
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
+    from blendrag.progress import IngestProgress
     from blendrag.serving.collection import Collection, SyncReport
     from blendrag.serving.prefill import PrefillReport
-    from blendrag.serving.progress import IngestProgress
     from langchain_blendrag._ingest import IngestReport
     from langchain_blendrag.chat_models import ChatBlend
 

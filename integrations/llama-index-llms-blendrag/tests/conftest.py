@@ -14,8 +14,8 @@ import pytest
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
-from blendrag.engine.generation import Delta, Sampling
-from blendrag.engine.handle import Engine
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
 from blendrag.serving.lease import Lease
 from blendrag.store.catalogue import Catalogue

@@ -19,11 +19,11 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.query_engine import CitationQueryEngine
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.tools import RetrieverTool
-from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
 
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import escaped
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
+from prompt_shapes import DOCUMENTS, QUESTION, Request, Shape, Shapes
 
 pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning")
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 from typer.testing import Result
 
 from blendrag.errors import StoreError
-from blendrag.store.care import gc
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.lock import IndexLock
+from blendrag.store.maintenance import gc
 from blendrag.store.tiers import TierSpec
+from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 
 Blendrag = Callable[..., Result]
 COMMANDS = ["verify", "gc", "export", "import", "purge"]
@@ -101,8 +101,8 @@ def test_interrupted_command_says_what_is_left(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("blendrag.store.care.tar.write_member", interrupt)
-    monkeypatch.setattr("blendrag.store.care.export.write_member", interrupt)
+    monkeypatch.setattr("blendrag.store.maintenance.tar.write_member", interrupt)
+    monkeypatch.setattr("blendrag.store.maintenance.export.write_member", interrupt)
     result = blendrag("export", "moved.tar")
     assert result.exit_code == 130 and "no file was left behind" in result.stderr
     assert {path.name for path in workdir.iterdir()} == {"blendrag-index"}

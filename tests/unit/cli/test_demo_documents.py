@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from blendrag.cli.demo_documents import demo_documents
+from places import ROOT
 
-ROOT = Path(__file__).parents[3]
 OURS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 
 

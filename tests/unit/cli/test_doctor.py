@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.doctor import DoctorReport, Row, divergence
+from blendrag.lab.doctor import DoctorReport, Row, divergence
 
 distributions = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=20).map(
     lambda weights: {i: math.log(w / sum(weights)) for i, w in enumerate(weights)}

@@ -106,7 +106,7 @@ def test_typo_is_not_told_from_what_was_meant(blendrag: Blendrag, words: list[st
 def test_arrivals_are_read_after_minutes_of_embedding(
     blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blendrag.replay import source
+    from blendrag.lab.replay import source
 
     monkeypatch.setattr(source, "embedded", lambda *arguments: pytest.fail("embedded"))
     paragraphs = [{"context": "x", "qas": [{"question": "y"}]}]
@@ -119,7 +119,7 @@ def test_arrivals_are_read_after_minutes_of_embedding(
 def test_folder_that_cannot_be_written_is_found_out_after_the_training(
     blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blendrag.forecast import study
+    from blendrag.lab.training import study
 
     monkeypatch.setattr(study, "train_on_file", lambda *arguments, **options: pytest.fail("trained"))
     (workdir / "talk.jsonl").write_bytes(line(TALK))

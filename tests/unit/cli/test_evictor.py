@@ -10,15 +10,15 @@ from random import Random
 
 import pytest
 from typer.testing import Result
-from word_embedder import write_dialogs
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.log import OutcomeLog
 from blendrag.forecast.predictor import make_features
-from blendrag.forecast.relearn import one_at_a_time
 from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.window import Window
+from blendrag.lab.training.relearn import one_at_a_time
 from blendrag.settings import DEFAULT_EMBEDDER
+from word_embedder import write_dialogs
 
 Blendrag = Callable[..., Result]
 
@@ -97,7 +97,7 @@ def test_log_is_learned_from_once_and_not_for_the_worse(blendrag: Blendrag, cach
 def test_every_error_of_a_predictor_ends_a_command_with_a_line(
     blendrag: Blendrag, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blendrag.forecast import study
+    from blendrag.lab.training import study
 
     def refuse(*arguments: object, **options: object) -> None:
         raise PredictorError("nothing to learn")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from paper_machine import make_profile
 
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import Profile
+from paper_machine import make_profile
 
 
 @pytest.fixture(scope="session")

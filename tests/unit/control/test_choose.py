@@ -7,11 +7,11 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper_machine import SPEEDS, make_profile
 
 from blendrag.control.choose import LEAST_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import TierSpeed
+from paper_machine import SPEEDS, make_profile
 
 PER_TOKEN = 23_040  # bytes of KV: 30 layers of 3 heads of 64, K and V in bfloat16
 PRICES = {"ram": 3.0, "disk": 0.12, "redis": 3.0, "object": 0.023}

@@ -7,11 +7,11 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper_machine import LATENCY, LAYERS, OVERHEAD_S, SPEEDS, make_profile, prefill_s, recompute_s
 
 from blendrag.control.estimate import Estimator, PrefillCurve, pipelined_s
 from blendrag.control.fit import evaluate, fit_times
 from blendrag.control.profile import PrefillPoint, Profile
+from paper_machine import LATENCY, LAYERS, OVERHEAD_S, SPEEDS, make_profile, prefill_s, recompute_s
 
 HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "gradual_query"))
 SECONDS = st.floats(min_value=0, max_value=1e3)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paper_machine import MACHINE, SPEEDS, make_profile
 from typer.testing import CliRunner, Result
 
 from blendrag.cli import plan as command
@@ -16,6 +15,7 @@ from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus, make_plan
 from blendrag.control.prices import Prices
 from blendrag.store.identity import KVIdentity
+from paper_machine import MACHINE, SPEEDS, make_profile
 
 IDENTITY = KVIdentity("paper", "weights-1", "bfloat16", num_layers=30, num_kv_heads=3, head_size=64)
 CORPUS = Corpus(chunks=1_000_000, chunk_tokens=512, chunk_bytes=11_800_000, top_k=6)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import blendrag
-from blendrag.bench.progress import BenchProgress
-from blendrag.control import tier_speed
-from blendrag.control.tier_speed import measure_tier, measure_tiers
 from blendrag.errors import ConfigError, StoreError
+from blendrag.lab.profiling import tier_speed
+from blendrag.lab.profiling.tier_speed import measure_tier, measure_tiers
+from blendrag.lab.progress import BenchProgress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.generation import vllm_prompt
+from blendrag.engine.client.generation import vllm_prompt
 from blendrag.engine.recipe import Recipe, read_recipe
 
 RECIPE = Recipe("store", (("key", 0, 4),))

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from stores import LAYOUT, make_chunk, make_record
 
-from blendrag.engine import metrics
-from blendrag.engine.metrics import METRICS, Recorder, Tally, TierMeter, merge, of_report, summary
+from blendrag.engine.worker import metrics
+from blendrag.engine.worker.metrics import METRICS, Recorder, Tally, TierMeter, merge, of_report, summary
 from blendrag.store.tiers import RamTier, TierSpec
+from places import DOCS
+from stores import LAYOUT, make_chunk, make_record
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 ENGINES = {0: ["model", "0"], 1: ["model", "1"]}
@@ -98,7 +98,7 @@ def test_metric_classes_that_are_not_in_the_registry_cannot_be_replaced() -> Non
 
 
 def test_page_of_the_metrics_names_others_than_there_are() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    page = (DOCS / "metrics.md").read_text()
     ending = {"counter": "_total", "histogram": "", "gauge": ""}
     there = {(name + ending[metric.kind], metric.label) for name, metric in METRICS.items()}
     assert set(re.findall(r"^\| `(blendrag_\w+)` \| `(\w+)` \|", page, re.MULTILINE)) == there

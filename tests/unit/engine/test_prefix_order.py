@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from blendrag.engine.compat import FreeBlocks
-from blendrag.engine.connector import BlendConnector
-from blendrag.engine.prefix_order import UNLIKELY, PrefixOrder
+from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.prefix_order import UNLIKELY, PrefixOrder
 
 pytestmark = pytest.mark.slow  # vLLM's modules alone take ten seconds
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.slices import Blend, BlendQueue, Pace, StepClock
+from blendrag.engine.worker.slices import Blend, BlendQueue, Pace, StepClock
 
 PIECE_S = 0.002
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from word_embedder import features, write_dialogs
 
-from blendrag.forecast.study import Trained, train_on_file
+from blendrag.lab.training.study import Trained, train_on_file
 from blendrag.models import resolve_embedder
 from blendrag.settings import DEFAULT_EMBEDDER
+from word_embedder import features, write_dialogs
 
 
 @pytest.fixture(scope="session")

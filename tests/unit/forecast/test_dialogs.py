@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
-from blendrag.forecast.dialogs import Dialog, Turn, examples, read_dialogs
 from blendrag.forecast.window import PROMPTS
+from blendrag.lab.training.dialogs import Dialog, Turn, examples, read_dialogs
+from places import DATA
 
-DIALOGS = Path(
-    os.environ.get("DIALOGS") or Path(__file__).resolve().parents[4] / "shared" / "data" / "dialogs"
-)
+DIALOGS = DATA / "dialogs"
 GOOD = '{"id": "a", "turns": [{"role": "user", "text": "hi"}]}'
 ROLES = st.sampled_from(["user", "assistant", "system"])
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from word_embedder import WIDTH, WordEmbedder, features
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.features import LAYOUTS, SCALARS, Layout, turns_of
@@ -15,6 +14,7 @@ from blendrag.forecast.predictor import make_features
 from blendrag.forecast.vectors import DiskCache, MemoryCache
 from blendrag.forecast.window import Window
 from blendrag.settings import DEFAULT_EMBEDDER
+from word_embedder import WIDTH, WordEmbedder, features
 
 WINDOWS = [Window.of([f"prompt {each}" for each in range(count)]) for count in range(1, 200)]
 

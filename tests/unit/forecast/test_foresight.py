@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import A, B, C, D, ask, holds, open_stack, put, register
-from word_embedder import WordEmbedder
 
 from blendrag.forecast.hazard_file import load_hazard
 from blendrag.forecast.history import conversation_id
 from blendrag.forecast.live import LivePredictor
 from blendrag.forecast.log import OutcomeLog
-from blendrag.forecast.study import Trained
 from blendrag.forecast.weights import default_folder, save_weights
 from blendrag.forecast.window import Window
+from blendrag.lab.training.study import Trained
 from blendrag.prompt import PromptPlan
 from blendrag.prompt.plan import Segment
 from blendrag.serving import foresight as module
@@ -28,6 +26,8 @@ from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import TierSpec
+from stores import A, B, C, D, ask, holds, open_stack, put, register
+from word_embedder import WordEmbedder
 
 WAIT_S = 30.0  # until a test gives up
 LPC = (TierSpec(kind="ram", chunks=3, policy="lpc"), TierSpec(kind="disk", chunks=3, policy="lpc"))
@@ -139,9 +139,7 @@ def test_lone_text_or_empty_history_is_a_conversation(begin: Open) -> None:
     assert foresight.counts.asked == 1
 
 
-def test_texts_are_windows_without_what_was_said_before(
-    begin: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_are_windows_without_what_was_said_before(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     windows: list[Window] = []
     monkeypatch.setattr(LivePredictor, "ask", lambda live, conversation, window: windows.append(window))
     foresight = begin(Session())

@@ -12,10 +12,10 @@ from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.history import FEATURES
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.forecast.hazard_file import NAME, load_hazard, save_hazard
-from blendrag.forecast.hazard_rows import Uses, uses_of
-from blendrag.forecast.hazard_training import fit_hazard
-from blendrag.replay.learned import learned
-from blendrag.replay.request import Request, Trace
+from blendrag.lab.replay.learned import learned
+from blendrag.lab.replay.request import Request, Trace
+from blendrag.lab.training.hazard_rows import Uses, uses_of
+from blendrag.lab.training.hazard_training import fit_hazard
 
 
 def trace(*requests: Request, prefix: bool = True) -> Trace:

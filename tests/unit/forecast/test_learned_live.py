@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stores import LAYOUT, RECORD, make_chunk, make_record
 
 from blendrag.eviction import POLICIES, Use
 from blendrag.eviction.hazard import Hazard
@@ -21,6 +20,7 @@ from blendrag.forecast.weights import default_folder
 from blendrag.serving.foresight import Foresight
 from blendrag.settings import Settings
 from blendrag.store.tiers import RamTier, TierSpec
+from stores import LAYOUT, RECORD, make_chunk, make_record
 
 A, B, C, D = (make_record(make_chunk(seed)) for seed in range(4))
 

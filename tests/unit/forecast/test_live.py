@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from word_embedder import WordEmbedder, features
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.live import BATCH, Heard, LivePredictor
 from blendrag.forecast.log import OutcomeLog
 from blendrag.forecast.predictor import Predictor
-from blendrag.forecast.study import Trained
 from blendrag.forecast.window import Window
+from blendrag.lab.training.study import Trained
+from word_embedder import WordEmbedder, features
 
 WINDOW = Window.of(["how much"])
 WAIT_S = 30.0  # until a test gives up

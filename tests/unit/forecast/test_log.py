@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from word_embedder import WordEmbedder, features
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.classifier import Classifier
 from blendrag.forecast.features import Features
 from blendrag.forecast.log import ENDED_AFTER_S, OutcomeLog
 from blendrag.forecast.predictor import Predictor
-from blendrag.forecast.relearn import relearn
 from blendrag.forecast.weights import MANIFEST
 from blendrag.forecast.window import Window
+from blendrag.lab.training.relearn import relearn
+from word_embedder import WordEmbedder, features
 
 LATER = 3 * ENDED_AFTER_S
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.forecast.metrics import Quality, auc, bins, f1_macro, mcc
+from blendrag.lab.training.metrics import Quality, auc, bins, f1_macro, mcc
 
 PAIRS = st.lists(
     st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0])), min_size=1, max_size=40

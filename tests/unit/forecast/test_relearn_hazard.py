@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blendrag.bench.progress import BenchProgress
 from blendrag.errors import PredictorError
 from blendrag.eviction.hazard import Hazard
 from blendrag.forecast.hazard_file import NAME, load_hazard, save_hazard
-from blendrag.forecast.relearn_hazard import LEAST, HazardComparison, largest_log, relearn_hazard
 from blendrag.forecast.trace_log import TraceLog, parts, trace_path
+from blendrag.lab.progress import BenchProgress
+from blendrag.lab.training.relearn_hazard import LEAST, HazardComparison, largest_log, relearn_hazard
 
 SILENT = BenchProgress()
 

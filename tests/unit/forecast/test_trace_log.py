@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from blendrag.errors import SourceError
 from blendrag.eviction import make_policy
 from blendrag.forecast.trace_log import LIMIT, TraceLog, parts, trace_path
-from blendrag.replay.mooncake import read_mooncake
-from blendrag.replay.request import Trace
-from blendrag.replay.run import replay
-from blendrag.replay.source import Workload, open_source
+from blendrag.lab.replay.mooncake import read_mooncake
+from blendrag.lab.replay.request import Trace
+from blendrag.lab.replay.run import replay
+from blendrag.lab.replay.source import Workload, open_source
 
 Chunks = Sequence[tuple[str, int]]
 ONE: Chunks = [("key-of-a-chunk", 100)]

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from word_embedder import WordEmbedder, features, write_dialogs
 
 from blendrag.errors import ConfigError, PredictorError
-from blendrag.forecast import study
 from blendrag.forecast.classifier import Classifier, shapes
 from blendrag.forecast.features import SCALARS
-from blendrag.forecast.metrics import TurnsOnly, auc
 from blendrag.forecast.predictor import Predictor
-from blendrag.forecast.study import Trained, evaluate_on_file, train_on_file
-from blendrag.forecast.training import Examples, fit
 from blendrag.forecast.window import Window
+from blendrag.lab.training import study
+from blendrag.lab.training.metrics import TurnsOnly, auc
+from blendrag.lab.training.study import Trained, evaluate_on_file, train_on_file
+from blendrag.lab.training.training import Examples, fit
+from word_embedder import WordEmbedder, features, write_dialogs
 
 
 def drawn(count: int, rate: float, seed: int = 0) -> Examples:

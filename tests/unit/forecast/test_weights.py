@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from word_embedder import WordEmbedder, features
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.classifier import Classifier
 from blendrag.forecast.predictor import Predictor
 from blendrag.forecast.status import describe
-from blendrag.forecast.study import Trained
 from blendrag.forecast.weights import MANIFEST, load_manifest, load_weights, save_weights
 from blendrag.forecast.window import Window
+from blendrag.lab.training.study import Trained
+from word_embedder import WordEmbedder, features
 
 WINDOWS = [Window.of(["how much"]), Window.of(["how much", "thanks bye"])]
 Change = Callable[[Classifier], dict[str, Any]]

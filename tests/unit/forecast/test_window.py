@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from word_embedder import WordTokenizer, features
 
 from blendrag.forecast.window import PROMPTS, Window, shortened
+from word_embedder import WordTokenizer, features
 
 
 class Counting(WordTokenizer):

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from word_embedder import write_dialogs
 
+from blendrag.embedder import Embedder
 from blendrag.errors import ModelNotFoundError
 from blendrag.forecast.predictor import Predictor, make_features
-from blendrag.forecast.study import train_on_file
 from blendrag.forecast.weights import save_weights
 from blendrag.forecast.window import Window
 from blendrag.forecast.words import WordVectors, open_embedder
-from blendrag.index.embed import Embedder
+from blendrag.lab.training.study import train_on_file
 from blendrag.models import resolve_embedder
 from blendrag.settings import DEFAULT_EMBEDDER
+from word_embedder import write_dialogs
 
 NAME = f"words:{DEFAULT_EMBEDDER}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.index.embed import Embedder
+from blendrag.embedder import Embedder
 from blendrag.models import resolve_embedder, resolve_model
 from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL, Settings
 

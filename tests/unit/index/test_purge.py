@@ -17,7 +17,7 @@ from blendrag.index.ingest import IngestReport
 from blendrag.index.loaders import Document
 from blendrag.index.purge import Purged, find_source
 from blendrag.index.vectors import VectorStore
-from blendrag.serving.progress import IngestProgress
+from blendrag.progress import IngestProgress
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from blendrag.embedder import Embedder
 from blendrag.errors import ModelNotFoundError, StoreError, StoreMismatchError
-from blendrag.index.embed import Embedder
 from blendrag.index.vectors import VectorStore
 
 
@@ -51,7 +51,7 @@ def test_missing_embedding_model_is_a_user_error(tmp_path: Path) -> None:
 
 
 def test_importing_does_not_load_heavy_libraries() -> None:
-    code = "import sys, blendrag.index.embed, blendrag.index.vectors, blendrag.index.ledger; "
+    code = "import sys, blendrag.embedder, blendrag.index.vectors, blendrag.index.ledger; "
     code += "print(sorted({'torch', 'chromadb', 'sentence_transformers', 'vllm'} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import Chunk, make_chunk, open_stack, put, register, wanted
 
 from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import Filled, LayerLoader, LoadSpan, whole_rows
@@ -16,6 +15,7 @@ from blendrag.load.trace import Trace
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Opened, TierSpec
+from stores import Chunk, make_chunk, open_stack, put, register, wanted
 
 DEEP = KVIdentity("deep", "weights-1", "bfloat16", num_layers=12, num_kv_heads=2, head_size=8)
 TOKENS = (5, 40, 9)

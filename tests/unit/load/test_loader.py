@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from stores import get, same
 
 from blendrag.load.layers import StoredLayers
 from blendrag.store.codec import codec_names
 from blendrag.store.record import Record
 from blendrag.store.tiers import Read
+from stores import get, same
 
 LAYERS = 12
 

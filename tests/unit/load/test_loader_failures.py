@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import get, record_of, same
 
 from blendrag.load.loader import LoadFailedError
 from blendrag.store.miss import Miss
+from stores import get, record_of, same
 
 LAYERS = 12
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from stores import A, B, C, D, filled, holds, open_store, record_of, wanted
 
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.kv_store import KVStore
+from stores import A, B, C, D, filled, holds, open_store, record_of, wanted
 
 
 @pytest.fixture
@@ -83,9 +83,7 @@ def test_chunks_come_into_ram_in_the_retrievers_order_each_once(
     assert {one.tier.name for one in store.open_records(wanted(A, C))} == {"ram"}  # type: ignore[union-attr]
 
 
-def test_what_the_prompt_goes_without_is_not_read(
-    store: KVStore, gate: Gate, prefetcher: Prefetcher
-) -> None:
+def test_what_the_prompt_goes_without_is_not_read(store: KVStore, gate: Gate, prefetcher: Prefetcher) -> None:
     prefetcher.begin([A.key, B.key, C.key])
     gate.wait_for(A.key)
     with ThreadPoolExecutor(1) as pool:

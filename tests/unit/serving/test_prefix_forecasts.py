@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
-from blendrag.engine.generation import Delta
+from blendrag.engine.client.generation import Delta
 from blendrag.serving import foresight
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession

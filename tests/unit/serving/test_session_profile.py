@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paper_machine import make_profile
 
 from blendrag.control.profile import profile_digest
 from blendrag.errors import BlendragWarning
@@ -16,6 +15,7 @@ from blendrag.machine import describe_machine
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
+from paper_machine import make_profile
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)

@@ -11,9 +11,9 @@ import pytest
 
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
-from blendrag.engine.generation import Delta
+from blendrag.engine.client.generation import Delta
 from blendrag.index.asking import Prompter, Request
-from blendrag.replay.source import Workload, open_source
+from blendrag.lab.replay.source import Workload, open_source
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -88,9 +88,7 @@ def library_texts(folder: Path, closed: Library) -> Any:
         library.close()
 
 
-def test_prompts_are_logged_unasked(
-    folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_are_logged_unasked(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = opened(folder, model_dir, monkeypatch)
     library.start()
     chat(library, f"{FIRST}\n\nHow long?")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from proxy import Proxy
 from servers import KINDS, Served, serving
 

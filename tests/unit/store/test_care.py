@@ -10,9 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from closed import DISK, collected, filled, flip, found, verified, write_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from blendrag.errors import StoreError, StoreInUseError
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.lock import IndexLock
+from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.record import Layout
+from closed import DISK, collected, filled, flip, found, verified, write_record
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -27,12 +33,6 @@ from stores import (
     register,
     states,
 )
-
-from blendrag.errors import StoreError, StoreInUseError
-from blendrag.store.care.folder import closed_index
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.lock import IndexLock
-from blendrag.store.record import Layout
 
 
 @pytest.fixture

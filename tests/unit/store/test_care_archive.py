@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from archives import SEGMENT, around, exported, filled
-from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 
+from archives import SEGMENT, around, exported, filled
 from blendrag.errors import StoreError
 from blendrag.index.ledger import Ledger
-from blendrag.store.care.export import export_index
-from blendrag.store.care.folder import closed_index
-from blendrag.store.care.importing import import_archive
-from blendrag.store.care.progress import CareProgress
-from blendrag.store.care.verify import Verifier
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.maintenance.export import export_index
+from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.importing import import_archive
+from blendrag.store.maintenance.progress import CareProgress
+from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
+from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 
 
 @pytest.fixture

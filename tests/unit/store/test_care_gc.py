@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from closed import collected, filled, flip, verified, write_record
-from stores import IDENTITY, A, B, C, D, make_chunk, make_record, record_of, states
 
 from blendrag.store.catalogue import Catalogue
+from closed import collected, filled, flip, verified, write_record
+from stores import IDENTITY, A, B, C, D, make_chunk, make_record, record_of, states
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from closed import flip, found
-from stores import IDENTITY, LAYOUT, RECORD, A, B, C, make_chunk, open_stack, put, register, shared, states
 
 from blendrag.errors import StoreError
-from blendrag.store.care.elsewhere import other_tiers
-from blendrag.store.care.folder import closed_index
-from blendrag.store.care.gc import Freed, collect
-from blendrag.store.care.verify import Verifier, VerifyReport
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.maintenance.elsewhere import other_tiers
+from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.gc import Freed, collect
+from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.tiers import TierSpec
+from closed import flip, found
+from stores import IDENTITY, LAYOUT, RECORD, A, B, C, make_chunk, open_stack, put, register, shared, states
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 

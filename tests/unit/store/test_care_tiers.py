@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from closed import filled, found, verified
-from stores import IDENTITY, LAYOUT, A, B, make_record, record_of, states
 
 from blendrag.errors import StoreError
-from blendrag.store.care import verify
-from blendrag.store.care.folder import closed_index
-from blendrag.store.care.progress import CareProgress
-from blendrag.store.care.verify import Verifier
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.maintenance import verify
+from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.progress import CareProgress
+from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
+from closed import filled, found, verified
+from stores import IDENTITY, LAYOUT, A, B, make_record, record_of, states
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import IDENTITY, rows
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
+from stores import IDENTITY, rows
 
 
 @pytest.fixture
@@ -118,8 +118,10 @@ def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str
             assert {entry.key for entry in catalogue.pending()} == by_state["pending"]
             assert sorted(catalogue.pending_keys()) == sorted(by_state["pending"])
             assert catalogue.pending_among([*states, "unknown"]) == by_state["pending"]
-            assert catalogue.ready_from("k") == by_state["ready"] == set().union(
-                *(catalogue.ready_from(f"k{n}") for n in range(6))
+            assert (
+                catalogue.ready_from("k")
+                == by_state["ready"]
+                == set().union(*(catalogue.ready_from(f"k{n}") for n in range(6)))
             )
             assert sorted(catalogue.doomed()) == sorted(model.may_be_deleted())
             assert catalogue.known() == catalogue.known([*states, "unknown"]) == set(states)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stores import IDENTITY
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import prefix_name
+from stores import IDENTITY
 
 
 def test_store_of_another_model_is_refused_by_name_and_difference(tmp_path: Path) -> None:

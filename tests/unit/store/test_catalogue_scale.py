@@ -12,9 +12,9 @@ from statistics import median
 
 import numpy as np
 import pytest
-from stores import IDENTITY, start
 
 from blendrag.store.catalogue import Catalogue
+from stores import IDENTITY, start
 
 CHUNKS, OWNERS = 1_000_000, 50_000
 IDS = np.arange(8, dtype="<i4").tobytes()

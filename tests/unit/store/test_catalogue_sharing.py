@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from stores import IDENTITY, rows, start
 
 from blendrag.store.catalogue import Catalogue
+from stores import IDENTITY, rows, start
 
 # -- permissions ----------------------------------------------------------------------------------------
 

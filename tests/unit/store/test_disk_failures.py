@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from blendrag.errors import StoreError, StoreFullError
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import DiskTier, TierSpec
 from stores import (
     LAYOUT,
     files,
@@ -23,11 +28,6 @@ from stores import (
     start,
     states,
 )
-
-from blendrag.errors import StoreError, StoreFullError
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.tiers import DiskTier, TierSpec
 
 A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
 

@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from blendrag.errors import StoreError
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import TierSpec
 from stores import (
     IDENTITY,
     RECORD,
@@ -32,11 +37,6 @@ from stores import (
     start,
     states,
 )
-
-from blendrag.errors import StoreError
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.tiers import TierSpec
 
 Mount = Callable[[Path], Callable[[str], None]]
 
@@ -138,9 +138,7 @@ def test_nobody_else_may_read_anything_whatever_the_umask(tmp_path: Path) -> Non
     before = os.umask(0)
     try:
         register(tmp_path / "index", [A, B])
-        store = open_stack(
-            tmp_path / "index", TierSpec(kind="disk", chunks=1), shared(tmp_path / "common")
-        )
+        store = open_stack(tmp_path / "index", TierSpec(kind="disk", chunks=1), shared(tmp_path / "common"))
         put(store, A)
         put(store, B)
         next((tmp_path / "index" / "kv").glob(f"*/{B.key}*")).write_bytes(b"damaged")

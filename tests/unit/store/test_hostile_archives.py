@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from archives import SEGMENT, around, contents, exported, filled, make_tar, with_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import IDENTITY, make_chunk, register
 
+from archives import SEGMENT, around, contents, exported, filled, make_tar, with_manifest
 from blendrag.errors import ArchiveError, StoreError, StoreFullError
-from blendrag.store.care import sqlite
-from blendrag.store.care.importing import import_archive
-from blendrag.store.care.manifest import Header, belongs
+from blendrag.store.maintenance import sqlite
+from blendrag.store.maintenance.importing import import_archive
+from blendrag.store.maintenance.manifest import Header, belongs
+from stores import IDENTITY, make_chunk, register
 
 
 @pytest.fixture

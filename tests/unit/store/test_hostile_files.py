@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+
+from blendrag.store.miss import Miss
 from stores import (
     LAYOUT,
     A,
@@ -21,8 +23,6 @@ from stores import (
     same,
     to_bytes,
 )
-
-from blendrag.store.miss import Miss
 
 GIB = 1 << 30
 MOST_TOKENS = 1 << 22

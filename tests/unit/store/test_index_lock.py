@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from stores import start
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.store.lock import IndexLock
+from stores import start
 
 HOLDER = """
 import sys

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from stores import start
 
 KILLED = "import runpy; runpy.run_module('killed', run_name='__main__')"

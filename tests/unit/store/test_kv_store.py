@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.miss import Miss
+from blendrag.store.record import Record
 from stores import (
     IDENTITY,
     RECORD,
@@ -23,10 +27,6 @@ from stores import (
     same,
     states,
 )
-
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Record
 
 # -- what comes back ------------------------------------------------------------------------------------
 

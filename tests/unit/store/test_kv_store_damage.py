@@ -8,6 +8,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.kv_store import read_whole
+from blendrag.store.miss import Miss
+from blendrag.store.record import DamagedError
+from blendrag.store.tiers import Opened
 from stores import (
     IDENTITY,
     LAYOUT,
@@ -32,12 +38,6 @@ from stores import (
     size,
     states,
 )
-
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.kv_store import read_whole
-from blendrag.store.miss import Miss
-from blendrag.store.record import DamagedError
-from blendrag.store.tiers import Opened
 
 # -- damage ---------------------------------------------------------------------------------------------
 

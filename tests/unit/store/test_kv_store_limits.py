@@ -11,6 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from blendrag.errors import StoreFullError
+from blendrag.eviction import POLICIES
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.miss import Miss
+from blendrag.store.record import Record
+from blendrag.store.tiers import DiskTier, Opened, TierSpec
 from stores import (
     IDENTITY,
     RECORD,
@@ -36,13 +43,6 @@ from stores import (
     size,
     states,
 )
-
-from blendrag.errors import StoreFullError
-from blendrag.eviction import POLICIES
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Record
-from blendrag.store.tiers import DiskTier, Opened, TierSpec
 
 # -- limits ---------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-from servers import BUCKET, LAYOUT, S3_OPTIONS, Served, free_port, make_record, raw, rows_of, serving
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.object import ObjectTier
+from servers import BUCKET, LAYOUT, S3_OPTIONS, Served, free_port, make_record, raw, rows_of, serving
 
 A = make_record(1)
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stores import A, B, C, D, ask, get, holds, make_chunk, open_stack, put, register, shared, states
 
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, Use, register_policy
 from blendrag.eviction.lru import LRU
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import RamTier, TierSpec
+from stores import A, B, C, D, ask, get, holds, make_chunk, open_stack, put, register, shared, states
 
 E, F = make_chunk(4), make_chunk(5)
 NAMES = {chunk.key: name for name, chunk in zip("ABCDEF", (A, B, C, D, E, F), strict=True)}

@@ -8,13 +8,13 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from stores import LAYOUT, RECORD, make_chunk, make_record, open_store
 
 from blendrag.errors import ConfigError, PredictorError
 from blendrag.eviction import POLICIES, Use
 from blendrag.eviction.hazard import Hazard
 from blendrag.store.tiers import RamTier, TierSpec
 from blendrag.store.tiers.local import LocalTier
+from stores import LAYOUT, RECORD, make_chunk, make_record, open_store
 
 A, B, C, D = (make_record(make_chunk(seed)) for seed in range(4))
 

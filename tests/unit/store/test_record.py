@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import IDENTITY, LAYOUT, Chunk, from_bytes, make_chunk, make_record, to_bytes
 
 from blendrag.store.codec import codec_names
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout
+from stores import IDENTITY, LAYOUT, Chunk, from_bytes, make_chunk, make_record, to_bytes
 
 CODECS = codec_names()
 DTYPES = ["bfloat16", "float16", "float32"]

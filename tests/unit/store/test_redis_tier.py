@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from servers import LAYOUT, Served, make_record, raw, redis_server, rows_of, running, serving, tier_at
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
+from servers import LAYOUT, Served, make_record, raw, redis_server, rows_of, running, serving, tier_at
 
 A = make_record(1)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servers import KINDS, LAYOUT, A, B, Kind, answering, raw, rows_of, seconds, tier_at
 
 from blendrag.store.record import HEAD_READ, DamagedError
 from blendrag.store.tiers.interface import Opened, TierError
+from servers import KINDS, LAYOUT, A, B, Kind, answering, raw, rows_of, seconds, tier_at
 
 MODIFIED = "Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT"
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+
+from blendrag.store.tiers.breaker import Breaker
+from blendrag.store.tiers.interface import Opened, TierError
+from blendrag.store.tiers.remote import RemoteTier
 from proxy import Proxy
 from servers import (
     KINDS,
@@ -30,10 +34,6 @@ from servers import (
     tier_at,
     whole,
 )
-
-from blendrag.store.tiers.breaker import Breaker
-from blendrag.store.tiers.interface import Opened, TierError
-from blendrag.store.tiers.remote import RemoteTier
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from servers import OTHER, A, B, Served, make_record, raw, whole
 
 from blendrag.store.record import DamagedError
+from servers import OTHER, A, B, Served, make_record, raw, whole
 
 fast = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -7,11 +7,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from proxy import Proxy
-from servers import LONG, OTHER, A, Served, make_record, raw, rows_of, whole
-
 from blendrag.store.tiers.interface import Opened
 from blendrag.store.tiers.remote import describe
+from proxy import Proxy
+from servers import LONG, OTHER, A, Served, make_record, raw, rows_of, whole
 
 
 def test_record_that_comes_back_changed_is_noticed(served: Served) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.miss import Miss
+from blendrag.store.record import Layout
+from blendrag.store.tiers import TierSpec
 from stores import (
     IDENTITY,
     A,
@@ -23,11 +27,6 @@ from stores import (
     states,
     wanted,
 )
-
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Layout
-from blendrag.store.tiers import TierSpec
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 

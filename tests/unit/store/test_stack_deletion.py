@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import Process, redis_server, running
-from stores import IDENTITY, A, B, get, holds, open_stack, put, register, same, shared, states, wanted
 
 from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
@@ -17,6 +15,8 @@ from blendrag.store.kv_store import KVStore
 from blendrag.store.miss import Miss
 from blendrag.store.record import Record
 from blendrag.store.tiers import TierSpec
+from servers import Process, redis_server, running
+from stores import IDENTITY, A, B, get, holds, open_stack, put, register, same, shared, states, wanted
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 

@@ -6,6 +6,10 @@ import random
 from pathlib import Path
 
 import pytest
+
+from blendrag.errors import ConfigError, StoreError
+from blendrag.store.miss import Miss
+from blendrag.store.tiers import Opened, TierSpec
 from stores import (
     RECORD,
     A,
@@ -25,10 +29,6 @@ from stores import (
     states,
     wanted,
 )
-
-from blendrag.errors import ConfigError, StoreError
-from blendrag.store.miss import Miss
-from blendrag.store.tiers import Opened, TierSpec
 
 RAM, DISK = TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk")
 

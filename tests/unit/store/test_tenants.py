@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from servers import IDENTITY, LAYOUT, make_record, redis_server, rows_of, running
 
 from blendrag.store.record import DamagedError, Layout
 from blendrag.store.spec import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
+from places import DOCS
+from servers import IDENTITY, LAYOUT, make_record, redis_server, rows_of, running
 
-PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+PAGE = DOCS / "security.md"
 OURS, THEIRS = (Layout(replace(IDENTITY, namespace=name), "bfloat16") for name in ("a", "b"))
 
 

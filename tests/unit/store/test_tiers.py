@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from stores import LAYOUT, RECORD, make_chunk, make_record
 
 import blendrag
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy, register_policy
 from blendrag.store.codec import make_codec
 from blendrag.store.tiers import Opened, RamTier, TierSpec
+from stores import LAYOUT, RECORD, make_chunk, make_record
 
 A, B, C = (make_record(make_chunk(seed)) for seed in range(3))
 SOURCES = sorted(Path(blendrag.__file__).parent.rglob("*.py"))

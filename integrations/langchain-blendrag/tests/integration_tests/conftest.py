@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from one_engine import ENGINE, kv_dir
 
 from langchain_blendrag import ChatBlend
+from one_engine import ENGINE, kv_dir
 
 
 @pytest.fixture(scope="session")

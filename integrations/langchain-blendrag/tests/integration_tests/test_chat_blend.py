@@ -13,11 +13,11 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
-from one_engine import ENGINE, kv_dir
-from workbench import real_texts
 
 from blendrag.errors import BlendragWarning, ConfigError, EngineBusyError, GenerationTimeoutError
 from langchain_blendrag import BlendChroma, ChatBlend
+from one_engine import ENGINE, kv_dir
+from workbench import real_texts
 
 pytestmark = pytest.mark.engine
 

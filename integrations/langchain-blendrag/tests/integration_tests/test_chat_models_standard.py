@@ -9,10 +9,10 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from one_engine import ENGINE, kv_dir
 
 from blendrag.serving.collection import Collection
 from langchain_blendrag import ChatBlend
+from one_engine import ENGINE, kv_dir
 
 pytestmark = pytest.mark.engine
 

@@ -16,12 +16,12 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.tools import tool
-from langchain_rig import Scripted
 from langgraph.checkpoint.memory import InMemorySaver
 
 from blendrag.chat.chat import Chat
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
+from langchain_rig import Scripted
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 

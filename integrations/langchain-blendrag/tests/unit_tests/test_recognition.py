@@ -18,12 +18,12 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import create_retriever_tool
-from langchain_rig import ANSWER, Placed, Rig, Scripted, format_docs
-from prompt_shapes import DOCUMENTS, QUESTION, Shape, Shapes
 
 from blendrag.errors import BlendragWarning
 from blendrag.prompt import escaped
 from langchain_blendrag import BlendChroma, ChatBlend
+from langchain_rig import ANSWER, Placed, Rig, Scripted, format_docs
+from prompt_shapes import DOCUMENTS, QUESTION, Shape, Shapes
 
 pytestmark = pytest.mark.filterwarnings("error::blendrag.errors.BlendragWarning")
 

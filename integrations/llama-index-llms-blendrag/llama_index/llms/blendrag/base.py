@@ -44,7 +44,7 @@ class BlendLLM(StructuredByGrammar):
 
     Any option but those that the engine is started with may also be given per call; ``documents`` too (texts
     or nodes known to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a
-    ``blendrag.engine.generation.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
+    ``blendrag.engine.client.generation.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
 
     Example:
         ```python

@@ -13,7 +13,7 @@ from llama_index.core.instrumentation.span import active_span_id
 
 from blendrag.chat.completion import Completion, Piece
 from blendrag.chat.request import AUTO, ChatRequest
-from blendrag.engine.generation import Sampling
+from blendrag.engine.client.generation import Sampling
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 from llama_index.llms.blendrag.events import BlendCacheEvent

@@ -1,0 +1,1 @@
+"""Exact attention of scattered tokens: plain torch, no engine, no storage."""

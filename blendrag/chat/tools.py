@@ -1,0 +1,241 @@
+"""Tool calls: how tools are shown to the model, how a call is forced, and how calls are read.
+
+A template that knows tools writes them its own way. For one that does not, tools are described in the system
+message and calls are written as Hermes models write them: JSON between ``<tool_call>`` tags. A call that is
+forced is one JSON object, for every model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import xxhash
+
+from blendrag.chat.request import REQUIRED, ChatRequest
+from blendrag.chat.schema import json_grammar
+from blendrag.engine.client.generation import Grammar
+from blendrag.prompt import render_chat
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_CALL = re.compile(rf"{_OPEN}(.*?)(?:{_CLOSE}|\Z)", re.DOTALL)
+_INTRODUCTION = (
+    "You may call one or more functions. These are their signatures, a JSON object per line:\n"
+    "<tools>\n{tools}\n</tools>\n"
+    f'To call one, answer with\n{_OPEN}\n{{{{"name": <its name>, "arguments": <object>}}}}\n{_CLOSE}'
+)
+
+_SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
+
+Message = dict[str, Any]
+_known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. ``id`` is our own: models give none."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidToolCall:
+    """What looks like a call and cannot be one."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model's answer: what it says, and what it calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    invalid: tuple[InvalidToolCall, ...] = ()
+
+
+def template_knows_tools(tokenizer: Any) -> bool:
+    """Whether the model's template writes tools, calls and their results by itself."""
+    if tokenizer not in _known:
+        tool = {"type": "function", "function": {"name": "probe_a", "description": "", "parameters": {}}}
+        call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
+        messages: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "probe0000", **call}]},
+            {"role": "tool", "content": "probe_c", "name": "probe_b", "tool_call_id": "probe0000"},
+        ]
+        try:
+            shown = render_chat(tokenizer, messages, tools=[tool])
+        except Exception:  # templates fail in their own ways at what they do not know
+            shown = ""
+        _known[tokenizer] = all(f"probe_{letter}" in shown for letter in "abc")
+    return _known[tokenizer]
+
+
+def with_tools(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
+    """The request's messages, with tools and calls as this model reads them; options for its template."""
+    messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
+    if request.schema is not None:
+        schema = json.dumps(request.schema, ensure_ascii=False)
+        messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
+    if template_knows_tools(tokenizer):
+        options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
+        native = [_native(message) for message in messages]
+        return [_harmless(tokenizer, message) for message in native], _harmless(tokenizer, options)
+    messages = [_written(message) for message in messages]
+    if request.offered:
+        signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
+        messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
+    return messages, {}
+
+
+def _native(message: Message) -> Message:
+    message = dict(message)
+    calls = [
+        {
+            "type": "function",
+            "id": _short_id(call.get("id")),
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in message.pop("tool_calls", None) or ()
+    ]
+    if "tool_call_id" in message:
+        message["tool_call_id"] = _short_id(message["tool_call_id"])
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _short_id(call_id: str | None) -> str:
+    """Nine letters and digits, which is what Mistral's templates take; others take any."""
+    known = call_id or ""
+    return known if len(known) == 9 and known.isalnum() else xxhash.xxh3_64_hexdigest(known.encode())[:9]
+
+
+def _harmless(tokenizer: Any, value: Any) -> Any:
+    """``value`` with the control tokens in its texts broken up by an invisible sign.
+
+    Templates write tools, calls and names into their own markup, where control tokens count; what a user made
+    a model call a tool with must not end a turn. Contents are kept apart already, and stay as they are.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: inner if name == "content" else _harmless(tokenizer, inner) for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_harmless(tokenizer, inner) for inner in value]
+    if isinstance(value, str):
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.content in value and any(map(str.isalpha, token.content)):
+                value = value.replace(token.content, f"{token.content[0]}\u2060{token.content[1:]}")
+    return value
+
+
+def _written(message: Message) -> Message:
+    """A message whose calls, or whose being a tool's result, are written out in its text."""
+    content = message.get("content") or ""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [
+        f"{_OPEN}\n{json.dumps({'name': call['name'], 'arguments': call['arguments']}, ensure_ascii=False)}\n"
+        f"{_CLOSE}"
+        for call in message.get("tool_calls") or ()
+    ]
+    return {"role": message["role"], "content": "\n".join(filter(None, [content, *calls]))}
+
+
+def answer_grammar(request: ChatRequest) -> Grammar | None:
+    """What the answer has to match: the schema asked for; or one call, a name and arguments."""
+    if not request.forced and request.schema is None:
+        return None
+    functions = [tool["function"] for tool in request.offered]
+    wanted = [f for f in functions if not request.forced or request.tool_choice in (REQUIRED, f["name"])]
+    schemas: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
+        schemas.append(dict(request.schema))
+        definitions |= schemas[0].pop("$defs", {})
+    for function in wanted:
+        parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+        definitions |= parameters.pop("$defs", {})
+        schemas.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return _grammar({**schema, **({"$defs": definitions} if definitions else {})}, request)
+
+
+def _grammar(schema: Mapping[str, Any], request: ChatRequest) -> Grammar:
+    return json_grammar(schema, request.sampling.max_tokens)
+
+
+def visible(text: str, request: ChatRequest) -> str:
+    """The beginning of an unfinished answer that is certainly text, and no part of a call."""
+    if not request.offered:
+        return text
+    if request.forced or text.lstrip()[:1] in ("{", "[", ""):
+        return ""
+    at = text.find(_OPEN)
+    if at >= 0:
+        return text[:at]
+    held = next(n for n in range(len(_OPEN) - 1, -1, -1) if text.endswith(_OPEN[:n]))
+    return text[: len(text) - held]
+
+
+def read_answer(text: str, request: ChatRequest) -> Reading:
+    """A finished answer, taken apart."""
+    names = {tool["function"]["name"] for tool in request.offered}
+    if not names:
+        return Reading(text)
+    if request.forced:
+        return _reading("", [text], names)
+    if _OPEN in text:
+        return _reading(text[: text.index(_OPEN)], _CALL.findall(text), names)
+    # Llama and Mistral models write calls without tags that we would see: one JSON value, nothing else.
+    value = _parsed(text)
+    objects = value if isinstance(value, list) else [value]
+    if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):
+        return _reading("", [json.dumps(one) for one in objects], names)
+    return Reading(text)
+
+
+def _reading(text: str, written: Sequence[str], names: Iterable[str]) -> Reading:
+    read = [_call(one.strip(), set(names)) for one in written]
+    calls = tuple(one for one in read if isinstance(one, ToolCall))
+    return Reading(text, calls, tuple(one for one in read if isinstance(one, InvalidToolCall)))
+
+
+def _call(written: str, names: set[str]) -> ToolCall | InvalidToolCall:
+    value = _parsed(written)
+    if not isinstance(value, dict):
+        return InvalidToolCall(written, "not a JSON object (cut off by max_tokens?)")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    if not _is_name(value.get("name"), names):
+        return InvalidToolCall(written, f"no tool is called {value.get('name')!r}")
+    if not isinstance(arguments, dict):
+        return InvalidToolCall(written, "its arguments are not an object")
+    return ToolCall(uuid.uuid4().hex[:9], value["name"], arguments)
+
+
+def _is_name(value: Any, names: set[str]) -> bool:
+    return isinstance(value, str) and value in names
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,91 @@
+"""One request on its way: how it is put to the engine, and what becomes of the engine's pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+
+from blendrag.chat.completion import Completion, Piece, TokenLogprob, Usage, token_logprobs
+from blendrag.chat.messages import fit_template
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.errors import BlendragError
+from blendrag.prompt import PromptPlan
+from blendrag.serving.evidence import evidence_of
+from blendrag.serving.library import Library
+from blendrag.settings import Settings
+
+
+def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
+    """The prompt that a request becomes. Raises ModelError if the model's template takes no form of it."""
+    if isinstance(request.messages, str):
+        return library.plan(request.messages, request.documents)
+    messages, options = with_tools(library.tokenizer, request)
+    fitted = fit_template(library.tokenizer, messages, **options)
+    return library.plan(fitted, request.documents, **options)
+
+
+class Turn:
+    """Made for one request; fed with the engine's pieces, it gives those of the answer."""
+
+    def __init__(self, library: Library, settings: Settings, request: ChatRequest) -> None:
+        self._library, self._settings, self._request = library, settings, request
+        self.engine = library.start()
+        self.plan = plan_request(library, request)
+        self.recipe, self._plain = library.recipe(self.plan, settings)
+        self.namespace = library.identity.namespace
+        self._begin = time.perf_counter()
+        self._text, self._shown, self._tokens = "", 0, 0
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def sampling(self) -> Sampling:
+        """The request's, held to the schema or the call that is asked for."""
+        request, grammar = self._request, answer_grammar(self._request)
+        sampling = replace(request.sampling, grammar=grammar) if grammar else request.sampling
+        if foresight := self._library.foresight:
+            return foresight.named(sampling, request.messages, self.plan, request.conversation)
+        return sampling
+
+    def feed(self, delta: Delta) -> Piece:
+        """The part of the answer that is certain by now; with the last piece, the rest and the whole."""
+        self._text += delta.text
+        self._tokens += len(delta.token_ids)
+        self._logprobs += token_logprobs(self._library.tokenizer, delta)
+        if delta.finish_reason is not None:
+            return self._end(delta)
+        shown = visible(self._text, self._request)
+        piece, self._shown = shown[self._shown :], max(self._shown, len(shown))
+        return Piece(piece)
+
+    def _end(self, last: Delta) -> Piece:
+        evidence = evidence_of(self.plan, self.recipe, self._plain, last)
+        stored = 0
+        with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
+            stored = self._library.repair(evidence.missing) if evidence.missing else 0
+        if foresight := self._library.foresight:
+            request, seconds = self._request, time.perf_counter() - self._begin
+            foresight.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
+        answer = read_answer(self._text, self._request)
+        usage = Usage(
+            input=evidence.prompt,
+            output=self._tokens,
+            cache_read=evidence.reused + evidence.prefix,
+            cache_creation=stored,
+            recomputed=evidence.recomputed,
+        )
+        completion = Completion(
+            answer.text,
+            answer.calls,
+            answer.invalid,
+            "tool_calls" if answer.calls else last.finish_reason or "stop",
+            usage,
+            evidence,
+            tuple(self._logprobs),
+            last.ttft_s,
+            time.perf_counter() - self._begin,
+            self._settings.model,
+        )
+        return Piece(answer.text[self._shown :], completion)

@@ -1,0 +1,70 @@
+"""The ``blendrag`` command."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from blendrag import __version__
+from blendrag.cli.archive import export, import_
+from blendrag.cli.ask import ask, chat
+from blendrag.cli.console import Commands, say
+from blendrag.cli.demo import demo
+from blendrag.cli.doctor import doctor
+from blendrag.cli.eval import evaluate
+from blendrag.cli.evictor import app as evictor
+from blendrag.cli.gc import gc
+from blendrag.cli.ingest import ingest
+from blendrag.cli.plan import plan
+from blendrag.cli.profile import profile
+from blendrag.cli.purge import purge
+from blendrag.cli.stats import stats
+from blendrag.cli.verify import verify
+from blendrag.errors import BlendragWarning
+from blendrag.lab.bench.cli import app as bench
+
+app = typer.Typer(
+    name="blendrag",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
+    app.command()(command)
+app.command("import")(import_)
+app.command("eval")(evaluate)
+app.add_typer(bench, name="bench")
+app.add_typer(evictor, name="evictor")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"blendrag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Answer questions from documents without prefilling the documents again."""
+
+
+def main() -> None:
+    """Entry point."""
+    written = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+        if issubclass(category, BlendragWarning):  # for the user, who has no use for a line of our source
+            say(f"warning: {message}")
+        else:
+            written(message, category, *where, **to)
+
+    warnings.showwarning = show
+    app()

@@ -1,0 +1,65 @@
+"""``blendrag eval``: are the answers still right?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blendrag.cli.options import Model
+from blendrag.lab.bench.cli.shared import Json, Plot, measured
+
+
+def evaluate(
+    data: Annotated[
+        Path, typer.Option(help="Questions, answers and documents, gzipped or not.", metavar="FILE")
+    ],
+    format: Annotated[
+        str,
+        typer.Option("--format", "-f", help="How FILE is written: musique, hotpot, squad, kv:8, ..."),
+    ] = "jsonl",
+    model: Model = None,
+    arms: Annotated[
+        str | None,
+        typer.Option(
+            help="What to compare: reuse, reuse:start, hkvd_v@0.15, paper, ...; by default, ratios"
+            " of the selector that is set and of its rivals."
+        ),
+    ] = None,
+    ratios: Annotated[
+        str | None, typer.Option(help="Recompute ratios of the selectors that are named without one.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Questions asked, chosen at random; by default all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the choice of questions, and of documents.")] = 0,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Loss allowed, in nats: bounds both what is lost per token of the right"
+            " answer and the first token's KL, each by the upper end of its 95 % interval.",
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Compare blended answers with those of full prefill, on your model and documents."""
+    from blendrag.lab.bench.ttft import parse_ratios
+    from blendrag.lab.evaluate.arms import parse_arms
+    from blendrag.lab.evaluate.plot import draw
+    from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE
+    from blendrag.lab.evaluate.report import print_evaluation
+    from blendrag.lab.evaluate.run import EvalOptions, run_eval
+    from blendrag.settings import Settings
+
+    settings = Settings.load(model=model)
+    at = parse_ratios(ratios) if ratios else None
+    wanted = parse_arms(arms.split(",") if arms else (), at, settings)
+    kept = Path(f"{json}.rows.jsonl") if json and json != "-" else None
+    allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
+    options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, kept)
+    left = f"interrupted: the same command goes on from {kept}" if kept else "interrupted"
+    measured(lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left)

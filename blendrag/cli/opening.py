@@ -1,0 +1,45 @@
+"""Opening an index for a command, and starting its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blendrag.cli.console import err
+from blendrag.progress import IngestProgress
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from blendrag.index.index import BlendIndex
+
+
+class StatusLine(IngestProgress):
+    """Tells on standard error what is being waited for."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def note(self, message: str) -> None:
+        self._status.update(message)
+
+
+@contextmanager
+def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterator[BlendIndex]:
+    """The index in ``folder``. ``options``: settings, None where the user gave none."""
+    with err().status("opening the index"):
+        from blendrag.index.index import BlendIndex
+
+        index = BlendIndex.open(folder, create=create, **options)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+def start_engine(index: BlendIndex) -> None:
+    """Start the index's engine, and say so: it takes a while."""
+    with err().status("starting the engine") as status:
+        index.start(StatusLine(status))

@@ -1,0 +1,105 @@
+"""``blendrag profile``: measure this machine for the loading controller."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blendrag.cli import options
+from blendrag.cli.console import err, interruptible, out, say
+
+if TYPE_CHECKING:
+    from blendrag.control.estimate import Estimator
+    from blendrag.control.profile import Profile
+
+
+def profile(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points, once each: half a minute.")] = False,
+    model: options.Model = None,
+    json: Annotated[
+        str | None, typer.Option(help="Write it as JSON too; - for standard output.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure prefill, blending and the tiers here, and keep the result for the engine."""
+    from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
+    from blendrag.lab.progress import bench_progress
+    from blendrag.lab.report import check_json_path, write_json
+    from blendrag.settings import Settings
+
+    settings = Settings.load(model=model, prefix_caching=True)
+    if json and json != "-":
+        check_json_path(Path(json))
+    with interruptible("interrupted: nothing was written"), bench_progress() as progress:
+        measured = measure_profile(settings, QUICK if quick else Grid(), progress)
+    path = measured.save(settings.cache_dir)
+    if json and json != "-":
+        write_json(measured.model_dump(mode="json"), Path(json))
+    if json == "-":
+        sys.stdout.write(measured.model_dump_json(indent=2) + "\n")
+    _print(measured, err() if json == "-" else out())
+    for spec in settings.stack:
+        if spec.label not in measured.tiers:
+            say(f"{spec.label}: not measured, because it may not be written")
+    say(f"written to {path}")
+
+
+def _print(measured: Profile, console: Console) -> None:
+    from blendrag.control.estimate import Estimator
+
+    estimate = Estimator.of(measured)
+    machine = measured.machine
+    where = f"{machine['cpu']}, {machine['threads']} threads, {machine['device']}"
+    console.print(Text(f"{measured.model} on {where}"))
+    for table in (_prefill_table(measured), _blend_table(measured, estimate), _tier_table(measured)):
+        console.print(table)
+    fit = estimate.recompute
+    console.print(
+        Text(
+            f"The fit of T_recompute is off by {fit.error:.1%} on average at these points, r * Prefill by"
+            f" {fit.paper_error:.1%}. The engine adds {1e3 * estimate.overhead_s:.0f} ms to a blended prompt."
+        )
+    )
+
+
+def _prefill_table(measured: Profile) -> Table:
+    times = {(point.cached, point.new): point.seconds for point in measured.prefill}
+    new = sorted({new for _, new in times})
+    table = Table(title="Prefill, ms: new tokens behind cached ones", title_justify="left")
+    for name in ("cached", *(f"{tokens:,} new" for tokens in new)):
+        table.add_column(name, justify="right")
+    for cached in sorted({cached for cached, _ in times}):
+        cells = (times.get((cached, tokens)) for tokens in new)
+        table.add_row(f"{cached:,}", *(f"{1e3 * cell:,.0f}" if cell else "" for cell in cells))
+    return table
+
+
+def _blend_table(measured: Profile, estimate: Estimator) -> Table:
+    ratios = sorted({point.ratio for point in measured.blend})
+    table = Table(title="Fused prefill, KV in memory, ms (and by the fit)", title_justify="left")
+    for name in ("cached", "fresh", *(f"ratio {ratio:g}" for ratio in ratios)):
+        table.add_column(name, justify="right")
+    times = {(point.cached, point.fresh, point.ratio): point.seconds for point in measured.blend}
+    for cached, fresh in sorted({(cached, fresh) for cached, fresh, _ in times}):
+        cells = []
+        for ratio in ratios:
+            seconds, fitted = times[cached, fresh, ratio], estimate.recompute_s(cached, fresh, ratio)
+            cells.append(f"{1e3 * seconds:,.0f} ({1e3 * fitted:,.0f})")
+        table.add_row(f"{cached:,}", f"{fresh:,}", *cells)
+    return table
+
+
+def _tier_table(measured: Profile) -> Table:
+    table = Table(title="Tiers", title_justify="left")
+    table.add_column("tier")
+    for name in ("MB/s", "ms per call", "calls"):
+        table.add_column(name, justify="right")
+    for name, speed in measured.tiers.items():
+        cells = (f"{speed.bytes_per_s / 1e6:,.0f}", f"{1e3 * speed.latency_s:.2f}", str(speed.calls))
+        table.add_row(Text(name), *cells)
+    return table

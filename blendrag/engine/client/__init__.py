@@ -1,0 +1,1 @@
+"""The embedded engine, as the rest of blendrag uses it."""

@@ -1,0 +1,113 @@
+"""Starting vLLM: environment, arguments, and a start that does not run the user's script again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import MissingDependencyError
+from blendrag.settings import Settings
+
+# Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
+_EXACT_TAIL = 256
+
+# vLLM keeps one core free for its own processes; on a small machine that halves the compute.
+_SMALL_MACHINE_CORES = 4
+
+
+@contextmanager
+def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
+    """What vLLM and its processes read while they start, except what the user has set.
+
+    ``sockets``: folder for the sockets between them, which vLLM does not remove.
+    """
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
+        "VLLM_RPC_BASE_PATH": sockets,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_LOGS": "-all",
+        "PYTHONWARNINGS": "ignore",
+    }
+    if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
+        defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # TORCH_LOGS, for this process
+    ours = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+def require_vllm() -> None:
+    """Raise MissingDependencyError, naming the extra, if no vLLM is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingDependencyError(
+            'vLLM is not installed: pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
+        )
+
+
+def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``."""
+    from vllm.config import KVTransferConfig
+    from vllm.platforms import current_platform
+
+    eager = settings.enforce_eager
+    args: dict[str, Any] = {
+        "model": str(model),
+        "served_model_name": settings.model,
+        "dtype": settings.dtype,
+        "enforce_eager": current_platform.is_cpu() if eager is None else eager,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "enable_prefix_caching": settings.prefix_caching,
+        "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
+        "use_tqdm_on_load": False,
+        # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "worker_extension_cls": "blendrag.engine.worker.extension.BlendWorker",
+        "logits_processors": ["blendrag.lab.worker.forced:ForcedTokens"],
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="BlendConnector",
+            kv_connector_module_path="blendrag.engine.worker.connector",
+            kv_role="kv_consumer",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={
+                "exact_tail": _EXACT_TAIL,
+                "mask": settings.mask,
+                "in_flight": settings.layers_in_flight,
+                "blend_share": settings.blend_share,
+                "prefix_forecasts": settings.prefix_forecasts,
+            },
+        ),
+    }
+    return {name: value for name, value in args.items() if value is not None}
+
+
+@contextmanager
+def main_not_imported_again() -> Iterator[None]:
+    """Let spawned processes, and those they spawn, begin with the watchdog instead of the user's script.
+
+    They do not need that, and a script that asks its question at the top level would otherwise start an
+    engine inside the engine.
+    """
+    main = sys.modules["__main__"]
+    former = main.__spec__
+    main.__spec__ = ModuleSpec("blendrag.engine.client.watchdog", None)  # only its name is looked at
+    try:
+        yield
+    finally:
+        main.__spec__ = former

@@ -1,0 +1,258 @@
+"""Every vLLM-internal name that blendrag uses, in one place, for vLLM 0.32 and 0.33.
+
+Nothing here is imported before an engine is wanted: `import vllm` takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Self
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+
+from blendrag.attention.runs import Runs
+
+__all__ = [  # passed on; the functions below use the rest
+    "BatchUpdate",
+    "KVConnectorPromMetrics",
+    "KVConnectorStats",
+    "LogitsProcessor",
+    "process_dict_updates",
+]
+
+# Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
+KNOWN_ARCHITECTURES = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+
+# RoPE types whose angle is a function of the position alone.
+_STATIC_ROPES = frozenset(
+    {
+        "RotaryEmbedding",
+        "Llama3RotaryEmbedding",
+        "LinearScalingRotaryEmbedding",
+        "YaRNScalingRotaryEmbedding",
+        "NTKScalingRotaryEmbedding",
+    }
+)
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The decoder layers of a causal LM, or an empty list where they are not where they usually are."""
+    return list(getattr(getattr(model, "model", None), "layers", ()))
+
+
+def attention_of(layer: Any) -> Any | None:
+    """The one vLLM attention module inside a decoder layer; None if there is none, or several."""
+    found = [module for module in layer.modules() if isinstance(module, Attention)]
+    return found[0] if len(found) == 1 else None
+
+
+def rotary_of(layer: Any) -> Any | None:
+    """The rotary module inside a decoder layer."""
+    found = {id(m): m for m in layer.modules() if isinstance(m, RotaryEmbedding)}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
+    """Why this model cannot be blended, or None."""
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
+        return "tensor and pipeline parallel engines are not blended yet"
+    if vllm_config.lora_config or vllm_config.speculative_config:
+        return "LoRA and speculative decoding cannot be combined with blending"
+    layers = decoder_layers(model)
+    if not layers:
+        return f"{type(model).__name__} has no model.layers"
+    for number, layer in enumerate(layers):
+        reason = _unsupported_layer(layer)
+        if reason:
+            return f"layer {number}: {reason}"
+    if len(runner.attn_groups) != 1:
+        return "the model needs several KV cache groups"
+    if any(group.kernel_block_size for group in runner.attn_groups[0]):
+        return "the attention backend splits KV blocks"
+    return None
+
+
+def _unsupported_layer(layer: Any) -> str | None:
+    attention, rotary = attention_of(layer), rotary_of(layer)
+    if attention is None:
+        return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
+    if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
+        return "its attention is not plain causal self-attention"
+    if attention.attn_backend.forward_includes_kv_cache_update:
+        return f"backend {attention.attn_backend.get_name()} does not write KV separately"
+    if rotary is None:
+        return "it has no rotary position embedding"
+    if type(rotary).__name__ not in _STATIC_ROPES:
+        return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
+    return None
+
+
+def output_ids_not_read(runner: Any) -> None:
+    """Our logits processor counts a request's output ids and reads none. vLLM, which cannot know, would have
+    every step of asynchronous scheduling wait for the last one's."""
+    runner.input_batch.logitsprocs_need_output_token_ids = False
+
+
+def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Apply the model's own RoPE to [n, heads * head_size], in place where the platform's kernel is."""
+    rotated, _ = rotary(positions, heads, None)
+    return rotated
+
+
+def rms_norm(
+    norm: Any, hidden: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``norm(hidden + residual)`` and the new residual stream. Both inputs may be overwritten.
+
+    vLLM's CPU platform runs RMSNorm as several PyTorch kernels; its own fused kernel is 20 times faster.
+    """
+    plain = type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None
+    if not plain or not _has_fused_norm():
+        if residual is None:
+            return norm(hidden), hidden
+        return norm(hidden, residual)
+    if residual is None:
+        out = torch.empty_like(hidden)
+        torch.ops._C.rms_norm(out, hidden, norm.weight, norm.variance_epsilon)
+        return out, hidden
+    torch.ops._C.fused_add_rms_norm(hidden, residual, norm.weight, norm.variance_epsilon)
+    return hidden, residual
+
+
+def _has_fused_norm() -> bool:
+    return hasattr(torch.ops._C, "fused_add_rms_norm") and hasattr(torch.ops._C, "rms_norm")
+
+
+def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
+    """Write [n, kv_heads, head_size] K and V to int64 ``slots``, in the backend's own layout."""
+    attention.impl.do_kv_cache_update(attention, key, value, cache, slots)
+
+
+def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:
+    """Attention of [m, heads, head_size] over what ``metadata`` addresses in ``cache``; same shape."""
+    out = torch.empty_like(query)
+    # The backends read K and V from the cache; the arguments only carry shapes.
+    nothing = query.new_empty(query.shape[0], attention.num_kv_heads, attention.head_size)
+    attention.impl.forward(attention, query, nothing, nothing, cache, metadata, out)
+    return out
+
+
+def plain_attention(attention: Any) -> bool:
+    """Whether attention is a softmax over all earlier tokens: no window, cap, sinks or ALiBi."""
+    impl = attention.impl
+    window = getattr(impl, "sliding_window", None)
+    return (
+        window in (None, -1, (-1, -1))
+        and not getattr(impl, "logits_soft_cap", None)
+        and getattr(impl, "alibi_slopes", None) is None
+        and getattr(impl, "sinks", None) is None
+    )
+
+
+def attention_metadata(
+    runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
+) -> dict[str, Any]:
+    """The backend's own metadata for ``runs`` as pseudo-requests, by attention layer name.
+
+    block_table: [runs, blocks] int32 (one row may stand for all).
+    """
+    device = slots.device
+    common = CommonAttentionMetadata(
+        query_start_loc=runs.query_start.to(device),
+        query_start_loc_cpu=runs.query_start.cpu(),
+        seq_lens=runs.seq_lens.to(device),
+        num_reqs=runs.count,
+        num_actual_tokens=slots.numel(),
+        max_query_len=runs.max_query_len,
+        max_seq_len=int(runs.seq_lens.max()),
+        block_table_tensor=block_table.expand(runs.count, -1).contiguous(),
+        slot_mapping=slots,
+        causal=True,
+    )
+    by_layer: dict[str, Any] = {}
+    for group in runner.attn_groups[0]:
+        metadata = group.get_metadata_builder(0).build(0, common)
+        by_layer.update(dict.fromkeys(group.layer_names, metadata))
+    return by_layer
+
+
+def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
+    """A paged cache of ``blocks`` blocks for one layer, laid out in memory as the engine's is."""
+    like = attention.kv_cache
+    order = sorted(range(like.dim()), key=lambda dim: like.stride(dim), reverse=True)
+    shape = [blocks, *like.shape[1:]]
+    empty = torch.zeros([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
+    return empty.permute([order.index(dim) for dim in range(like.dim())])
+
+
+@contextmanager
+def layer_context(
+    vllm_config: Any, metadata: dict[str, Any], slots: dict[str, torch.Tensor], tokens: int
+) -> Iterator[None]:
+    """What a whole decoder layer expects around it when it runs outside the engine's own forward."""
+    with (
+        set_current_vllm_config(vllm_config),
+        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots),
+    ):
+        yield
+
+
+class FreeBlocks:
+    """vLLM's pool of KV blocks (``BlockPool``, which it hands to connectors), and the order in which it takes
+    the free ones. All names are public ones of the pool, its ``FreeKVCacheBlockQueue`` and its blocks."""
+
+    def __init__(self, pool: Any) -> None:
+        self._blocks, self._queue = pool.blocks, pool.free_block_queue
+
+    @classmethod
+    def of(cls, pool: Any) -> Self | None:
+        """None if this vLLM's pool is another one."""
+        queue, block = getattr(pool, "free_block_queue", None), next(iter(getattr(pool, "blocks", ())), None)
+        calls = ("iter_blocks_after", "remove", "popleft_n", "prepend_n")
+        facts = ("ref_cnt", "block_hash", "is_null")
+        fits = all(callable(getattr(queue, name, None)) for name in calls)
+        return cls(pool) if fits and all(hasattr(block, name) for name in facts) else None
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def holds(self, block_id: int) -> bytes | None:
+        """By which hash the block's KV is found; None if it is not."""
+        return self._blocks[block_id].block_hash
+
+    def is_free(self, block_id: int) -> bool:
+        block = self._blocks[block_id]
+        return block.ref_cnt == 0 and not block.is_null
+
+    def empty_in_front(self, most: int) -> int:
+        """How many free blocks hold nothing and are taken before any that does; ``most``: so many or more."""
+        for number, block in enumerate(islice(self._queue.iter_blocks_after(None), most)):
+            if block.block_hash is not None:
+                return number
+        return min(most, self._queue.num_free_blocks)
+
+    def put_behind(self, first: int, block_ids: Sequence[int]) -> None:
+        """These free blocks, none of them among the ``first`` of the queue, are taken right after those."""
+        moved = [self._blocks[block_id] for block_id in block_ids]
+        for block in moved:
+            self._queue.remove(block)
+        self._queue.prepend_n([*self._queue.popleft_n(first), *moved])
+
+
+def conversation_of(request: Any) -> str:
+    """What ``AsyncLLM.generate(session_id=...)`` said of the request; without it, its own conversation."""
+    return getattr(request, "session_id", None) or request.request_id

@@ -1,0 +1,130 @@
+"""What a request tells the engine about its documents, and the cache salt that goes with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import xxhash
+
+from blendrag.errors import ConfigError
+from blendrag.select.interface import Metric, SelectorOptions, make_selector
+
+FIELD = "blendrag"
+
+# A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
+# other requests' steps.
+_MAX_FUSED_TAIL = 256
+
+Semantics = Literal["exact", "lmcache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one prompt is blended.
+
+    store: id of an opened store (``Engine.open_store``).
+    spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
+    auto: whether more than ``ratio`` is recomputed where loading leaves time for it (mode A of the
+        controller).
+    trace: whether the report says what was loaded and computed when.
+    semantics: "lmcache" blends as LMCache publishes it, for comparison only (see :meth:`as_lmcache`).
+    """
+
+    store: str
+    spans: tuple[tuple[str, int, int], ...]
+    selector: str = "hkvd"
+    ratio: float = 0.15
+    metric: Metric = "v"
+    check_layers: tuple[int, ...] = (1,)
+    threshold: float | None = None
+    auto: bool = False
+    trace: bool = False
+    semantics: Semantics = "exact"
+
+    @property
+    def cached_end(self) -> int:
+        """Position after the last cached token."""
+        return max(start + length for _, start, length in self.spans)
+
+    def claim(self, num_prompt_tokens: int) -> int:
+        """How many leading tokens of the prompt the fused prefill computes; the engine needs at least one."""
+        if num_prompt_tokens - self.cached_end > _MAX_FUSED_TAIL:
+            return self.cached_end
+        return num_prompt_tokens - 1
+
+    @property
+    def options(self) -> SelectorOptions:
+        return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
+
+    def as_lmcache(self) -> Recipe:
+        """These spans at this ratio by a re-implementation of LMCache's published semantics: K compared at
+        layer 1, a bottom-right aligned mask (``fuse.runs.bottom_right``), and everything behind the first
+        chunk that is missing computed."""
+        return replace(
+            self, selector="hkvd", metric="k", check_layers=(1,), threshold=None, semantics="lmcache"
+        )
+
+    def transfer_params(self, ticket: str) -> dict[str, Any]:
+        """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
+        return {FIELD: asdict(self), "ticket": ticket}
+
+    def cache_salt(self, namespace: str, token_ids: Sequence[int]) -> str:
+        """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
+
+        The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
+        on. Where the selector reads the question, that is what stands behind the documents.
+        """
+        parts = json.dumps(asdict(replace(self, trace=False)))
+        if self._reads_question():
+            parts += json.dumps(list(token_ids[self.cached_end :]))
+        return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
+
+    def _reads_question(self) -> bool:
+        try:
+            return make_selector(self.selector, self.options).reads_question
+        except ConfigError:  # the worker will say so, and the engine prefill the prompt
+            return False
+
+
+def cache_salt(namespace: str, recipe: Recipe | None, token_ids: Sequence[int]) -> str | None:
+    """What a prompt's KV in vLLM's prefix cache is kept apart by; None: it is exact, and nobody's own.
+
+    The namespace stands in it as it is: no two of them have a salt in common, whatever a hash does.
+    """
+    if recipe is not None:
+        return recipe.cache_salt(namespace, token_ids)
+    return f"{namespace}:" if namespace else None
+
+
+@dataclass(slots=True)
+class BlendOrder:
+    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there.
+
+    waits: whether the request waits for it beside the engine's steps; else the step at hand needs it.
+    """
+
+    request_id: str
+    ticket: str
+    token_ids: list[int]
+    block_ids: list[int]
+    written: int
+    recipe: Recipe
+    waits: bool = False
+
+
+def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
+    """The recipe in a request's ``kv_transfer_params``; None for a plain request."""
+    fields = (params or {}).get(FIELD)
+    if not fields or not fields.get("spans"):
+        return None
+    spans = tuple((str(key), int(start), int(length)) for key, start, length in fields["spans"])
+    check_layers = tuple(int(layer) for layer in fields["check_layers"])
+    return Recipe(**{**fields, "spans": spans, "check_layers": check_layers})
+
+
+def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:
+    """A plan's ``transfer_params()`` as spans."""
+    return tuple((str(key), int(start), int(length)) for key, start, length in segments)

@@ -1,0 +1,295 @@
+"""The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
+
+With nothing else to do, a load is synchronous: ``start_load_kv`` runs before the engine's own forward of the
+same step, which then computes the prompt's last token and samples. Beside running requests it is
+asynchronous, and goes on by a slice per step (``engine.slices``). vLLM imports this module in all of its
+processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+
+from blendrag.engine.compat import FreeBlocks, conversation_of
+from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
+from blendrag.engine.worker.connector_stats import BlendMetrics, BlendStats
+from blendrag.engine.worker.metrics import (
+    Tally,
+    TierMeter,
+    fallback,
+    fallback_of,
+    merge,
+    of_outcome,
+    of_report,
+)
+from blendrag.engine.worker.prefix_order import PrefixOrder
+from blendrag.engine.worker.slices import StepClock
+
+if TYPE_CHECKING:
+    from blendrag.engine.worker.data_plane import Blender
+
+# Requests that are blended, or next in line, beside running ones. Those behind them hold no blocks yet.
+_BLENDS_AHEAD = 2
+
+# Between two looks at the tiers' statistics, in steps that blend nothing.
+_TIERS_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class BlendMetadata(KVConnectorMetadata):
+    """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
+    follows: whether it comes right after the last one, as it does while an answer is being generated;
+    ended: requests that have ended, or given up."""
+
+    orders: list[BlendOrder] = field(default_factory=list)
+    busy: bool = False
+    follows: bool = False
+    ended: frozenset[str] = frozenset()
+
+
+@dataclass
+class BlendReports(KVConnectorWorkerMetadata):
+    """Worker to scheduler: what was done, by request id; the chance that a conversation goes on, by it."""
+
+    reports: dict[str, dict[str, Any]]
+    forecasts: dict[str, float] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, BlendReports)
+        return BlendReports({**other.reports, **self.reports}, {**other.forecasts, **self.forecasts})
+
+
+class BlendConnector(KVConnectorBase_V1):
+    """Registered by module path; one instance in the scheduler's process, one in every worker."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
+        self._min_cached = int(extra.get("exact_tail", 0))
+        self._share = float(extra.get("blend_share", 1.0))
+        self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
+        # scheduler half
+        self._order: PrefixOrder | None = None
+        self._orders: list[BlendOrder] = []
+        self._running: set[str] = set()  # requests that the last step computed something for
+        self._beside: set[str] = set()  # requests whose blend is claimed to go on beside others
+        self._blending: set[str] = set()  # those of them that the worker was told of, and has not finished
+        self._failed: set[str] = set()  # requests that the engine prefills itself
+        self._ordered: set[str] = set()  # requests that the worker blends or has blended
+        self._results: dict[str, dict[str, Any]] = {}
+        self._tally: Tally = {}
+        # worker half
+        self._blender: Blender | None = None
+        self._failed_blocks: set[int] = set()
+        self._arrived: set[str] = set()
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._forecasts: dict[str, float] = {}
+        self._clock = StepClock()
+        self._meter, self._looked = TierMeter(), 0.0
+
+    # -- scheduler half -----------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        blocks = FreeBlocks.of(gpu_block_pool) if self._prefix_forecasts else None
+        self._order = None if blocks is None else PrefixOrder(blocks)
+
+    def on_new_request(self, request: Any) -> None:
+        self._ordering(lambda order: order.began(conversation_of(request)))
+
+    def _ordering(self, work: Callable[[PrefixOrder], None]) -> None:
+        """Whatever goes wrong with it, the engine's own order is as good an answer."""
+        try:
+            if self._order is not None:
+                work(self._order)
+        except Exception:
+            self._order = None
+            _log.exception("forecasts no longer reach the prefix cache")
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        try:
+            recipe = read_recipe(request.kv_transfer_params)
+        except (TypeError, ValueError, KeyError) as error:
+            self._results[request.request_id] = fallback("recipe", f"unreadable recipe: {error}")
+            return 0, False
+        if recipe is None or request.request_id in self._failed:
+            return 0, False
+        if self._salt_needed and not request.cache_salt:
+            self._results[request.request_id] = fallback("salt", "no cache salt while prefix caching is on")
+            return 0, False
+        claimed = recipe.claim(request.num_prompt_tokens)
+        new = claimed - num_computed_tokens
+        if new <= 0 or num_computed_tokens >= recipe.cached_end:
+            return 0, False
+        if new <= self._min_cached and num_computed_tokens:
+            # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
+            return 0, False
+        if len(self._blending) >= _BLENDS_AHEAD:
+            return None, False  # it would hold its blocks, and do nothing with them
+        waits = self._share < 1 and bool(self._running or self._blending or self._orders)
+        (self._beside.add if waits else self._beside.discard)(request.request_id)
+        return new, waits
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if not num_external_tokens:
+            return
+        recipe = read_recipe(request.kv_transfer_params)
+        assert recipe is not None, "external tokens were claimed for this request"
+        claimed = recipe.claim(request.num_prompt_tokens)
+        waits = request.request_id in self._beside
+        self._ordered.add(request.request_id)
+        if waits:
+            self._blending.add(request.request_id)
+        self._orders.append(
+            BlendOrder(
+                request.request_id,
+                str(request.kv_transfer_params.get("ticket", "")),
+                list(request.all_token_ids[:claimed]),
+                list(blocks.get_block_ids()[0]),
+                claimed - num_external_tokens,
+                recipe,
+                waits,
+            )
+        )
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        orders, self._orders = self._orders, []
+        before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
+        ended = frozenset(scheduler_output.finished_req_ids)
+        return BlendMetadata(orders, bool(self._running), not before.isdisjoint(self._running), ended)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, BlendReports):
+            for request_id, report in meta.reports.items():
+                merge(self._tally, of_report(report))
+                self._blending.discard(request_id)
+                if request_id in self._ordered:  # else it has ended in this very step
+                    self._results[request_id] = report
+                    if "fallback" in report:
+                        self._failed.add(request_id)
+            for conversation, chance in meta.forecasts.items():
+                self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
+        self._ordering(lambda order: order.settle())
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
+        result = self._results.pop(request.request_id, None)
+        for requests in (self._running, self._beside, self._blending, self._failed):
+            requests.discard(request.request_id)
+        if request.request_id in self._ordered:
+            self._ordered.remove(request.request_id)
+        elif result is not None:
+            merge(self._tally, of_report(result))
+        elif request.num_computed_tokens:  # else it was cancelled before it began
+            recipe = read_recipe(request.kv_transfer_params)
+            merge(self._tally, of_outcome("prefix" if recipe else "plain"))
+        return False, None if result is None else {FIELD: result}
+
+    # -- worker half --------------------------------------------------------------------------------------
+
+    def bind(self, blender: Blender) -> None:
+        """Give the worker half its model. Called once, before the first request."""
+        self._blender = blender
+
+    def forecast(self, conversation: str, probability: float) -> None:
+        """The conversation goes on with this chance: told to the scheduler with the next step's results."""
+        if self._prefix_forecasts:
+            self._forecasts[conversation] = probability
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, BlendMetadata)
+        if metadata.orders:
+            self._looked = 0.0
+        if self._blender is None:
+            for order in metadata.orders:
+                self._finish(order, RuntimeError("the worker is not bound to its model yet"))
+            return
+        queue = self._blender.queue
+        queue.add(metadata.orders)
+        self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
+        if queue:
+            self._blender.wait_for_device()  # else the engine's own forward would be taken for ours
+        self._clock.enter(follows=metadata.follows)
+        sliced = metadata.busy and self._share < 1
+        for order, outcome in queue.run(self._clock.slice_s(self._share) if sliced else None):
+            self._finish(order, outcome)
+        self._clock.leave()
+
+    def _finish(self, order: BlendOrder, outcome: dict[str, Any] | Exception) -> None:
+        if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
+            first = order.written // self._block_size()
+            self._failed_blocks.update(order.block_ids[first:])
+            outcome = fallback_of(outcome)
+        self._reports[order.request_id] = outcome
+        if order.waits:
+            self._arrived.add(order.request_id)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Nothing is sent. Received: requests whose blend has ended, and those that gave up waiting for it,
+        whose blocks the scheduler keeps until it hears of them."""
+        arrived, self._arrived = self._arrived, set()
+        return None, arrived or None
+
+    def _block_size(self) -> int:
+        return int(self._vllm_config.cache_config.block_size)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        if not self._reports and not self._forecasts:
+            return None
+        reports, self._reports = self._reports, {}
+        forecasts, self._forecasts = self._forecasts, {}
+        return BlendReports(reports, forecasts)
+
+    # -- metrics, of both halves --------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> BlendStats | None:
+        now = time.monotonic()
+        if self._blender is not None and self._looked + _TIERS_EVERY_S < now:
+            self._looked = now
+            merge(self._tally, self._meter.growth(self._blender.tiers))
+        tally, self._tally = self._tally, {}
+        return BlendStats(tally) if tally else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> BlendStats:
+        return BlendStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> BlendMetrics:
+        return BlendMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # -- not needed ---------------------------------------------------------------------------------------
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request whose KV is not complete has no part in the forward."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """KV of live requests is never stored (decision D3)."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""

@@ -1,0 +1,165 @@
+"""The data plane inside a worker: stores, ingest prefill, and fused prefill of requests."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blendrag.control.estimate import Estimator
+from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.worker.blending import Blending, BlendModel
+from blendrag.engine.worker.chunk_prefill import AlonePrefill
+from blendrag.engine.worker.decoder import Decoder
+from blendrag.engine.worker.masks import Mask
+from blendrag.engine.worker.slices import Blend, BlendQueue, Pace
+from blendrag.load.loader import LayerLoader
+from blendrag.load.prefetch import Prefetcher
+from blendrag.store.identity import KVIdentity, prefix_name
+from blendrag.store.kv_store import KVStore
+from blendrag.store.tiers import Tier, TierSpec
+
+_KEPT_REPORTS = 256
+
+
+@dataclass(slots=True)
+class _OpenStore:
+    kv: KVStore
+    prefetcher: Prefetcher
+    estimate: Estimator | None
+    prefix: tuple[int, ...] = ()
+    writes: list[Future[int]] = field(default_factory=list)
+
+
+class Blender:
+    """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
+
+    def __init__(
+        self, decoder: Decoder, runner: Any, block_size: int, mask: Mask = "runs", layers_in_flight: int = 8
+    ) -> None:
+        self.decoder, self.runner, self.block_size, self.mask = decoder, runner, block_size, mask
+        self._alone = AlonePrefill(decoder, runner, block_size)
+        self._loader = LayerLoader(layers_in_flight)
+        self._stores: dict[str, _OpenStore] = {}
+        self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
+        self.queue = BlendQueue(self.blend)
+
+    # -- stores -------------------------------------------------------------------------------------------
+
+    def open_store(
+        self,
+        root: str,
+        identity: KVIdentity,
+        stack: Sequence[TierSpec],
+        estimate: Estimator | None = None,
+        prefix: Sequence[int] = (),
+    ) -> str:
+        """Open the store in folder ``root``; its id. Opening it again gives the same one.
+
+        With an ``estimate``, chunks are loaded only where that is faster than computing them (decision D13).
+        ``prefix``: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
+        """
+        named = prefix_name(identity.prefix_kind, prefix)
+        assert named == identity.prefix, "chunks would be stored under another prefix's name"
+        if root not in self._stores:
+            dtype = str(self.decoder.dtype).removeprefix("torch.")
+            kv = KVStore.open(Path(root), identity, dtype, stack)
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
+        return root
+
+    def close_store(self, store: str) -> None:
+        opened = self._stores.pop(store, None)
+        if opened:
+            self.queue.stop(store)
+            opened.prefetcher.close()
+            self._loader.drain()
+            try:
+                self._drain(opened)
+            finally:
+                opened.kv.close()
+
+    def store(self, store: str) -> KVStore:
+        return self._stores[store].kv
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Those of all open stores."""
+        return [tier for opened in self._stores.values() for tier in opened.kv.tiers]
+
+    def prefetch(self, store: str, keys: Sequence[str]) -> None:
+        """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
+        self._stores[store].prefetcher.begin(keys)
+
+    def stats(self, store: str) -> dict[str, Any]:
+        """Counters per tier, of the prefetch, and of what eviction policies were told."""
+        opened = self._stores[store]
+        return {
+            "tiers": opened.kv.stats(),
+            "prefetch": opened.prefetcher.stats(),
+            "policy_calls": opened.kv.policy_stats(),
+        }
+
+    # -- ingest -------------------------------------------------------------------------------------------
+
+    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any]:
+        """Prefill chunks alone, but for those that a shared tier has; they are written while the next call
+        computes. Raises what an earlier write did.
+
+        Returns tokens and seconds of prefill, tokens that were adopted, and the bytes that were written since
+        the last call.
+        """
+        opened = self._stores[store]
+        written = self._drain(opened)
+        adopted = opened.kv.adopt(chunks)
+        begin = time.perf_counter()
+        fresh = [(key, ids) for key, ids in chunks if key not in adopted]
+        if fresh:
+            tensors = self._alone.run([ids for _, ids in fresh], opened.prefix)
+            for (key, ids), kv in zip(fresh, tensors, strict=True):
+                opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
+        return {
+            "tokens": sum(len(ids) for _, ids in fresh),
+            "adopted": sum(len(ids) for key, ids in chunks if key in adopted),
+            "seconds": time.perf_counter() - begin,
+            "bytes": written,
+        }
+
+    def flush(self, store: str) -> int:
+        """Wait for all writes; bytes written since the last call."""
+        return self._drain(self._stores[store])
+
+    @staticmethod
+    def _drain(opened: _OpenStore) -> int:
+        writes, opened.writes = opened.writes, []
+        wait(writes)  # all of them, before the first one's error is raised
+        return sum(write.result() for write in writes)
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def wait_for_device(self) -> None:
+        """Until what was launched on it is done."""
+        device = self.decoder.attentions[0].kv_cache.device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+    def blend(self, order: BlendOrder, pace: Pace) -> Blend:
+        """Compute and write the KV of one prompt; the report that travels back with the request's output."""
+        opened = self._stores[order.recipe.store]
+        opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
+        model = BlendModel(self.decoder, self.runner, self.block_size, self.mask)
+        report = yield from Blending(model, self._loader, opened.kv, order, opened.estimate, pace).run()
+        self._reports[order.ticket] = report
+        if len(self._reports) > _KEPT_REPORTS:
+            self._reports.popitem(last=False)
+        return report
+
+    def report(self, ticket: str) -> dict[str, Any] | None:
+        """The report of a request that ended in the step that blended it: its output left without one."""
+        return self._reports.get(ticket)

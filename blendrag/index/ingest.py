@@ -1,0 +1,93 @@
+"""Ingest: documents to chunks, vectors and KV. What is interrupted is taken up where it stopped.
+
+Order is what makes it safe. A document counts as ingested (ledger) only after its chunks are registered
+(catalogue) and searchable (vectors); KV that is missing is "pending" in the catalogue and prefilled by this
+or any later ingest. A chunk without KV is still found and answered from, only more slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
+from blendrag.index.split import Splitter
+from blendrag.index.vectors import VectorStore
+from blendrag.progress import IngestProgress
+from blendrag.serving.prefill import PrefillReport
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+
+
+@dataclass(slots=True, kw_only=True)
+class IngestReport(PrefillReport):
+    """What an ingest did, in documents and in chunks."""
+
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    total_s: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_s": self.tokens_per_s}
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPipeline:
+    """Takes documents into the ledger, the catalogue and the vector store; or out of them."""
+
+    root: Path
+    identity: KVIdentity
+    fingerprint: str
+    splitter: Splitter
+    ledger: Ledger
+    catalogue: Catalogue
+    vectors: VectorStore
+
+    def take(self, items: Item | Iterable[Item], report: IngestReport, progress: IngestProgress) -> list[str]:
+        """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
+        known, kept, orphans = self.ledger.sources(), set[str](), list[str]()
+        items = [items] if isinstance(items, str | Path | Document) else items
+        items = items if hasattr(items, "page_content") else list(items)
+        for loaded in load_sources(items, exclude=[self.root]):
+            if isinstance(loaded, Skipped):
+                report.skipped.append(loaded)
+                if loaded.transient:
+                    kept.add(loaded.source)
+                continue
+            kept.add(loaded.source)
+            progress.document(loaded.source)
+            if self.ledger.unchanged(loaded, self.fingerprint):
+                report.unchanged += 1
+                continue
+            orphans += self._store(loaded)
+            if loaded.source in known:
+                report.changed += 1
+            else:
+                report.added += 1
+        for source in sorted(self.ledger.under(roots(items)) - kept):
+            orphans += self.remove(source)
+            report.removed += 1
+        return orphans
+
+    def _store(self, document: Document) -> list[str]:
+        pieces = self.splitter.split(document.text)
+        keys = [self.identity.chunk_key(piece.token_ids) for piece in pieces]
+        self.ledger.forget(document.source)
+        entries = [(key, piece.text, piece.token_ids) for key, piece in zip(keys, pieces, strict=True)]
+        orphans = self.catalogue.register(document.source, entries)
+        texts = [(key, piece.text) for key, piece in zip(keys, pieces, strict=True)]
+        self.vectors.put(document.source, texts, document.metadata)
+        self.ledger.record(document, keys, self.fingerprint)
+        return orphans
+
+    def remove(self, source: str) -> list[str]:
+        """Take a document out of everything. Returns keys whose KV can go."""
+        self.ledger.forget(source)
+        self.vectors.delete(source)
+        return self.catalogue.release(source)

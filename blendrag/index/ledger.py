@@ -1,0 +1,116 @@
+"""What has been ingested: one row per document, so that a second ingest does only what has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import StoreError
+from blendrag.index.loaders import Document
+from blendrag.private import make_file, make_folder
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS documents (
+    source       TEXT PRIMARY KEY,
+    content_hash TEXT NOT NULL,
+    fingerprint  TEXT NOT NULL,
+    chunk_keys   TEXT NOT NULL,
+    bytes        INTEGER NOT NULL,
+    ingested_at  REAL NOT NULL
+) STRICT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A document in the index. ``bytes``: of its text in UTF-8; ``ingested_at``: seconds since 1970."""
+
+    source: str
+    content_hash: str
+    fingerprint: str
+    chunk_keys: tuple[str, ...]
+    bytes: int
+    ingested_at: float
+
+
+class Ledger:
+    """The table of documents, in ``root/ledger.sqlite``.
+
+    A document is forgotten before it is changed, and recorded after everything else about it is stored: what
+    an interrupted ingest left half done has no row, and is done again. The fingerprint stands for the
+    settings that the chunks depend on, in the caller's own words.
+    """
+
+    def __init__(self, root: Path) -> None:
+        path = root / "ledger.sqlite"
+        self._lock = threading.Lock()
+        try:
+            make_folder(root)
+            make_file(path)
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(f"cannot open the list of documents {str(path)!r}: {error}") from error
+
+    def unchanged(self, document: Document, fingerprint: str) -> bool:
+        """Whether this very text is in the index, made with these settings."""
+        rows = self._execute(
+            "SELECT 1 FROM documents WHERE source = ? AND content_hash = ? AND fingerprint = ?",
+            (document.source, document.content_hash, fingerprint),
+        )
+        return bool(rows)
+
+    def record(self, document: Document, chunk_keys: Sequence[str], fingerprint: str) -> None:
+        """Note that a document is completely stored, in place of what was noted about it before."""
+        row = (
+            document.source,
+            document.content_hash,
+            fingerprint,
+            json.dumps(list(chunk_keys)),
+            len(document.text.encode()),
+            time.time(),
+        )
+        self._execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def forget(self, source: str) -> None:
+        """Remove a document's row: before what it stands for is changed or removed."""
+        self._execute("DELETE FROM documents WHERE source = ?", (source,))
+
+    def sources(self) -> set[str]:
+        return {str(source) for (source,) in self._execute("SELECT source FROM documents")}
+
+    def under(self, roots: Iterable[str]) -> set[str]:
+        """The sources that are one of these files, or files in one of these folders at any depth."""
+        tops = [(root, root.rstrip(os.sep) + os.sep) for root in roots]
+        return {
+            source
+            for source in self.sources()
+            if any(source == root or source.startswith(folder) for root, folder in tops)
+        }
+
+    def documents(self) -> list[Record]:
+        """All documents, by source."""
+        rows = self._execute(
+            "SELECT source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
+            " FROM documents ORDER BY source"
+        )
+        return [
+            Record(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
+            for source, content_hash, fingerprint, keys, size, at in rows
+        ]
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
+        with self._lock, closing(self._db.execute(sql, values)) as cursor:
+            return cursor.fetchall()

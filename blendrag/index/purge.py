@@ -1,0 +1,98 @@
+"""Purge: a document leaves every place it was copied to, and those copies are overwritten."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import SourceError, StoreError
+from blendrag.index.ingest import DocumentPipeline
+from blendrag.serving.library import Library
+from blendrag.store.maintenance import sqlite
+from blendrag.store.maintenance.disk import disk_errors
+from blendrag.store.maintenance.elsewhere import other_tiers
+from blendrag.store.tiers import Tier, TierError
+from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What has left. chunks: with their KV. vectors: rows of the vector store. tiers: names of those that
+    were cleared besides the index's own folder. shared: chunks that stay, as other documents have them too.
+    """
+
+    source: str
+    chunks: int
+    shared: int
+    vectors: int
+    tiers: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
+    """Servers come first: if one cannot be reached, nothing has changed here, and the call can be repeated.
+
+    Raises SourceError for an unknown document, with the closest name; StoreError.
+    """
+    catalogue, session = library.catalogue, library.session
+    # A purge that was interrupted has left its document in the catalogue only.
+    source = find_source(source, pipeline.ledger.sources() | set(catalogue.owners()))
+    owned = len(catalogue.owners(source).get(source, ()))
+    keys = catalogue.only_of(source)
+    if session.store_id:
+        _, unreachable = session.call("delete", keys, True)
+        tiers = [spec.label for spec in library.settings.stack if spec.writes != "never"]
+    else:
+        with other_tiers(catalogue, library.settings.stack) as others:
+            writable = [tier for tier in others if tier.spec.writes != "never"]
+            unreachable = _delete(writable, keys)
+            tiers = [tier.name for tier in writable]
+    if unreachable:
+        raise StoreError(
+            f"nothing was purged here, because {', '.join(unreachable)} cannot be reached: try again,"
+            " or take it out of the setting tiers if it is gone for good"
+        )
+    pipeline.ledger.forget(source)
+    rows = pipeline.vectors.purge(source)
+    library.drop(pipeline.remove(source))
+    _delete_files(library.root / "kv", keys)
+    catalogue.buried(keys)
+    for name in ("catalogue.sqlite", "ledger.sqlite"):
+        sqlite.compact(library.root / name)
+    return Purged(source, len(keys), owned - len(keys), rows, tuple(tiers))
+
+
+def _delete(tiers: Collection[Tier], keys: list[str]) -> list[str]:
+    """The names of the tiers that could not be reached."""
+    unreachable = []
+    for tier in tiers:
+        try:
+            tier.delete(keys)
+        except TierError:
+            unreachable.append(tier.name)
+    return unreachable
+
+
+def _delete_files(kv: Path, keys: Collection[str]) -> None:
+    """Records, and damaged ones that were put aside: they are made of the same text."""
+    with disk_errors(f"cannot delete from {str(kv)!r}"):
+        for key in keys:
+            for folder in (kv / key[:2], kv / QUARANTINE):
+                (folder / f"{key}{SUFFIX}").unlink(missing_ok=True)
+
+
+def find_source(name: str, sources: Collection[str]) -> str:
+    """The document that is called so, or whose path this is from here. Raises SourceError."""
+    for candidate in (name, os.path.abspath(os.path.expanduser(name))):
+        if candidate in sources:
+            return candidate
+    names = {os.path.relpath(source) if os.path.isabs(source) else source: source for source in sources}
+    close = difflib.get_close_matches(name, [*names, *sources], n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise SourceError(f"no document {name!r} in this index{hint}")

@@ -1,0 +1,177 @@
+"""The chunks' texts and vectors, in a Chroma collection on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.private import make_file, make_folder
+from blendrag.store.maintenance import sqlite
+
+_COLLECTION = "chunks"
+_PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
+
+# What the store itself keeps in a row's metadata, beside what the document brings.
+_SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
+
+
+class Embeds(Protocol):
+    """What turns texts into vectors; ``name`` tells stores apart whose vectors do not compare."""
+
+    name: str
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk found by a search. ``score``: cosine similarity to the query, at most 1."""
+
+    key: str
+    text: str
+    source: str
+    ordinal: int
+    score: float
+
+
+class VectorStore:
+    """Rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
+
+    Raises StoreMismatchError when the store was made with another embedding model, StoreError when Chroma
+    cannot open it.
+    """
+
+    def __init__(self, root: Path, embedder: Embeds) -> None:
+        import chromadb
+
+        self._embedder = embedder
+        self._folder = folder = root / "chroma"
+        try:
+            make_folder(folder)
+            make_file(folder / "chroma.sqlite3")
+            self._client = chromadb.PersistentClient(
+                str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
+            )
+            self._rows = self._client.get_or_create_collection(
+                _COLLECTION,
+                metadata={"embedder": embedder.name},  # kept from the first time
+                configuration={"hnsw": {"space": "cosine"}},
+                embedding_function=None,
+            )
+        except (OSError, ValueError, chromadb.errors.ChromaError) as error:
+            raise StoreError(f"cannot open the vector store {str(folder)!r}: {error}") from error
+        made_with = (self._rows.metadata or {}).get("embedder")
+        if made_with != embedder.name:
+            raise StoreMismatchError(
+                f"the index {str(root)!r} was made with the embedder {made_with!r}, not {embedder.name!r}"
+            )
+
+    def put(
+        self, source: str, pieces: Sequence[tuple[str, str]], metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Replace the rows of a source by these (chunk key, text) pieces.
+
+        New rows are written before surplus old ones are deleted: a search in between finds the document.
+        """
+        ids = [_row_id(source, ordinal) for ordinal in range(len(pieces))]
+        shared = _plain(metadata or {}) | {_SOURCE: source}
+        batch = self._client.get_max_batch_size()
+        for at in range(0, len(pieces), batch):
+            part = pieces[at : at + batch]
+            texts = [text for _, text in part]
+            self._rows.upsert(
+                ids=ids[at : at + batch],
+                documents=texts,
+                embeddings=self._embedder.embed(texts),
+                metadatas=[
+                    shared | {_KEY: key, _ORDINAL: at + ordinal} for ordinal, (key, _) in enumerate(part)
+                ],
+            )
+        self._delete_ids(sorted(self._ids_of(source) - set(ids)))
+
+    def delete(self, source: str) -> None:
+        """Remove the rows of a source; without any, nothing happens."""
+        self._delete_ids(sorted(self._ids_of(source)))
+
+    def purge(self, source: str) -> int:
+        """:meth:`delete`, and overwrite what Chroma would keep of the texts; how many rows there were.
+
+        Chroma's log has a row's text until a thousand later changes, its word index until the next merge,
+        and SQLite in its free pages. Raises StoreError if the file cannot be rewritten; the rows are gone.
+        """
+        ids = sorted(self._ids_of(source))
+        self._delete_ids(ids)
+        with sqlite.opened(self._folder / "chroma.sqlite3") as db:
+            db.executemany("UPDATE embeddings_queue SET metadata = NULL WHERE id = ?", [(id,) for id in ids])
+            db.execute("INSERT INTO embedding_fulltext_search(embedding_fulltext_search) VALUES('optimize')")
+        sqlite.compact(self._folder / "chroma.sqlite3")
+        return len(ids)
+
+    def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Hit]:
+        """The ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma filter."""
+        total = self._rows.count()
+        if k < 1 or not total:
+            return []
+        vectors = self._embedder.embed([query])
+        wanted = k
+        while True:
+            wanted = min(wanted, total)
+            answer = self._rows.query(
+                query_embeddings=vectors,
+                n_results=wanted,
+                where=dict(where) if where else None,
+                include=["documents", "metadatas", "distances"],
+            )
+            hits = list(_hits(answer))
+            best: dict[str, Hit] = {}
+            for hit in hits:
+                best.setdefault(hit.key, hit)
+            # The same text may stand in many documents: ask for more rows until there are k different ones.
+            if len(best) >= k or len(hits) < wanted or wanted == total:
+                return list(best.values())[:k]
+            wanted *= 4
+
+    def sources(self) -> set[str]:
+        """The sources that have rows."""
+        found: set[str] = set()
+        for offset in range(0, self._rows.count(), _PAGE):
+            page = self._rows.get(limit=_PAGE, offset=offset, include=["metadatas"])
+            found.update(str(row[_SOURCE]) for row in page["metadatas"] or ())
+        return found
+
+    def count(self) -> int:
+        """Rows; a chunk that occurs in two documents has two."""
+        return int(self._rows.count())
+
+    def _ids_of(self, source: str) -> set[str]:
+        return set(self._rows.get(where={_SOURCE: source}, include=[])["ids"])
+
+    def _delete_ids(self, ids: Sequence[str]) -> None:
+        batch = self._client.get_max_batch_size()
+        for at in range(0, len(ids), batch):
+            self._rows.delete(ids=list(ids[at : at + batch]))
+
+
+def _row_id(source: str, ordinal: int) -> str:
+    return f"{xxhash.xxh3_128_hexdigest(source.encode())}-{ordinal}"
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """What Chroma takes as metadata: no nested values, no None."""
+    return {
+        str(name): value if isinstance(value, str | int | float | bool) else str(value)
+        for name, value in metadata.items()
+        if value is not None
+    }
+
+
+def _hits(answer: Any) -> Iterator[Hit]:
+    for text, row, distance in zip(
+        answer["documents"][0], answer["metadatas"][0], answer["distances"][0], strict=True
+    ):
+        yield Hit(str(row[_KEY]), text, str(row[_SOURCE]), int(row[_ORDINAL]), 1.0 - distance)

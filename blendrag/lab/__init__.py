@@ -1,0 +1,1 @@
+"""The laboratory: everything that measures, evaluates, replays and trains. Serving never imports it."""

@@ -1,0 +1,153 @@
+"""The arms of the comparison: ways to the first token of one and the same prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import EngineError
+from blendrag.lab.prompts import Trial
+from blendrag.settings import Settings
+
+TOP = 20  # log probabilities asked for: as many as vLLM gives by default
+_FIRST_TOKEN = Sampling(max_tokens=1, logprobs=TOP)
+_RESET_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed request.
+
+    recomputed: tokens of chunks that were computed, though their KV was known before.
+    logprobs: {token id: log probability} of the first token's candidates.
+    split_ms: milliseconds of load, select and recompute; none for plain prefill.
+    """
+
+    ttft_ms: float
+    token: int
+    logprobs: dict[int, float]
+    recomputed: int
+    split_ms: dict[str, float]
+
+
+class Arm(ABC):
+    """A way to the first token. ``name`` is its key in the results."""
+
+    name: str
+
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        """Before the clock starts: nothing of earlier requests is left in the prefix cache."""
+        reset(engine)
+
+    @abstractmethod
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        """Time ``trial.prompt``."""
+
+    def run(self, engine: Engine, trial: Trial) -> Sample:
+        """Prepared and timed."""
+        (sample,) = self.run_together(engine, [trial])
+        return sample
+
+    def run_together(self, engine: Engine, trials: Sequence[Trial]) -> list[Sample]:
+        """Prepared, then all asked at once."""
+
+        async def all_at_once() -> list[Sample]:
+            await self.prepare(engine, trials)
+            return await asyncio.gather(*(self.ask(engine, trial) for trial in trials))
+
+        return asyncio.run(all_at_once())
+
+
+class FullPrefill(Arm):
+    """Plain prefill of the whole prompt: the reference."""
+
+    name = "full"
+
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
+        return _sample(delta, trial.prompt.chunk_tokens(), {})
+
+
+class PrefixCaching(Arm):
+    """vLLM's prefix caching after the same chunks were seen in another order: the common prefix hits."""
+
+    name = "prefix"
+
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        await super().prepare(engine, trials)
+        for trial in trials:
+            await engine.agenerate(trial.reordered.token_ids, _FIRST_TOKEN)
+
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN)
+        return _sample(delta, trial.prompt.chunk_tokens(delta.prefix_tokens), {})
+
+
+class Blending(Arm):
+    """Stored KV, with the share ``recipe.ratio`` of it recomputed. Ratio 0 is full reuse.
+
+    ``report``: what the engine says of the last run.
+    """
+
+    misses_allowed = False
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.report: dict[str, Any] = {}
+        self.name = f"blend@{recipe.ratio:g}" if recipe.ratio else "reuse"
+
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        recipe = replace(self._recipe, spans=trial.prompt.spans)
+        delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
+        check_blended(self.name, delta.report, misses_allowed=self.misses_allowed)
+        self.report = report = delta.report or {}
+        return _sample(delta, report["recomputed"], report["ms"])
+
+
+def check_blended(name: str, report: Mapping[str, Any] | None, *, misses_allowed: bool = False) -> None:
+    """Raise EngineError unless the engine says that a request with a recipe was blended, all chunks of it.
+
+    What was prefilled plainly instead has a time and an answer, too, and they are not those of ``name``.
+    """
+    report = report or {"fallback": "the engine gave no report"}
+    if "fallback" in report or (report["missing"] and not misses_allowed):
+        reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
+        raise EngineError(f"{name} was not blended, so its numbers would mean nothing: {reason}")
+
+
+def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:
+    """The settings' recipe but for its spans, over the opened store of this id. ratio: instead of theirs."""
+    return Recipe(
+        store,
+        (),
+        selector=settings.selector,
+        ratio=settings.recompute_ratio if ratio is None else ratio,
+        metric=settings.metric,
+        check_layers=settings.check_layers,
+        threshold=settings.threshold,
+    )
+
+
+def make_arms(base: Recipe, ratios: Sequence[float]) -> list[Arm]:
+    """All arms, the reference first. ``base``: the recipe, but for its ratio and spans."""
+    return [FullPrefill(), PrefixCaching(), *(Blending(replace(base, ratio=r)) for r in (0.0, *ratios))]
+
+
+def reset(engine: Engine) -> None:
+    """Empty the prefix cache; a request that has just ended may hold it for a moment yet."""
+    deadline = time.monotonic() + _RESET_TIMEOUT_S
+    while not engine.reset_prefix_cache():
+        if time.monotonic() > deadline:
+            raise EngineError("the prefix cache cannot be emptied: other requests are using this engine")
+        time.sleep(0.01)
+
+
+def _sample(delta: Delta, recomputed: int, split_ms: dict[str, float]) -> Sample:
+    return Sample(1e3 * delta.ttft_s, delta.token_ids[0], delta.logprobs[0], recomputed, split_ms)

@@ -1,0 +1,5 @@
+"""``python -m blendrag.lab.bench``."""
+
+from blendrag.lab.bench.cli import app
+
+app()

@@ -1,0 +1,174 @@
+"""Head-of-line blocking: what running answers lose when a long prompt arrives beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import ConfigError
+from blendrag.lab.arms import check_blended, recipe_of, reset
+from blendrag.lab.bench.beside_summary import Window, ratios_to_alone, summarise_windows
+from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
+from blendrag.lab.bench.ttft import check_prompts
+from blendrag.lab.progress import BenchProgress
+from blendrag.lab.prompts import Prompt, PromptMaker
+from blendrag.lab.running import blending_engine
+from blendrag.lab.texts import text_pieces
+from blendrag.lab.trial_store import trial_store
+from blendrag.machine import describe_machine
+from blendrag.prompt import encode_document
+from blendrag.settings import Settings
+from blendrag.store.spec import TierSpec
+
+CONDITIONS = ("alone", "full", "blended")
+_POOL = 2  # chunks in the store, per chunk of a prompt
+_ROOM = 1.3  # of a full prefill's time: from one arrival to the next, so that none waits for the last one
+_LOOK_S = 0.02  # how often it is looked whether all decodes run
+_STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
+
+
+@dataclass(frozen=True, slots=True)
+class BesideOptions:
+    """What is measured. decodes: answers that run all the time, of ``decode_tokens`` each, one begun when one
+    ends. arrivals: long prompts per window. gap: seconds from one to the next; None: what a full prefill
+    beside the decodes takes, and some more."""
+
+    decodes: int = 2
+    decode_tokens: int = 200
+    chunks: int = 6
+    chunk_tokens: int = 512
+    arrivals: int = 3
+    gap: float | None = None
+    repeats: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gap is not None and self.gap <= 0:
+            raise ConfigError("--gap must be above 0")
+
+
+def run_beside(settings: Settings, options: BesideOptions, progress: BenchProgress) -> dict[str, Any]:
+    """Measure; the results, JSON-able:
+
+    conditions: alone, full (full prefills arrive), blended (blends of the same prompts arrive): each what
+        ``summarise_windows`` says. ratios: ``ratios_to_alone``. gap: seconds between arrivals.
+    trace: per condition [seconds, ms] of every token of the last window: since its beginning, and since the
+        token before. machine, config: as ``run_ttft``.
+
+    Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
+    """
+    with blending_engine(settings, progress) as engine:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+        maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+        pieces = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
+        progress.note("ingest")
+        with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
+            rng = random.Random(options.seed)
+            count = 1 + options.arrivals * options.repeats
+            trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]
+            prompts = [trial.prompt for trial in trials]
+            stories = [encode_document(tokenizer, _STORY.format(number)) for number in range(options.decodes)]
+            check_prompts(prompts, engine.max_model_len)
+            short = [Prompt(story, ()) for story in stories]
+            check_prompts(short, engine.max_model_len, options.decode_tokens)
+            recipe = recipe_of(settings, store.id)
+            beside = _Beside(engine, recipe, stories, options, progress)
+            windows, gap = asyncio.run(beside.measure(prompts))
+    return {
+        "conditions": {name: summarise_windows(own) for name, own in windows.items()},
+        "ratios": ratios_to_alone(windows),
+        "gap": gap,
+        "trace": {name: own[-1].trace() for name, own in windows.items()},
+        "machine": describe_machine(settings.model, engine.facts),
+        "config": asdict(options) | {
+            "ratio": settings.recompute_ratio, "selector": settings.selector, "codec": settings.codec,
+            "blend_share": settings.blend_share,
+            "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
+        },
+    }  # fmt: skip
+
+
+class _Beside:
+    """The windows of one measurement."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        recipe: Recipe,
+        stories: Sequence[Sequence[int]],
+        options: BesideOptions,
+        progress: BenchProgress,
+    ) -> None:
+        self._engine, self._recipe, self._stories = engine, recipe, stories
+        self._options, self._progress = options, progress
+        self._names = itertools.count()
+
+    async def measure(self, prompts: Sequence[Prompt]) -> tuple[dict[str, list[Window]], float]:
+        """Per condition a window per repeat, and the gap. The first prompt warms up, and says how long a full
+        prefill takes beside the decodes."""
+        options = self._options
+        warm_up, *own = prompts
+        self._progress.total(len(CONDITIONS) * (options.repeats + 1))
+        gap = options.gap or 0.0
+        for condition in reversed(CONDITIONS):
+            self._progress.note(f"warm-up: {condition}")
+            window = await self._window(condition, [warm_up], gap)
+            if condition == "full":
+                gap = gap or _ROOM * window.waits[0]
+            self._progress.step()
+        windows: dict[str, list[Window]] = {condition: [] for condition in CONDITIONS}
+        for number in range(options.repeats):
+            arriving = own[number * options.arrivals : (number + 1) * options.arrivals]
+            shift = number % len(CONDITIONS)
+            for condition in (*CONDITIONS[shift:], *CONDITIONS[:shift]):
+                self._progress.note(f"repeat {number + 1} of {options.repeats}: {condition}")
+                windows[condition].append(await self._window(condition, arriving, gap))
+                self._progress.step()
+        return windows, gap
+
+    async def _window(self, condition: str, prompts: Sequence[Prompt], gap: float) -> Window:
+        """Decodes all the time; a prompt every ``gap`` seconds. It ends a gap after the last one, and not
+        before the last first token: what the decodes lost until then belongs to it."""
+        reset(self._engine)
+        decodes: list[Timed] = []
+        arrivals: list[Timed] = []
+        tasks = [asyncio.create_task(self._decode(story, decodes)) for story in self._stories]
+        try:
+            while sum(bool(decode.tokens) for decode in decodes) < len(tasks):
+                failed, _ = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+                for task in failed:
+                    task.result()  # raises
+            begin = time.perf_counter()
+            for number, prompt in enumerate(prompts):
+                if condition != "alone":
+                    arrivals.append(Timed(begin + number * gap))
+                    tasks.append(asyncio.create_task(self._arrive(condition, prompt, arrivals[-1])))
+                await asyncio.sleep(begin + (number + 1) * gap - time.perf_counter())
+            await asyncio.gather(*tasks[len(self._stories) :])
+            end = time.perf_counter()
+        finally:
+            await stop(self._engine, tasks)
+        return Window(begin, end, decodes, arrivals)
+
+    async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
+        """One answer after the other."""
+        while True:
+            decodes.append(Timed(time.perf_counter()))
+            await ask_timed(self._engine, story, exactly(self._options.decode_tokens), decodes[-1])
+
+    async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
+        """A first token. A namespace of its own: nothing of it is in the prefix cache."""
+        recipe = replace(self._recipe, spans=prompt.spans) if condition == "blended" else None
+        name = f"beside-{next(self._names)}"
+        await ask_timed(self._engine, prompt.token_ids, exactly(1), timed, recipe, name)
+        if recipe is not None:
+            check_blended("what arrived", timed.report)

@@ -1,0 +1,58 @@
+"""``bench kernels`` and ``layers``: inside the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blendrag.cli.options import Model
+from blendrag.lab.bench.cli.shared import Chunks, ChunkTokens, Json, Plot, Ratio, Seed, app, measured
+
+
+@app.command()
+def kernels(
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    ratio: Ratio = 0.15,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each piece of a layer is timed.")] = 20,
+    model: Model = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
+    from blendrag.lab.bench.kernels import KernelOptions, run_kernels
+    from blendrag.lab.bench.kernels_table import print_kernels
+    from blendrag.settings import Settings
+
+    options = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
+    settings = Settings.load(model=model)
+    measured(lambda progress: run_kernels(settings, options, progress), print_kernels, json)
+
+
+@app.command()
+def layers(
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts probed.")] = 8,
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 256,
+    queries: Annotated[int, typer.Option(min=1, help="Last tokens whose attention is compared.")] = 16,
+    model: Model = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Questions over documents, instead of built-in text.", metavar="FILE")
+    ] = None,
+    format: Annotated[str, typer.Option(help="How they are written: musique, squadsplit, ...")] = "jsonl",
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Layer by layer: which tokens deviate, whether the same ones in the next layer, what attention makes of
+    it."""
+    from blendrag.lab.evaluate.layers import LayerOptions, run_layers
+    from blendrag.lab.evaluate.layers_plot import draw_layers
+    from blendrag.lab.evaluate.layers_table import print_layers
+    from blendrag.settings import Settings
+
+    options = LayerOptions(prompts, chunks, chunk_tokens, queries, data, format, seed)
+    settings = Settings.load(model=model)
+    measured(lambda progress: run_layers(settings, options, progress), print_layers, json, plot, draw_layers)

@@ -1,0 +1,110 @@
+"""``bench sweep``, ``load`` and ``beside``: what the time depends on, and many requests at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blendrag.cli.options import Model
+from blendrag.lab.bench.cli.shared import Chunks, ChunkTokens, Json, Plot, Seed, app, measured
+
+
+@app.command()
+def sweep(
+    axis: Annotated[
+        str,
+        typer.Option(
+            help="What is varied: chunks, chunk_tokens, ratio, question_tokens, batch, codec or tier."
+        ),
+    ] = "chunks",
+    values: Annotated[
+        str | None, typer.Option(help="Its values, with commas between them.", metavar="A,B,...")
+    ] = None,
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts per value, each with all arms.")] = 4,
+    model: Model = None,
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Time to first token against one parameter: full prefill, prefix caching, full reuse, blending."""
+    from blendrag.lab.bench.sweep import SweepOptions, run_sweep
+    from blendrag.lab.bench.sweep_plot import draw_sweep
+    from blendrag.lab.bench.sweep_points import axis_named
+    from blendrag.lab.bench.sweep_table import print_sweep
+    from blendrag.settings import Settings
+
+    settings = Settings.load(model=model, prefix_caching=True)
+    chosen = axis_named(axis).values(values, settings)
+    options = SweepOptions(axis, chosen, chunks, chunk_tokens, repeats, seed)
+    measured(lambda progress: run_sweep(settings, options, progress), print_sweep, json, plot, draw_sweep)
+
+
+@app.command()
+def load(
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 256,
+    pool: Annotated[int, typer.Option(min=2, help="Chunks in the store.")] = 48,
+    questions: Annotated[int, typer.Option(min=1, help="Questions, each in four phrasings.")] = 40,
+    order: Annotated[
+        str, typer.Option(help="Chunks of a prompt: retrieved (the nearest first) or shuffled.")
+    ] = "retrieved",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 16,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.")] = 24.0,
+    rates: Annotated[
+        str | None, typer.Option(help="Requests a second; else they are looked for.", metavar="A,B,...")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Rates per arm, where they are looked for.")] = 5,
+    bound_ms: Annotated[
+        float | None,
+        typer.Option(min=1.0, help="Of p95 TTFT; else twice full prefill's without load."),
+    ] = None,
+    model: Model = None,
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Throughput: how many requests a second each arm answers before the time to first token gets long."""
+    from blendrag.lab.bench.arrivals import parse_rates
+    from blendrag.lab.bench.load import run_load
+    from blendrag.lab.bench.load_plot import draw_load
+    from blendrag.lab.bench.load_runs import LoadOptions
+    from blendrag.lab.bench.load_table import print_load
+    from blendrag.settings import Settings
+
+    options = LoadOptions(
+        chunks, chunk_tokens, pool, questions, max_tokens, seconds,
+        parse_rates(rates) if rates else (), tries, bound_ms, order, seed,
+    )  # fmt: skip
+    settings = Settings.load(model=model, prefix_caching=True)
+    measured(lambda progress: run_load(settings, options, progress), print_load, json, plot, draw_load)
+
+
+@app.command()
+def beside(
+    decodes: Annotated[int, typer.Option(min=1, help="Answers that run all the time.")] = 2,
+    decode_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each of them.")] = 200,
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    arrivals: Annotated[int, typer.Option(min=1, help="Long prompts that come, per repeat.")] = 3,
+    gap: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds between them; else a little more than a full prefill takes."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Of nothing, full prefills and blends beside.")] = 2,
+    model: Model = None,
+    plot: Plot = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """Inter-token latency of running answers while long prompts arrive: full prefills, then blends."""
+    from blendrag.lab.bench.beside import BesideOptions, run_beside
+    from blendrag.lab.bench.beside_plot import draw_beside
+    from blendrag.lab.bench.beside_table import print_beside
+    from blendrag.settings import Settings
+
+    options = BesideOptions(decodes, decode_tokens, chunks, chunk_tokens, arrivals, gap, repeats, seed)
+    settings = Settings.load(model=model, prefix_caching=True)
+    measured(lambda progress: run_beside(settings, options, progress), print_beside, json, plot, draw_beside)

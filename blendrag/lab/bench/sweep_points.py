@@ -1,0 +1,95 @@
+"""What a sweep varies: one parameter of a prompt or of where its KV is, the others at their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from blendrag.errors import ConfigError
+from blendrag.lab.bench.tiers import LOCAL, servers_of
+from blendrag.lab.bench.ttft import read_ratio
+from blendrag.settings import Settings
+from blendrag.store.codec import codec_names
+
+Value = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where all parameters stand. question_tokens: None for a short question; batch: prompts sent at once."""
+
+    chunks: int
+    chunk_tokens: int
+    ratio: float
+    codec: str
+    tier: str = "ram"
+    question_tokens: int | None = None
+    batch: int = 1
+
+    @property
+    def prompts(self) -> tuple[int | None, ...]:
+        """What the prompts depend on: points that agree in it are asked the same ones."""
+        return self.chunks, self.chunk_tokens, self.question_tokens, self.batch
+
+    @property
+    def store(self) -> tuple[str, str]:
+        return self.codec, self.tier
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A parameter that can be varied: how a value is read, and those that are measured by default."""
+
+    name: str
+    label: str
+    read: Callable[[str], Value]
+    default: Callable[[Settings], Sequence[Value]]
+
+    def values(self, text: str | None, settings: Settings) -> tuple[Value, ...]:
+        """Those named in ``text``, by commas, each once. Raises ConfigError, naming what is wrong."""
+        if text is None:
+            return tuple(self.default(settings))
+        values = []
+        for word in map(str.strip, text.split(",")):
+            try:
+                values.append(self.read(word))
+            except ValueError as error:
+                raise ConfigError(f"--values: {word!r} is not a value of {self.name}: {error}") from None
+        names = [value for value in self.default(settings) if isinstance(value, str)]
+        for value in values:
+            if isinstance(value, str) and value not in names:
+                raise ConfigError(f"--values: no {self.name} {value!r} here, but {', '.join(names)}")
+        return tuple(dict.fromkeys(values))
+
+    def at(self, start: Point, value: Value) -> Point:
+        return replace(start, **{self.name: value})  # type: ignore[arg-type]  # read as the field's type
+
+
+def axis_named(name: str) -> Axis:
+    """Raises ConfigError for an axis that there is not."""
+    if name not in AXES:
+        raise ConfigError(f"--axis: no axis {name!r}, but {', '.join(AXES)}")
+    return AXES[name]
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(word: str) -> int:
+        if not word.isdecimal() or int(word) < least:
+            raise ValueError(f"a whole number from {least} on is wanted")
+        return int(word)
+
+    return read
+
+
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("chunks", "chunks in a prompt", _whole(2), lambda _: (2, 4, 6, 8, 12)),
+        Axis("chunk_tokens", "tokens in a chunk", _whole(8), lambda _: (128, 256, 512, 1024)),
+        Axis("ratio", "recompute ratio", read_ratio, lambda _: (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
+        Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
+        Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
+        Axis("codec", "codec of stored KV", str, lambda _: codec_names()),
+        Axis("tier", "tier that KV is read from", str, lambda settings: (*LOCAL, *servers_of(settings))),
+    )
+}

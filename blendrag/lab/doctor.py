@@ -1,0 +1,208 @@
+"""The self-check of one model on one machine (design decision D12): can its blended answers be trusted?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from math import exp
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.serving.identity import kv_identity
+from blendrag.settings import Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+
+# The standard library's own help: real text that is on every machine.
+_PROMPTS = (
+    (("exceptions", "customization", "calls"), "\n\nIn one word, the text above is about the language"),
+    (("comparisons", "assignment", "execmodel", "class"), "\n\nAn assignment statement is used to"),
+)
+_OPENING = "Some pages from a manual.\n\n"
+_CHUNK_TOKENS = 160
+_LOGPROBS = 20
+
+# What two orders of the same bfloat16 sums may differ by; a wrong position or mask is off by far more.
+_MAX_KL = 0.02
+_MAX_GAP = 0.1
+_MAX_MASK_ERROR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One check: what was measured, what it has to be, and whether it is."""
+
+    check: str
+    value: str
+    limit: str
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """``unsupported``: why the model cannot be blended at all; it is then served without."""
+
+    model: str
+    architecture: str
+    rows: tuple[Row, ...]
+    unsupported: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.rows) and all(row.ok for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) -> DoctorReport:
+    """Check blending with ``settings.model``: starts its engine, takes seconds after that.
+
+    Raises ModelNotFoundError or EngineError if there is nothing to check.
+    """
+    tell = note or (lambda _: None)
+    engine = Engine.shared(settings, tell)
+    try:
+        facts = engine.facts
+        if facts["reason"]:
+            row = Row("the model can be blended", str(facts["reason"]), "supported", False)
+            return DoctorReport(settings.model, facts["architecture"], (row,), facts["reason"])
+        tell("checking")
+        with tempfile.TemporaryDirectory(prefix="blendrag-doctor-") as folder:
+            rows = _Check(engine, settings, Path(folder)).rows()
+        return DoctorReport(settings.model, facts["architecture"], tuple(rows))
+    finally:
+        engine.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: tuple[int, ...]
+    spans: tuple[tuple[str, int, int], ...]
+
+
+class _Check:
+    def __init__(self, engine: Engine, settings: Settings, root: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.engine, self.settings, self.root = engine, settings, root
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+        self.identity: KVIdentity = kv_identity(settings, engine.model_path)
+
+    def rows(self) -> list[Row]:
+        prompts = [self._prompt(names, question) for names, question in _PROMPTS]
+        chunks = {
+            key: list(prompt.token_ids[start : start + length])
+            for prompt in prompts
+            for key, start, length in prompt.spans
+        }
+        catalogue = Catalogue.open(self.root, self.identity)
+        catalogue.register("doctor", [(key, "", ids) for key, ids in chunks.items()])
+        catalogue.close()
+
+        store = self._open_store()
+        try:
+            self.engine.call("ingest", store, [[key, ids] for key, ids in chunks.items()])
+            self.engine.call("flush", store)
+            full = [self._first_token(prompt, None) for prompt in prompts]
+            repaired = [self._first_token(prompt, self._recipe(store, prompt, 1.0)) for prompt in prompts]
+            reused = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
+            self.engine.call("close_store", store)  # forgets the KV in memory: what comes next is from disk
+            store = self._open_store()
+            reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
+            # two chunks' worth: the second stands alone once, and once behind the first
+            facts = self.engine.call("selfcheck", list(prompts[0].token_ids), len(prompts[0].token_ids) // 2)
+        finally:
+            self.engine.call("close_store", store)
+        return [
+            _blended(repaired + reused + reread),
+            *_same_as_full(full, repaired),
+            _at_most("scattered rows against dense float32 attention", facts["mask_error"], _MAX_MASK_ERROR),
+            _at_most("stored KV read back from disk", _largest_change(reused, reread), 0.0),
+            _at_most("layer 0: a chunk alone against behind others", facts["layer0_deviation"], 0.0),
+            _above_zero("last layer: the same (what blending repairs)", facts["deeper_deviation"]),
+        ]
+
+    def _open_store(self) -> str:
+        stack = [spec.plain() for spec in self.settings.local_stack]
+        store: str = self.engine.call("open_store", str(self.root), asdict(self.identity), stack)
+        return store
+
+    def _prompt(self, names: Sequence[str], question: str) -> _Prompt:
+        ids: list[int] = self.tokenizer(_OPENING).input_ids
+        spans = []
+        for name in names:
+            chunk = self._encode(topics[name])[:_CHUNK_TOKENS]
+            spans.append((self.identity.chunk_key(chunk), len(ids), len(chunk)))
+            ids = ids + chunk + self._encode("\n\n")
+        return _Prompt(tuple(ids + self._encode(question)), tuple(spans))
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def _recipe(self, store: str, prompt: _Prompt, ratio: float) -> Recipe:
+        return Recipe(store, prompt.spans, ratio=ratio)
+
+    def _first_token(self, prompt: _Prompt, recipe: Recipe | None) -> Delta:
+        self.engine.reset_prefix_cache()
+        sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_LOGPROBS)
+        return self.engine.generate(prompt.token_ids, sampling, recipe)
+
+
+def _blended(answers: Sequence[Delta]) -> Row:
+    """Everything below means nothing if the engine quietly prefilled plainly, or missed chunks."""
+    good = sum(
+        bool(answer.report) and "fallback" not in answer.report and not answer.report["missing"]
+        for answer in answers
+        if answer.report is not None
+    )
+    return Row("prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers))
+
+
+def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Row]:
+    pairs = list(zip(full, repaired, strict=True))
+    gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in pairs)
+    kl = max(divergence(one.logprobs[0], other.logprobs[0]) for one, other in pairs)
+    return [
+        _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
+        _at_most("ratio 1 against full prefill, KL", kl, _MAX_KL),
+    ]
+
+
+def _gap(logprobs: dict[int, float], token: int) -> float:
+    """How much less likely ``token`` is than the likeliest. 0: the same token; tiny: a tie."""
+    return max(logprobs.values()) - logprobs.get(token, min(logprobs.values()))
+
+
+def divergence(p: dict[int, float], q: dict[int, float]) -> float:
+    """KL(p, q) of two next-token distributions, of each of which only the likeliest tokens are known.
+
+    A token that ``q`` does not list is given the least probability it lists: a lower bound.
+    """
+    least = min(q.values())
+    return max(0.0, sum(exp(logp) * (logp - q.get(token, least)) for token, logp in p.items()))
+
+
+def _largest_change(before: Sequence[Delta], after: Sequence[Delta]) -> float:
+    """Largest difference in log probability between two runs that should be the same."""
+    changes = [
+        abs(logp - other.logprobs[0].get(token, float("-inf")))
+        for one, other in zip(before, after, strict=True)
+        for token, logp in one.logprobs[0].items()
+    ]
+    return max(changes)
+
+
+def _at_most(check: str, value: float, limit: float) -> Row:
+    return Row(check, f"{value:.2g}", f"<= {limit:g}" if limit else "0", value <= limit)
+
+
+def _above_zero(check: str, value: float) -> Row:
+    return Row(check, f"{value:.2g}", "> 0", value > 0)

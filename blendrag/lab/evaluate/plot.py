@@ -1,0 +1,81 @@
+"""The results of an evaluation as a picture: what is lost, by two measures, against the time to first token.
+
+As Figures 12 and 16 of CacheBlend: nearer to the lower left corner is better; each line is one selector
+over its ratios.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blendrag.lab import canvas
+from blendrag.lab.canvas import INK
+from blendrag.lab.evaluate.summary import CLEAR, FULL, REUSE
+
+_MARKERS = "osD^vPX*<>hp"
+
+Arm = Mapping[str, Any]
+
+
+def draw(results: Mapping[str, Any], path: Path) -> None:
+    """Write the picture. ``results`` as in ``print_evaluation``."""
+    arms = results["arms"]
+    figure = canvas.new_figure(11, 4.8)
+    answer, first = figure.subplots(1, 2)
+    for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token")):
+        _draw_arms(axes, arms, measure)
+        axes.axhline(0.0, color=INK, linewidth=0.8)
+        axes.set_xlim(left=0)
+    title = f"{results['config']['format']}, {arms[FULL]['n']} rows"
+    time = "time to first token, ms (median)"
+    canvas.finish_axes(answer, title, time, "nats lost per token of the right answer")
+    canvas.finish_axes(first, "", time, "KL of the first token, nats")
+    if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
+        _add_gap_scale(answer, arms[REUSE]["nll_loss"]["mean"])
+    canvas.add_legend(figure, answer)
+    canvas.save(figure, path, results["machine"])
+
+
+def _draw_arms(axes: Any, arms: Mapping[str, Arm], measure: str) -> None:
+    for name in (FULL, REUSE):
+        if name in arms:
+            label, colour = canvas.ARM_LABELS[name], canvas.ARM_COLOURS[name]
+            _draw_line(axes, [arms[name]], measure, label, color=colour, marker="*", markersize=11)
+    for number, (label, line) in enumerate(_lines(arms).items()):
+        marker = _MARKERS[number % len(_MARKERS)]
+        _draw_line(axes, line, measure, label, color=f"C{number % 10}", marker=marker, markersize=5)
+
+
+def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
+    """Arms that differ in their ratio only, by ratio; "hkvd_v@0.15:int8" is on the line "hkvd_v:int8"."""
+    lines: dict[str, dict[float, Arm]] = defaultdict(dict)
+    for name, arm in arms.items():
+        if name not in (FULL, REUSE):
+            base, *settings = name.split(":")
+            selector, _, ratio = base.partition("@")
+            lines[":".join((selector, *settings))][float(ratio or 0.0)] = arm
+    return {label: [line[ratio] for ratio in sorted(line)] for label, line in lines.items()}
+
+
+def _draw_line(axes: Any, line: list[Arm], measure: str, label: str, **style: Any) -> None:
+    times = [arm["ttft_ms"]["median"] for arm in line]
+    losses = [arm[measure] for arm in line]
+    means = [loss["mean"] for loss in losses]
+    whiskers = [
+        [loss["mean"] - loss["low"] for loss in losses],
+        [loss["high"] - loss["mean"] for loss in losses],
+    ]
+    axes.errorbar(times, means, yerr=whiskers, label=label, capsize=3, linewidth=1, **style)
+
+
+def _add_gap_scale(axes: Any, reuse_loss: float) -> None:
+    """On the right, the same as the share of full reuse's loss that is repaired."""
+    to_share, to_loss = (lambda loss: 1 - loss / reuse_loss), (lambda share: reuse_loss * (1 - share))
+    scale = axes.secondary_yaxis("right", functions=(to_share, to_loss))
+    scale.set_ylabel("share of full reuse's gap closed", color=INK, fontsize=9)
+    scale.yaxis.set_major_formatter("{x:.0%}")
+    scale.tick_params(length=0, colors=INK)
+    scale.spines[:].set_visible(False)

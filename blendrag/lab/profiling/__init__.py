@@ -1,0 +1,1 @@
+"""Measures this machine for the loading controller."""

@@ -1,0 +1,152 @@
+"""Measures a profile: the engine's plain prefill, its fused prefill, and the tiers of its stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
+from blendrag.engine.client.engine import Engine
+from blendrag.errors import PromptTooLongError
+from blendrag.lab.profiling.runs import Run, Times, blend_run, interleaved, prefill_run
+from blendrag.lab.profiling.tier_speed import measure_tiers
+from blendrag.lab.progress import BenchProgress
+from blendrag.lab.prompts import QUESTIONS, PromptMaker
+from blendrag.lab.running import blending_engine
+from blendrag.lab.texts import text_pieces
+from blendrag.lab.trial_store import TrialStore, trial_store
+from blendrag.machine import describe_machine
+from blendrag.serving.identity import kv_identity
+from blendrag.settings import Settings
+from blendrag.store.spec import TierSpec
+
+_CHUNK_TOKENS = 512
+_ROOM = 192  # tokens of a prompt around its chunks, at most
+_LEAST_POINTS = 4  # of each kind
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured. cached, new: tokens, of plain prefill. blend: (chunks with KV, fewer without) of a
+    prompt, each at all ratios. What does not fit the model's window is left out."""
+
+    cached: tuple[int, ...] = (0, 512, 1536)
+    new: tuple[int, ...] = (64, 512, 1536, 3072)
+    blend: tuple[tuple[int, int], ...] = ((1, 0), (3, 0), (6, 0), (3, 2))
+    ratios: tuple[float, ...] = (0.0, 0.15, 0.5, 1.0)
+    repeats: int = 3
+
+    @property
+    def pieces(self) -> int:
+        """Chunks of text it takes."""
+        longest = max(self.cached) + max(self.new)
+        return max(-(-longest // _CHUNK_TOKENS), *(sum(chunks) for chunks in self.blend))
+
+
+QUICK = Grid((0, 512), (64, 512, 1536), ((1, 0), (3, 0), (2, 1)), (0.0, 0.15, 1.0), 1)
+
+_Prefills = Mapping[tuple[int, int], list[Times]]
+_Blends = Mapping[tuple[int, int, float], list[Times]]
+
+
+def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> Profile:
+    """Start the engine and measure. Not saved yet.
+
+    Raises ModelNotSupportedError for a model that is not blended, PromptTooLongError for a window too short
+    to measure in, ConfigError, StoreError, EngineError.
+    """
+    with blending_engine(settings, progress) as engine:
+        prefills, blends = _engine_times(engine, settings, grid, progress)
+        identity = kv_identity(settings, engine.model_path)
+        tiers = measure_tiers(settings, identity, engine.facts["dtype"], progress)
+        machine = describe_machine(settings.model, engine.facts)
+        return _profile(settings, engine, profile_digest(identity), machine, prefills, blends, tiers)
+
+
+def _engine_times(
+    engine: Engine, settings: Settings, grid: Grid, progress: BenchProgress
+) -> tuple[_Prefills, _Blends]:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+    progress.note("cutting text into chunks")
+    pieces = text_pieces(tokenizer, grid.pieces, _CHUNK_TOKENS)
+    maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+    with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
+        prefills = _prefill_runs(engine, grid, [token for piece in pieces for token in piece])
+        blends = _blend_runs(engine, settings, grid, store, maker)
+        if min(len(prefills), len(blends)) < _LEAST_POINTS:
+            raise PromptTooLongError(
+                f"the model's window of {engine.max_model_len} tokens is too short to measure in"
+            )
+        progress.total((grid.repeats + 1) * (len(prefills) + len(blends)) + len(settings.stack))
+        return (
+            interleaved(prefills, grid.repeats, progress, "prefill"),
+            interleaved(blends, grid.repeats, progress, "blend"),
+        )
+
+
+def _prefill_runs(engine: Engine, grid: Grid, text: list[int]) -> dict[tuple[int, int], Run]:
+    block = int(engine.facts["block_size"])
+    runs: dict[tuple[int, int], Run] = {}
+    for cached in sorted({tokens // block * block for tokens in grid.cached}):
+        for new in grid.new:
+            if cached + new < engine.max_model_len:
+                runs[cached, new] = prefill_run(engine, text[: cached + new], cached)
+    return runs
+
+
+def _blend_runs(
+    engine: Engine, settings: Settings, grid: Grid, store: TrialStore, maker: PromptMaker
+) -> dict[tuple[int, int, float], Run]:
+    runs: dict[tuple[int, int, float], Run] = {}
+    for stored, without in grid.blend:
+        if (stored + without) * _CHUNK_TOKENS + _ROOM >= engine.max_model_len:
+            continue
+        prompt = maker.make(store.chunks[: stored + without], QUESTIONS[0])
+        # Those without KV stand between the others, where they have the average number of tokens before them.
+        gaps = range(1, 2 * without, 2)
+        spans = (span for at, span in enumerate(prompt.spans) if at not in gaps)
+        prompt = replace(prompt, spans=tuple(spans))
+        cached = prompt.chunk_tokens()
+        for ratio in grid.ratios:
+            point = (cached, len(prompt.token_ids) - cached, ratio)
+            runs[point] = blend_run(engine, settings, store, prompt, ratio)
+    return runs
+
+
+def _profile(
+    settings: Settings,
+    engine: Engine,
+    digest: str,
+    machine: dict[str, Any],
+    prefills: _Prefills,
+    blends: _Blends,
+    tiers: dict[str, TierSpeed],
+) -> Profile:
+    # The least of each: whatever else the machine was doing has only ever added time.
+    return Profile(
+        identity=digest,
+        model=settings.model,
+        selector=settings.selector,
+        layers=engine.facts["num_layers"],
+        machine=machine,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        prefill=tuple(
+            PrefillPoint(cached=cached, new=new, seconds=min(ttft for ttft, _ in found))
+            for (cached, new), found in prefills.items()
+        ),
+        blend=tuple(
+            BlendPoint(
+                cached=cached,
+                fresh=fresh,
+                ratio=ratio,
+                seconds=min(fused for _, fused in found),
+                overhead_s=min(max(0.0, ttft - fused) for ttft, fused in found),
+            )
+            for (cached, fresh, ratio), found in blends.items()
+        ),
+        tiers=tiers,
+    )

@@ -1,0 +1,1 @@
+"""Trains what the learned eviction policies go by."""

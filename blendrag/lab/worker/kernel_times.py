@@ -1,0 +1,75 @@
+"""How long the pieces of a layer take, in turn with this machine's rates of multiplying and copying.
+
+Only times are measured here; what they could be at best is arithmetic on the shape, in ``bench.kernels``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from blendrag.lab.worker.kernels import LayerPieces, Step
+from blendrag.load.loader import stay_aside
+
+if TYPE_CHECKING:
+    from blendrag.engine.worker.data_plane import Blender
+
+_SQUARES = (512, 1024, 2048)  # of the matrices whose product gives the machine's rate
+_COPIES = (1 << 20, 1 << 23, 1 << 26)  # bytes
+
+
+@torch.inference_mode()
+def time_pieces(
+    blender: Blender, tokens: int, spans: Sequence[tuple[int, int]], ratio: float, repeats: int
+) -> dict[str, Any]:
+    """Milliseconds, ``repeats`` of each, everything in turn; each round is another layer's, so that weights
+    are as cold as in a forward. The first round is a warm-up. Arguments as :class:`LayerPieces` has them.
+
+    shape, products: see :class:`LayerPieces`. ms: by piece, ``fetch`` by one thread beside the model's.
+    matmul: by ``m,k,n``, of torch.mm. copy: by bytes copied.
+    """
+    pieces = LayerPieces(blender.decoder, blender.runner, blender.block_size, tokens, spans, ratio)
+    shape, products = pieces.shape(), pieces.products()
+    device, dtype = pieces.device, pieces.dtype
+    sizes = {(n, n, n) for n in _SQUARES}.union(*products.values())
+    work: dict[tuple[str, str], Step] = {("ms", name): step for name, step in pieces.steps().items()}
+    work |= {("matmul", f"{m},{k},{n}"): _product(m, k, n, device, dtype) for m, k, n in sorted(sizes)}
+    work |= {("copy", str(nbytes)): _copy(nbytes, device) for nbytes in _COPIES}
+    taken: dict[str, dict[str, list[float]]] = {"ms": {"fetch": []}, "matmul": {}, "copy": {}}
+    with ThreadPoolExecutor(1, thread_name_prefix="blendrag-aside", initializer=stay_aside) as aside:
+        for number in range(repeats + 1):
+            layer = number % shape["layers"]
+            fetched = aside.submit(_milliseconds, pieces.fetch, torch.device("cpu")).result()
+            if number:
+                taken["ms"]["fetch"].append(fetched)
+            for (kind, name), step in work.items():
+                spent = _milliseconds(partial(step, layer), device)
+                if number:
+                    taken[kind].setdefault(name, []).append(spent)
+    return {"shape": shape, "products": {name: list(map(list, s)) for name, s in products.items()}} | taken
+
+
+def _product(m: int, k: int, n: int, device: torch.device, dtype: torch.dtype) -> Step:
+    left, weight = (torch.randn(rows, k).to(device, dtype) for rows in (m, n))
+    out = torch.empty(m, n, device=device, dtype=dtype)
+    return lambda _: torch.mm(left, weight.t(), out=out)
+
+
+def _copy(nbytes: int, device: torch.device) -> Step:
+    source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda _: target.copy_(source)
+
+
+def _milliseconds(work: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    begin = time.perf_counter()
+    work()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return 1e3 * (time.perf_counter() - begin)

@@ -1,0 +1,227 @@
+"""One layer of a blend in pieces: the model's own modules, over a scratch cache, as the fused prefill uses
+them. ``kernel_times`` times them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from blendrag.attention.dense import masked_attention
+from blendrag.attention.runs import find_runs
+from blendrag.engine import compat
+from blendrag.engine.worker.decoder import Decoder, KnownDecoder
+from blendrag.errors import ModelNotSupportedError
+from blendrag.select import make_selector
+from blendrag.select.deviation import deviation
+from blendrag.select.interface import CachedTokens, SelectorOptions, budget
+from blendrag.store.codec import make_codec
+
+Step = Callable[[int], Any]  # of a layer's number
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Inputs of one layer's pieces for some of the prompt's tokens. The residual stream is overwritten."""
+
+    positions: torch.Tensor
+    states: torch.Tensor
+    residual: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    metadata: dict[str, Any]
+
+
+class LayerPieces:
+    """A layer's work on a prompt of ``tokens`` tokens with stored chunks at ``spans`` (start, length), of
+    which ``ratio`` is recomputed: random tokens, the same ones every time."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        runner: Any,
+        block_size: int,
+        tokens: int,
+        spans: Sequence[tuple[int, int]],
+        ratio: float,
+    ) -> None:
+        """Raises ModelNotSupportedError for a model whose layers run whole."""
+        if not isinstance(decoder, KnownDecoder):
+            raise ModelNotSupportedError(
+                f"not measured: the layers of {type(decoder.model).__name__} run whole, not piece by piece"
+            )
+        self._decoder, self._runner, self._spans = decoder, runner, spans
+        self.dtype = decoder.dtype
+        self._random = torch.Generator().manual_seed(0)
+        self._cache = compat.scratch_cache(decoder.attentions[0], -(-tokens // block_size))
+        self.device = self._cache.device
+        self._table = torch.arange(self._cache.shape[0], dtype=torch.int32, device=self.device)[None]
+        everywhere = torch.arange(tokens, device=self.device)
+        self._cached = torch.cat([everywhere[at : at + length] for at, length in spans])
+        self._selector = make_selector("hkvd", SelectorOptions(ratio=ratio))
+        lengths = torch.cat([torch.full((length,), length, device=self.device) for _, length in spans])
+        self._candidates = CachedTokens(self._cached, lengths, self._cached.numel())
+        count = budget(self._cached.numel(), ratio)
+        chosen = torch.randperm(self._cached.numel(), generator=self._random)[:count]
+        fresh = torch.ones(tokens, dtype=torch.bool, device=self.device)
+        fresh[self._cached] = False
+        self._fresh = torch.nonzero(fresh, as_tuple=True)[0]
+        self._at = torch.cat([self._fresh, self._cached[chosen.to(self.device)]]).sort().values
+        self._all, self._some = self._rows(everywhere), self._rows(self._at)
+        stored = (self._cached.numel(), *decoder.kv_shape)
+        self._stored_key, self._stored_value = self._noise(*stored), self._noise(*stored)
+        self._codec = make_codec("raw", *decoder.kv_shape, decoder.dtype)
+        chunks = [self._noise(1, 2, length, *decoder.kv_shape) for _, length in spans]
+        self._records = [self._codec.encode(chunk)[0].cpu() for chunk in chunks]
+        self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
+        compat.write_kv(decoder.attentions[0], self._all.key, self._all.value, self._cache, everywhere)
+
+    def shape(self) -> dict[str, int]:
+        """What the arithmetic needs. pairs: of a query and a key it may see."""
+        attention = self._decoder.layers[0].self_attn
+        config = self._decoder.vllm_config.model_config.hf_text_config
+        return {
+            "layers": self._decoder.num_layers,
+            "tokens": self._all.positions.numel(),
+            "cached": self._cached.numel(),
+            "rows": self._at.numel(),
+            "runs": find_runs(self._at).count,
+            "pairs_rows": int((self._at + 1).sum()),
+            "pairs_all": int((self._all.positions + 1).sum()),
+            "hidden": config.hidden_size,
+            "query": attention.q_size,
+            "kv": attention.kv_size,
+            "intermediate": config.intermediate_size,
+            "itemsize": self._decoder.dtype.itemsize,
+        }
+
+    def steps(self) -> dict[str, Step]:
+        """Every piece by name; ``_all`` at the end: over all tokens, as at the check layer and below it."""
+        some, whole = self._some, self._all
+        return {
+            "rotate": self._rotate,
+            "write_stored": lambda n: self._write(n, self._cached, self._stored_key, self._stored_value),
+            "qkv": lambda n: self._project(n, some),
+            "write": lambda n: self._write(n, some.positions, some.key, some.value),
+            "attention_runs": lambda n: self._attend(n, some),
+            "attention_dense": self._attend_dense,
+            "o_proj": lambda n: self._output(n, some.query),
+            "mlp": lambda n: self._feed(n, some.states, some.residual),
+            "layer": self._layer,
+            "qkv_all": lambda n: self._project(n, whole),
+            "write_all": lambda n: self._write(n, whole.positions, whole.key, whole.value),
+            "attention_all": lambda n: self._attend(n, whole),
+            "o_proj_all": lambda n: self._output(n, whole.query),
+            "mlp_all": lambda n: self._feed(n, whole.states, whole.residual),
+            "select": lambda n: self._select(),
+            "gather": lambda n: (whole.query[self._at], whole.residual[self._at]),
+            "metadata": lambda n: self._metadata(self._at),
+        }
+
+    def products(self) -> dict[str, list[tuple[int, int, int]]]:
+        """(m, k, n) of the matrix products inside each piece that has any."""
+        shape = self.shape()
+        hidden, wide = shape["hidden"], shape["intermediate"]
+        found = {}
+        for end, m in (("", shape["rows"]), ("_all", shape["tokens"])):
+            found["qkv" + end] = [(m, hidden, shape["query"] + 2 * shape["kv"])]
+            found["o_proj" + end] = [(m, shape["query"], hidden)]
+            found["mlp" + end] = [(m, hidden, 2 * wide), (m, wide, hidden)]
+        return found
+
+    # -- the pieces, as the fused prefill does them -------------------------------------------------------
+
+    @torch.inference_mode()  # it is a thread's own, and this runs in another
+    def fetch(self) -> None:
+        """One layer's stored KV from memory to where the model's thread finds it, as the loader does it."""
+        at = 0
+        for row, (_, length) in zip(self._records, self._spans, strict=True):
+            self._codec.decode(row, length, *self._slot[:, at : at + length])
+            at += length
+
+    def _rotate(self, layer: int) -> torch.Tensor:
+        return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
+
+    def _write(self, layer: int, at: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        compat.write_kv(self._decoder.attentions[layer], key, value, self._cache, at)
+
+    def _project(self, layer: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        block = self._decoder.layers[layer]
+        attention = block.self_attn
+        x, _ = compat.rms_norm(block.input_layernorm, rows.states, rows.residual)
+        qkv, _ = attention.qkv_proj(x)
+        query, key, value = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        if hasattr(attention, "q_norm"):
+            query, key = (
+                norm(heads.view(heads.shape[0], -1, attention.head_dim)).reshape(heads.shape)
+                for norm, heads in ((attention.q_norm, query), (attention.k_norm, key))
+            )
+        query, key = attention.rotary_emb(rows.positions, query, key)
+        return query, key, value
+
+    def _attend(self, layer: int, rows: _Rows) -> torch.Tensor:
+        attention = self._decoder.attentions[layer]
+        return compat.attend(attention, rows.query, self._cache, rows.metadata[attention.layer_name])
+
+    def _attend_dense(self, layer: int) -> torch.Tensor:
+        """With the whole K and V put together, which this mask needs."""
+        parts = ((self._stored_key, self._some.key), (self._stored_value, self._some.value))
+        whole = []
+        for old, new in parts:
+            both = new.new_empty(self._all.positions.numel(), *new.shape[1:])
+            both[self._cached], both[self._at] = old, new
+            whole.append(both)
+        scale = self._decoder.attentions[layer].impl.scale
+        return masked_attention(self._some.query, whole[0], whole[1], self._at, scale)
+
+    def _output(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        projected, _ = self._decoder.layers[layer].self_attn.o_proj(heads.view(heads.shape[0], -1))
+        return projected
+
+    def _feed(self, layer: int, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        block = self._decoder.layers[layer]
+        x, _ = compat.rms_norm(block.post_attention_layernorm, states, residual)
+        return block.mlp(x)
+
+    def _layer(self, layer: int) -> torch.Tensor:
+        """A layer above the check layer, one piece after the other."""
+        self._write(layer, self._cached, self._rotate(layer), self._stored_value)
+        query, key, value = self._project(layer, self._some)
+        self._write(layer, self._at, key.view(self._some.key.shape), value.view(self._some.value.shape))
+        attention = self._decoder.attentions[layer]
+        metadata = self._some.metadata[attention.layer_name]
+        heads = compat.attend(attention, query.view(self._some.query.shape), self._cache, metadata)
+        return self._feed(layer, self._output(layer, heads), self._some.residual)
+
+    def _select(self) -> torch.Tensor:
+        """Deviation by V, the tokens that deviate most, and their places among all rows."""
+        fresh_key, fresh_value = self._all.key[self._cached], self._all.value[self._cached]
+        scores, norm = deviation("v", fresh_key, fresh_value, self._stored_key, self._stored_value)
+        chosen = self._selector.select(1, replace(self._candidates, deviation=scores, norm=norm))
+        kept = torch.cat([self._fresh, self._cached[chosen]]).sort().values
+        return torch.searchsorted(self._all.positions, kept)
+
+    # -- inputs ------------------------------------------------------------------------------------------
+
+    def _rows(self, positions: torch.Tensor) -> _Rows:
+        attention, m = self._decoder.attentions[0], positions.numel()
+        hidden = self._decoder.vllm_config.model_config.hf_text_config.hidden_size
+        return _Rows(
+            positions,
+            self._noise(m, hidden),
+            self._noise(m, hidden),
+            self._noise(m, attention.num_heads, attention.head_size),
+            self._noise(m, *self._decoder.kv_shape),
+            self._noise(m, *self._decoder.kv_shape),
+            self._metadata(positions),
+        )
+
+    def _metadata(self, positions: torch.Tensor) -> dict[str, Any]:
+        return compat.attention_metadata(self._runner, find_runs(positions), self._table, positions)
+
+    def _noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self._random).to(self.device, self._decoder.dtype)

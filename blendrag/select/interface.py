@@ -1,0 +1,168 @@
+"""The selector axis: which cached tokens are recomputed. One interface, one registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from blendrag.errors import ConfigError
+
+Metric = Literal["v", "k", "kv"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorOptions:
+    """What a selector may be told.
+
+    ratio: share of the request's cached tokens that is recomputed, on average over the layers
+        (CacheBlend section 7.2 uses 0.15).
+    metric: what HKVD compares: V (the paper's released code), K (LMCache), or both.
+    check_layers: layers at which deviation is measured (CacheBlend section 4.3).
+    threshold: squared deviation relative to the tokens' mean squared norm below which a token is left
+        alone; ``ratio`` then is the cap.
+    """
+
+    ratio: float = 0.15
+    metric: Metric = "v"
+    check_layers: tuple[int, ...] = (1,)
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.ratio <= 1.0:
+            raise ConfigError(f"recompute_ratio must be between 0 and 1, not {self.ratio}")
+        if self.metric not in ("v", "k", "kv"):
+            raise ConfigError(f"metric must be v, k or kv, not {self.metric!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """The cached tokens a selector chooses from: all of them at its first check layer, survivors later.
+
+    offsets: [n] int64, place of each token inside its chunk.
+    lengths: [n] int64, length of the chunk each token belongs to.
+    total: cached tokens of the whole request; ratios refer to it.
+    layer: the check layer they are asked about at.
+    deviation: [n] float32, squared L2 distance between fresh and stored K/V at this layer;
+        None at layer 0, before anything was computed, and where nobody reads it.
+    norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
+    attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
+        reused KV, summed over heads and question tokens; None unless the selector reads the question.
+    """
+
+    offsets: torch.Tensor
+    lengths: torch.Tensor
+    total: int
+    deviation: torch.Tensor | None = None
+    norm: float = 1.0
+    attention: torch.Tensor | None = None
+    layer: int = 0
+
+    def at(self, which: torch.Tensor) -> CachedTokens:
+        """Only these of them, by [m] int64 indices."""
+        return replace(
+            self,
+            offsets=self.offsets[which],
+            lengths=self.lengths[which],
+            deviation=None if self.deviation is None else self.deviation[which],
+            attention=None if self.attention is None else self.attention[:, which],
+        )
+
+
+class Selector(ABC):
+    """Chooses which cached tokens stay in the computation.
+
+    Asked once at each of its check layers, in ascending order; a token dropped once is never asked about
+    again. A selector whose only check layer is 0 decides before anything is computed: the cheapest kind,
+    since no layer runs over all tokens. Made for one request.
+
+    reads_question: whether it needs ``CachedTokens.attention``, at each of its check layers. That costs a
+        first pass of the question's tokens over reused KV.
+    reads_deviation: whether it needs ``CachedTokens.deviation`` there, of layers above 0.
+    """
+
+    reads_question: bool = False
+    reads_deviation: bool = True
+
+    def __init__(self, options: SelectorOptions) -> None:
+        self.options = options
+
+    @abstractmethod
+    def check_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Ascending layers at which :meth:`select` is asked, all below ``num_layers``. Asked for first."""
+
+    @abstractmethod
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        """Ascending int64 indices into ``tokens`` of those that are recomputed from this layer on."""
+
+
+class RankedSelector(Selector):
+    """Base of selectors that can say of any two tokens which is the better one to recompute: these can be
+    asked for any number of tokens, and so share a budget with another (see ``fuse.union``).
+
+    most: largest share that may be recomputed at any layer.
+    """
+
+    most: float = 1.0
+
+    def share(self, layer: int) -> float:
+        """Share of the request's cached tokens kept from check layer ``layer`` on."""
+        return self.options.ratio
+
+    @abstractmethod
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
+        """[n] float scores, the highest to be recomputed first; minus infinity: not worth recomputing."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return self.best(tokens, budget(tokens.total, self.share(layer)))
+
+    def best(self, tokens: CachedTokens, count: int) -> torch.Tensor:
+        """Ascending indices of the ``count`` tokens that rank highest; fewer where no more are worth it."""
+        scores = self.rank(tokens)
+        top = torch.sort(scores, descending=True, stable=True).indices[:count]
+        return torch.sort(top[scores[top] > float("-inf")]).values
+
+
+SELECTORS: dict[str, type[Selector]] = {}
+
+
+def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
+    """Class decorator: make a selector available under ``name``."""
+
+    def register(cls: type[Selector]) -> type[Selector]:
+        SELECTORS[name] = cls
+        return cls
+
+    return register
+
+
+def make_selector(name: str, options: SelectorOptions) -> Selector:
+    """The selector called ``name``, or the union of two: ``a+b``. Ratios 0 and 1 leave no choice, so none is
+    measured. Raises ConfigError for a name that is not registered, or two that cannot share a budget."""
+    from blendrag.select import gradual_query as attended  # noqa: F401  (they register)
+    from blendrag.select.union import Union
+
+    parts = [part.strip() for part in name.split("+")]
+    for part in parts:
+        if part not in SELECTORS:
+            known = ", ".join(sorted(SELECTORS))
+            raise ConfigError(f"unknown selector {part!r}; there are {known}, and unions of two: a+b")
+    union = Union.of([SELECTORS[part] for part in parts], options) if len(parts) > 1 else None
+    if options.ratio == 0.0:
+        return SELECTORS["none"](options)
+    if options.ratio == 1.0 and options.threshold is None:
+        return SELECTORS["all"](options)
+    return union or SELECTORS[name](options)
+
+
+def budget(total: int, ratio: float) -> int:
+    """Tokens that ``ratio`` of ``total`` stands for; at least one when anything is asked for at all."""
+    return min(total, max(1, round(total * ratio))) if total and ratio > 0 else 0
+
+
+def indices(mask: torch.Tensor) -> torch.Tensor:
+    """Ascending int64 indices of a boolean mask."""
+    return torch.nonzero(mask, as_tuple=True)[0]

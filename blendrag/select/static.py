@@ -1,0 +1,57 @@
+"""Selectors that decide before anything is computed, so that no layer runs over all tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from blendrag.select.interface import CachedTokens, RankedSelector, Selector, indices, register_selector
+
+
+class StaticSelector(Selector):
+    """Base of selectors that decide at layer 0."""
+
+    reads_deviation = False
+
+    def check_layers(self, num_layers: int) -> tuple[int, ...]:
+        return (0,)
+
+
+@register_selector("all")
+class All(StaticSelector):
+    """Every token: full prefill through the fused path. The upper boundary."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return torch.arange(tokens.offsets.numel(), device=tokens.offsets.device)
+
+
+@register_selector("none")
+class NoTokens(StaticSelector):
+    """No token: full KV reuse (PromptCache with positions recovered). The lower boundary."""
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        return tokens.offsets.new_empty(0)
+
+
+@register_selector("first_k")
+class FirstK(StaticSelector, RankedSelector):
+    """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink).
+
+    Rounded up in every chunk, so that none goes without; asked for a number, it is that number.
+    """
+
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
+        return -tokens.offsets.double() / tokens.lengths
+
+    def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
+        head = torch.ceil(tokens.lengths.double() * self.options.ratio - 1e-9)  # 0.36 * 75 is 27, and a bit
+        return indices(tokens.offsets < head)
+
+
+@register_selector("random")
+class Random(StaticSelector, RankedSelector):
+    """A random ``ratio`` of the tokens, the same ones every time: the control every selector must beat."""
+
+    def rank(self, tokens: CachedTokens) -> torch.Tensor:
+        n = tokens.offsets.numel()
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
+        return order.to(tokens.offsets.device, torch.float32)

@@ -1,0 +1,82 @@
+"""The documents of one vector store, as owners of texts in a library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from blendrag.progress import IngestProgress, ingest_progress
+from blendrag.serving.library import Library
+from blendrag.serving.owners import owner_of
+from blendrag.serving.prefill import PrefillReport
+
+Texts = Mapping[str, Iterable[str]]
+
+
+@dataclass(slots=True, kw_only=True)
+class SyncReport(PrefillReport):
+    """What it took to make the library hold what the vector store does, in documents, and in chunks."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    unchanged: int = 0
+
+
+class Collection:
+    """Documents by id, each with the texts that prompts may show of it.
+
+    ``name`` tells the vector store from others, in this process and later ones.
+    """
+
+    def __init__(self, library: Library, name: str) -> None:
+        self.library, self.name = library, name
+
+    def ids(self) -> set[str]:
+        """The documents it has."""
+        begins = self._owner("")
+        return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
+
+    def add(self, documents: Texts, *, progress: IngestProgress | bool | None = False) -> PrefillReport:
+        """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
+
+        ``progress``: show a bar; None: if someone is watching; or the caller's own. What an earlier call left
+        undone is done too.
+        Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
+        """
+        report = PrefillReport()
+        with ingest_progress(progress) as bar:
+            self.library.register({self._owner(id): texts for id, texts in documents.items()})
+            self.library.prefill(report, bar)
+        return report
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Forget documents, and the KV of texts that no other document has."""
+        self.library.release([self._owner(id) for id in ids])
+
+    def clear(self) -> None:
+        """Forget all documents."""
+        self.library.release(self.library.catalogue.owners(self._owner("")))
+
+    def sync(self, documents: Texts, *, progress: bool | None = False) -> SyncReport:
+        """Make the library hold exactly ``documents``, and all of their KV."""
+        report, changed = SyncReport(), {}
+        owners = self.library.catalogue.owners(self._owner(""))
+        for id, texts in documents.items():
+            texts = list(texts)
+            keys = owners.pop(self._owner(id), None)
+            if keys is not None and set(keys) == self.library.keys_of(texts):
+                report.unchanged += 1
+                continue
+            changed[self._owner(id)] = texts
+            report.added += keys is None
+            report.changed += keys is not None
+        report.removed = len(owners)
+        with ingest_progress(progress) as bar:
+            self.library.release(owners)
+            self.library.register(changed)
+            self.library.prefill(report, bar)
+        return report
+
+    def _owner(self, id: str) -> str:
+        return owner_of(self.name, id)

@@ -1,0 +1,271 @@
+"""A folder of texts whose KV is kept, and the prompts planned over them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.recipe import Recipe, spans_of
+from blendrag.errors import BlendragWarning, StoreError
+from blendrag.forecast.trace_log import TraceLog, trace_path
+from blendrag.forecast.weights import default_folder
+from blendrag.models import resolve_model
+from blendrag.progress import IngestProgress
+from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.select import SelectorOptions, make_selector
+from blendrag.serving.foresight import FORECASTS, Foresight, wants_forecasts
+from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.serving.owners import document_of
+from blendrag.serving.prefill import PrefillReport, prefill_pending
+from blendrag.serving.session import EngineSession
+from blendrag.settings import Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.codec import check_codec
+from blendrag.store.lock import IndexLock
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Library:
+    """Opened by its constructor, ended by :meth:`close`. The engine starts when needed. Thread-safe.
+
+    A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
+    Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model or prefix) and
+    StoreInUseError (another process has it open).
+    """
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        from transformers import AutoTokenizer
+
+        self.root, self.settings = root, settings
+        # Whatever can be wrong with a model or a codec is said before a folder is made.
+        check_codec(settings.codec)
+        model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
+        self._prefix = prefix_ids(settings, model_path, self.tokenizer)
+        self.identity = kv_identity(settings, model_path, self._prefix)
+        self._lock = IndexLock(root)
+        try:
+            self.catalogue = Catalogue.open(root, self.identity)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.session = EngineSession(root, settings, self.identity, self._prefix)
+        self._recogniser: Recogniser | None = None
+        self._recognising = threading.Lock()
+        self._prefilling = threading.Lock()
+        self._changing = threading.RLock()
+        self._foreseeing = threading.Lock()
+        self.foresight: Foresight | None = None
+        """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
+        self._warned = False
+
+    def start(self, progress: IngestProgress | None = None) -> Engine:
+        """The engine, started if it is not running."""
+        engine = self.session.start(progress)
+        self._look_ahead(bool(self.session.store_id))
+        return engine
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on, in all tiers of this machine: what is held is carried over.
+        Starts no engine. Raises ConfigError for an unknown policy."""
+        self.session.use_policy(name)
+        self._look_ahead(bool(self.session.store_id))
+
+    def _look_ahead(self, running: bool) -> None:
+        """Have foresight exactly as long as somebody has use for it."""
+        always = self.settings.outcome_log or self.settings.prefix_forecasts
+        wanted = running and (always or wants_forecasts(self.session.stack))
+        with self._foreseeing:
+            if wanted and self.foresight is None:
+                logs = default_folder(self.settings)
+                traffic = TraceLog(trace_path(logs, self.root)) if self.settings.outcome_log else None
+                self.foresight = Foresight(self.session, self.settings, traffic)
+            elif self.foresight is not None and not wanted:
+                self.foresight.close()
+                with contextlib.suppress(StoreError):
+                    self.catalogue.count(FORECASTS, self.foresight.counted())
+                self.foresight = None
+
+    def close(self) -> None:
+        """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
+        self._look_ahead(running=False)
+        self.session.close()
+        self.catalogue.close()
+        self._lock.release()
+
+    def eviction(self) -> dict[str, Any]:
+        """policies: by tier. forecasts: what was asked of the predictor since the folder was made, what
+        became of it, and its processor time; reason: of the last failure in this process."""
+        foresight, counts = self.foresight, Counter(self.catalogue.counters().get(FORECASTS, {}))
+        counts.update(foresight.counted() if foresight else {})
+        return {
+            "policies": {spec.label: spec.policy for spec in self.session.stack if spec.evicts},
+            "forecasts": {
+                **{name: counts[name] for name in ("asked", "answered", "dropped", "unanswered")},
+                "busy_s": counts["busy_ms"] / 1e3,
+                "reason": foresight.counts.reason if foresight else "",
+            },
+        }
+
+    # -- texts --------------------------------------------------------------------------------------------
+
+    def register(self, documents: Mapping[str, Iterable[str]]) -> None:
+        """Make these the texts of their owners, in place of those they had. :meth:`prefill` does the rest.
+
+        Blanks around a text are not part of it: prompts often strip them.
+        """
+        orphans: list[str] = []
+        for owner, texts in documents.items():
+            entries = self._entries(texts)
+            with self._changing:
+                orphans += self.catalogue.register(owner, entries)
+                with self._recognising:
+                    if self._recogniser is not None:
+                        for key, text, token_ids in entries:
+                            self._recogniser.add(key, text, token_ids, document_of(owner))
+        self.drop(orphans)
+
+    def keys_of(self, texts: Iterable[str]) -> set[str]:
+        """The keys under which texts are, or would be, kept."""
+        return {key for key, _, _ in self._entries(texts)}
+
+    def _entries(self, texts: Iterable[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+        stripped = dict.fromkeys(text.strip() for text in texts)
+        encoded = ((text, encode_document(self.tokenizer, text)) for text in stripped)
+        return [(self.identity.chunk_key(ids), text, ids) for text, ids in encoded if ids]
+
+    def release(self, owners: Iterable[str]) -> None:
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error."""
+        self.drop([key for owner in owners for key in self.catalogue.release(owner)])
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Delete the KV of chunks that have left the catalogue."""
+        with self._changing:
+            keys = set(keys)
+            keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
+            if not keys:
+                return
+            with self._recognising:
+                if self._recogniser is not None:
+                    for key in keys:
+                        self._recogniser.remove(key)
+            if self.session.store_id:  # else swept when the store is next opened
+                self.session.call("delete", keys)
+
+    def prefill(self, report: PrefillReport, progress: IngestProgress) -> None:
+        """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
+        with self._prefilling:  # a second caller waits, and finds nothing left to do
+            pending = self.catalogue.pending()
+            if not pending:
+                return
+            engine = self.start(progress)
+            report.not_blended = engine.facts["reason"]
+            if not engine.blends:
+                return
+            before, window = len(self._prefix), engine.max_model_len
+            fitting = [entry for entry in pending if before + len(entry.token_ids) < window]
+            report.too_long += len(pending) - len(fitting)
+            if fitting:
+                batch = self.settings.ingest_batch_tokens
+                prefill_pending(fitting, self.session.call, batch, report, progress, before)
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.
+
+        Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
+        the KV has been removed.
+        """
+        recogniser = self._known_texts()
+        known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
+        if None in known and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{known.count(None)} of {len(known)} documents that were found have no KV in {self.root}"
+                " and are prefilled with every prompt: sync() of the vector store computes it",
+                BlendragWarning,
+                stacklevel=2,
+            )
+        if self.session.store_id and (keys := [text.key for text in known if text is not None]):
+            self.session.call_later("prefetch", keys)
+
+    def documents_changed(self) -> None:
+        """Read the texts from the catalogue again before the next prompt."""
+        with self._recognising:
+            self._recogniser = None
+
+    def _known_texts(self) -> Recogniser:
+        with self._recognising:
+            if self._recogniser is None:
+                self._recogniser = Recogniser(self.tokenizer)
+                sources = {
+                    key: document_of(owner) for owner, keys in self.catalogue.owners().items() for key in keys
+                }
+                for entry in self.catalogue.entries():
+                    self._recogniser.add(entry.key, entry.text, entry.token_ids, sources.get(entry.key))
+            return self._recogniser
+
+    # -- prompts ------------------------------------------------------------------------------------------
+
+    def plan(self, prompt: Messages | str, hints: Iterable[str] = (), **template_options: Any) -> PromptPlan:
+        """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
+        hints first."""
+        known = self._known_texts()
+        if isinstance(prompt, str):
+            return plan_prompt(prompt, self.tokenizer, known, hints=hints)
+        return plan_chat([dict(m) for m in prompt], self.tokenizer, known, hints=hints, **template_options)
+
+    def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
+        """A row per segment, and per document that is not in the prompt: found or not, why, tokens reused."""
+        ready = self.catalogue.ready(plan.cached_keys)
+        rows = plan.describe()
+        for row in rows:
+            if row["kind"] == "cached" and row["chunk_key"] not in ready:
+                row.update(kind="fresh", reused=0, reason="its KV is not stored (any more): ingest again")
+        return rows
+
+    def recipe(
+        self, plan: PromptPlan, settings: Settings, blend: bool | None = None
+    ) -> tuple[Recipe | None, str | None]:
+        """How a plan is blended with these settings; or None, and why it is not. ConfigError for a wrong
+        selector, whatever the prompt holds: a typing error is no slow answer."""
+        make_selector(settings.selector, SelectorOptions())
+        engine = self.start()
+        if not (settings.blend if blend is None else blend):
+            return None, "blending is switched off"
+        if not engine.blends:
+            return None, f"this model is not blended: {engine.facts['reason']}"
+        ready = self.catalogue.ready(plan.cached_keys)
+        spans = spans_of([span for span in plan.transfer_params() if span[0] in ready])
+        cached, least = sum(length for _, _, length in spans), settings.min_cached_tokens
+        if not spans or cached < least:
+            return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
+        s = settings
+        return Recipe(
+            self.session.store_id,
+            spans,
+            s.selector,
+            s.recompute_ratio,
+            s.metric,
+            s.check_layers,
+            s.threshold,
+            s.auto_ratio,
+            s.trace,
+        ), None
+
+    def repair(self, missing: Iterable[str]) -> int:
+        """Prefill chunks again whose KV was found missing or damaged, while the user reads the answer.
+
+        Returns their tokens.
+        """
+        entries = [entry for entry in self.catalogue.entries_of(missing) if entry.state == "pending"]
+        if entries:
+            self.session.call_later("ingest", [[entry.key, list(entry.token_ids)] for entry in entries])
+            self.session.call_later("flush")
+        return sum(len(entry.token_ids) for entry in entries)

@@ -1,0 +1,86 @@
+"""Prefilling what is registered and not stored yet. Interrupted, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from blendrag.progress import IngestProgress
+from blendrag.store.catalogue import Entry
+
+Call = Callable[..., Any]
+
+
+class _Text(Protocol):
+    @property
+    def token_ids(self) -> tuple[int, ...]: ...
+
+
+T = TypeVar("T", bound=_Text)
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefillReport:
+    """What was prefilled and stored.
+
+    prefill_s: seconds the engine computed. nbytes: KV written. too_long: texts left out because they do not
+    fit the model's window. not_blended: why this model's KV is not kept at all.
+    """
+
+    chunks: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+    prefill_s: float = 0.0
+    too_long: int = 0
+    not_blended: str | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prefill throughput."""
+        return self.tokens / self.prefill_s if self.prefill_s else 0.0
+
+
+def prefill_pending(
+    entries: Sequence[Entry],
+    call: Call,
+    batch_tokens: int,
+    report: PrefillReport,
+    progress: IngestProgress,
+    prefix_tokens: int = 0,
+) -> None:
+    """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
+
+    ``call(method, *args)`` reaches the data plane, which puts ``prefix_tokens`` tokens before
+    each. Raises StoreFullError; what is stored stays.
+    """
+    total = sum(len(entry.token_ids) for entry in entries)
+    begin = time.perf_counter()
+    try:
+        for batch in batches(entries, batch_tokens, prefix_tokens):
+            done = call("ingest", [[entry.key, list(entry.token_ids)] for entry in batch])
+            report.chunks += len(batch)
+            report.tokens += done["tokens"]
+            report.prefill_s += done["seconds"]
+            report.nbytes += done["bytes"]
+            rate = report.tokens / (time.perf_counter() - begin)
+            progress.prefill(report.tokens, total, rate, report.nbytes)
+    finally:  # an interrupt too leaves complete records behind
+        report.nbytes += call("flush")
+
+
+def batches(entries: Iterable[T], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[T]]:
+    """Group entries so that each group, with a prefix before every entry, has at most ``batch_tokens``
+    tokens, or one entry."""
+    group: list[T] = []
+    size = 0
+    for entry in entries:
+        tokens = prefix_tokens + len(entry.token_ids)
+        if group and size + tokens > batch_tokens:
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += tokens
+    if group:
+        yield group

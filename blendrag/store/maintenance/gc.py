@@ -1,0 +1,114 @@
+"""Collect garbage: give back the disk space that nothing needs any more."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from blendrag.store.home import home_at
+from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
+from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
+from blendrag.store.maintenance.manifest import DATABASES
+from blendrag.store.maintenance.progress import SILENT, CareProgress
+from blendrag.store.maintenance.sqlite import compact
+from blendrag.store.record import Layout
+from blendrag.store.tiers import DiskTier, TierError, TierSpec, make_tier
+
+
+@dataclass(slots=True)
+class Freed:
+    """Files and bytes by what they were: "doomed" (their deletion was decided), "orphan" (the catalogue does
+    not want them), "half-written", "quarantined"; and bytes that the databases gave back.
+
+    left: chunks whose deletion was decided, and which are in a tier that cannot be written or reached now. A
+    server's bytes are not known.
+    """
+
+    files: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    left: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(self.bytes.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"total": self.total}
+
+    def add(self, kind: str, size: int) -> None:
+        self.files[kind] = self.files.get(kind, 0) + 1
+        self.bytes[kind] = self.bytes.get(kind, 0) + size
+
+
+def collect(
+    index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress: CareProgress = SILENT
+) -> Freed:
+    """Remove what is of no use, and compact the databases. What can still be used stays; so do the rows of
+    evicted chunks, whose documents are still answered from. A folder that other indexes may share loses no
+    record but those whose deletion was decided here.
+
+    Raises StoreError if a file cannot be removed, StoreFullError if there is no room to compact a database
+    in (files are gone by then), ConfigError for a tier that cannot be used as it is described.
+    """
+    freed = Freed()
+    progress.note("removing files")
+    doomed = set(index.catalogue.doomed())
+    freed.left = _bury(index, stack, doomed, freed)
+    for shard, records in index.kv.shards():
+        useless = set(records) - index.catalogue.ready_from(shard)
+        useless -= index.catalogue.pending_among(useless)
+        for key in sorted(useless):
+            remove(index.kv.path(key))
+            freed.add("doomed" if key in doomed else "orphan", records[key])
+    for folder in {index.kv, *record_folders(index, stack)}:
+        _sweep(folder, freed)
+    for name in DATABASES:
+        if (index.root / name).is_file():
+            progress.note(f"compacting {name}")
+            if size := compact(index.root / name):
+                freed.bytes[name] = size
+    return freed
+
+
+def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed: Freed) -> int:
+    """Delete doomed records from where they may be: those of chunks that are still known left home only. How
+    many there are still."""
+    released = doomed - index.catalogue.known(doomed)
+    home, left = home_at(stack), set[str]()
+    for at, spec in enumerate(stack):
+        if spec.kind != "ram" and spec.writes != "never":
+            left |= _delete(index, spec, doomed if at == home else released, freed)
+    index.catalogue.buried(doomed - left)
+    return len(left)
+
+
+def _delete(index: ClosedIndex, spec: TierSpec, keys: set[str], freed: Freed) -> set[str]:
+    """Those of ``keys`` that the tier still has, or may have."""
+    dtype = index.catalogue.dtype
+    if not keys or dtype is None:  # no engine has written anywhere
+        return set()
+    if spec.path is not None and not spec.path.expanduser().is_dir():  # not mounted now, say
+        return keys
+    unlimited = spec.model_copy(update={"bytes": None, "chunks": None})
+    tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), index.kv.root)
+    with contextlib.closing(tier):
+        try:
+            there = tier.has(keys)
+            sizes = {key: tier.path(key).stat().st_size if isinstance(tier, DiskTier) else 0 for key in there}
+            tier.delete(keys)
+            left = tier.has(there)
+        except TierError:
+            return keys
+    for key in there - left:
+        freed.add("doomed", sizes[key])
+    return left
+
+
+def _sweep(folder: RecordFolder, freed: Freed) -> None:
+    for kind, files in (("half-written", folder.temporary()), ("quarantined", folder.quarantined())):
+        for path, size in files:
+            remove(path)
+            freed.add(kind, size)

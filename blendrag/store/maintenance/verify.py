@@ -1,0 +1,215 @@
+"""Verify: is every record what it was when it was written, and does the catalogue say what is there?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from blendrag.errors import StoreError
+from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
+from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
+from blendrag.store.maintenance.progress import SILENT, CareProgress
+from blendrag.store.maintenance.sqlite import check
+from blendrag.store.record import DamagedError, Layout
+from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError, TierSpec
+
+Kind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
+
+_LISTED = 1000
+_AT_ONCE = 4 << 20  # bytes in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """damaged: the record's bytes are not those that were written. missing: the catalogue says it is there.
+    orphan: it is there, and the catalogue does not want it. half-written: a process died writing it.
+    stranger: not a file of the store. catalogue: the SQLite file itself is damaged.
+    """
+
+    kind: Kind
+    name: str
+    detail: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """records, bytes: read and found sound. doomed: files whose deletion is decided and still to be done.
+    quarantined: damaged records put aside before. foreign: records in a shared folder that this index does
+    not want, and another one may. elsewhere: chunks that only other tiers have, which are not read here.
+    unasked: chunks that another tier may have, which could not be asked. repaired: problems that were dealt
+    with. counts: problems by kind; problems: the first thousand.
+    """
+
+    records: int = 0
+    bytes: int = 0
+    doomed: int = 0
+    quarantined: int = 0
+    foreign: int = 0
+    elsewhere: int = 0
+    unasked: int = 0
+    repaired: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Problems that are still there."""
+        return self.counts.total() - self.repaired
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"counts": dict(self.counts)}
+
+
+class Verifier:
+    """Reads every record of an index once, a few layers at a time. Memory does not grow with the index.
+
+    stack: where its KV is: own folder and home are read. others: tiers that may have what is in neither.
+    repair: damaged records are put aside, orphans and half-written files deleted, and chunks whose KV is gone
+    made pending, so that the next ingest prefills them. Strangers and the catalogue's file are left alone.
+    """
+
+    def __init__(
+        self,
+        index: ClosedIndex,
+        others: Collection[Tier] = (),
+        *,
+        stack: Sequence[TierSpec] = OWN_FOLDER,
+        progress: CareProgress = SILENT,
+        repair: bool = False,
+    ) -> None:
+        self._index, self._others, self._progress, self._repair = index, others, progress, repair
+        self._catalogue = index.catalogue
+        self._report = VerifyReport()
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        dtype = self._catalogue.dtype or "float32"  # none: no engine has written, every record is an orphan
+        layout = Layout(self._catalogue.identity, dtype)
+        self._folders = {
+            folder: DiskTier(TierSpec(kind="disk"), layout, folder.root)
+            for folder in record_folders(index, stack)
+        }
+
+    def run(self) -> VerifyReport:
+        """Raises StoreError if a file cannot be read for another reason than its contents, or not removed."""
+        report, index = self._report, self._index
+        self._progress.expect(self._catalogue.totals().bytes)
+        for line in check(index.root / "catalogue.sqlite"):
+            self._add("catalogue", "catalogue.sqlite", line)
+        doomed = set(self._catalogue.doomed())
+        report.doomed = len(doomed)
+        listings = [folder.shards() for folder in self._folders]
+        for number in range(256):
+            shard = f"{number:02x}"
+            ready = self._catalogue.ready_from(shard)
+            there = [set(next(listing)[1]) for listing in listings]
+            self._find(ready.difference(*there))
+            for folder, keys in zip(self._folders, there, strict=True):
+                self._shard(folder, keys, ready, doomed)
+        for folder in self._folders:
+            self._rest(folder)
+        return report
+
+    def _rest(self, folder: RecordFolder) -> None:
+        """What is not a record."""
+        self._report.quarantined += len(folder.quarantined())
+        for path, _ in folder.temporary():
+            self._add("half-written", path.name)
+            if self._repair:
+                remove(path)
+                self._report.repaired += 1
+        for path in folder.strangers():
+            self._add("stranger", str(path.relative_to(folder.root.parent)))
+
+    def _add(self, kind: Kind, name: str, detail: str = "") -> None:
+        self._report.counts[kind] += 1
+        if len(self._report.problems) < _LISTED:
+            self._report.problems.append(Problem(kind, name, detail))
+
+    def _shard(self, folder: RecordFolder, there: set[str], ready: set[str], doomed: set[str]) -> None:
+        # Written, and the process died before the catalogue heard of it: the next opening takes it in.
+        pending = self._catalogue.pending_among(there - ready)
+        orphans = there - ready - pending - doomed
+        if folder.shared:
+            self._report.foreign += len(orphans)
+            orphans = set()
+        for key in sorted(orphans):
+            self._add("orphan", key)
+            if self._repair:
+                remove(folder.path(key))
+                self._report.repaired += 1
+        expected = sorted((there & ready) | pending)
+        for at, key in enumerate(expected):
+            for following in expected[at + 1 : at + 2]:
+                _read_ahead(folder.path(following))
+            try:
+                nbytes = self._read(self._folders[folder], key)
+            except DamagedError as error:
+                self._add("damaged", key, str(error).partition(": ")[2])
+                if self._repair:
+                    self._put_aside(folder, key)
+                continue
+            self._report.records += 1
+            self._report.bytes += nbytes
+
+    def _put_aside(self, folder: RecordFolder, key: str) -> None:
+        self._folders[folder].quarantine(key)
+        if folder.path(key).exists():
+            raise StoreError(f"cannot put {str(folder.path(key))!r} aside: allow this user to write there")
+        self._requeue([key])
+
+    def _find(self, keys: set[str]) -> None:
+        """Ready chunks that are in none of the folders."""
+        left = sorted(keys)
+        for tier in self._others:
+            try:
+                there = tier.has(left) if left else set()
+            except TierError:
+                self._report.unasked += len(left)
+                return
+            left = [key for key in left if key not in there]
+        self._report.elsewhere += len(keys) - len(left)
+        for key in left:
+            self._add("missing", key)
+        self._requeue(left)
+
+    def _requeue(self, keys: Collection[str]) -> None:
+        if self._repair:
+            self._catalogue.mark(keys, "pending")
+            self._report.repaired += len(keys)
+
+    def _read(self, tier: DiskTier, key: str) -> int:
+        """Bytes of the record. Raises DamagedError."""
+        opened = tier.open([key]).get(key)
+        if isinstance(opened, DamagedError):
+            raise opened
+        if not isinstance(opened, Opened):
+            raise StoreError(f"cannot read {str(tier.path(key))!r}: {opened or 'it has vanished'}")
+        head = opened.head
+        try:
+            layers, row = head.layout.num_layers, head.row_bytes
+            group = max(1, _AT_ONCE // row)  # layers
+            if self._buffer.numel() < min(group, layers) * row:
+                self._buffer = torch.empty(min(group, layers) * row, dtype=torch.uint8)
+            for first in range(0, layers, group):
+                last = min(first + group, layers)
+                into = self._buffer[: (last - first) * row].view(-1, row)
+                (rows,) = tier.read([Read(opened, first, last, into)])
+                head.verify(first, rows)
+                self._progress.advance(rows.numel())
+        except TierError as error:
+            raise StoreError(f"cannot read {str(tier.path(key))!r}: {error}") from error
+        finally:
+            tier.close_record(opened)
+        return head.nbytes
+
+
+def _read_ahead(path: Path) -> None:
+    """Have the disk busy with the next record while this one's checksums are computed."""
+    with contextlib.suppress(OSError, AttributeError), path.open("rb") as file:  # not on every system
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

@@ -1,0 +1,223 @@
+"""Limits and eviction, for the tiers of this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from blendrag.errors import StoreFullError
+from blendrag.eviction import EvictionPolicy, Use, make_policy
+from blendrag.eviction.handover import Handover
+from blendrag.eviction.hazard import Hazard
+from blendrag.store.record import Layout, Record
+from blendrag.store.spec import TierSpec
+from blendrag.store.tiers.interface import Tier
+
+Forecast = tuple[str, float, Sequence[str]]
+"""A conversation, the chance that it goes on, and the keys of chunks that it used."""
+
+_EXPECTED = 1024
+_AT_ONCE = 16  # chunks that go from one policy to another while other calls wait: half a millisecond
+_PAUSE_S = 1e-3
+
+
+class LocalTier(Tier):
+    """A tier that knows what it holds. One write at a time; reads go on meanwhile.
+
+    ``on_evict`` hears of a record before it leaves for another one; if it raises, the record stays.
+    What is there already is asked for (:meth:`_found`) when the books are first needed: with a million
+    records that takes a second, which a tier without limits never spends.
+    """
+
+    def __init__(self, spec: TierSpec, layout: Layout, on_evict: Callable[[str], None] | None = None) -> None:
+        super().__init__(spec, layout)
+        self._on_evict = on_evict
+        self._policy: EvictionPolicy = make_policy(spec.policy)
+        self._hazard: Hazard | None = None
+        self._sizes: dict[str, int] | None = None
+        self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
+        self._writing = threading.Lock()
+
+    @property
+    def counted(self) -> bool:
+        return self._sizes is not None
+
+    def put(self, record: Record) -> None:
+        size = self._size(record)
+        if (self.spec.bytes is not None and size > self.spec.bytes) or self.spec.chunks == 0:
+            raise StoreFullError(f"a chunk of {size:,} bytes is more than the {self.name} tier may hold")
+        with self._writing:
+            former = self._forget(record.key)
+            try:
+                self._make_room(size)
+                self._write(record)
+            except BaseException:
+                if former is not None:  # a failed write leaves the former record of the chunk
+                    self._note(record.key, former)
+                raise
+            self._note(record.key, size)
+            self.count(puts=1)
+
+    def trim(self) -> None:
+        """Evict until the limits are obeyed: they may be lower than when the records were stored."""
+        if self.spec.evicts:
+            with self._writing:
+                self._make_room(0, new=0)
+
+    def delete(self, keys: Iterable[str]) -> int:
+        dropped = 0
+        for key in keys:
+            with self._writing:
+                dropped += self._remove(key)
+                self._forget(key)
+        return dropped
+
+    def used(self, uses: Sequence[tuple[str, Use]]) -> None:
+        """A prompt used these chunks, wherever it found them: tell the policy, in this order.
+
+        What is not here and comes soon comes because of that use.
+        """
+        if self._sizes is None:
+            return
+        with self._lock:
+            for key, use in uses:
+                if key in self._sizes:
+                    self._policy.used(key, use)
+                else:
+                    self._expected[key] = use
+                    self._expected.move_to_end(key)
+            while len(self._expected) > _EXPECTED:
+                self._expected.popitem(last=False)
+
+    def forecast(self, forecasts: Iterable[Forecast]) -> None:
+        """Tell the policy which conversations go on. Chunks that are not here are passed over."""
+        if self._sizes is None or not self._policy.uses_forecasts():
+            return
+        with self._lock:
+            now = time.monotonic()
+            for conversation, chance, keys in forecasts:
+                for key in keys:
+                    if key in self._sizes:
+                        self._policy.forecast(key, chance, now, conversation)
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on. Raises ConfigError for an unknown one.
+
+        What is held is carried over in the order in which it would have left; until all of it is, that is
+        the order. It is done a few chunks at a time, by a thread of its own where there are many, so that
+        other calls never wait for more than those: a million chunks take a minute or two.
+        """
+        policy = make_policy(name)
+        self._hand_over_to((self._hazard and policy.taught(self._hazard)) or policy)
+
+    def learn(self, hazard: Hazard) -> None:
+        """Have policies that go by a model go by this one, the present one and those that come. What is held
+        is carried over as by :meth:`use_policy`."""
+        self._hazard = hazard
+        if policy := self._policy.taught(hazard):
+            self._hand_over_to(policy)
+
+    def _hand_over_to(self, policy: EvictionPolicy) -> None:
+        with self._lock:
+            sizes = {} if self._sizes is None else self._sizes
+            self._policy = handover = Handover(self._policy, policy, sizes)
+            if self._carried_over(handover):
+                return
+        rest = partial(self._carry_over, handover)
+        threading.Thread(target=rest, name=f"blendrag-{self.name}-policy", daemon=True).start()
+
+    def _carry_over(self, handover: Handover) -> None:
+        while not self._carried_over(handover):
+            time.sleep(_PAUSE_S)
+
+    def _carried_over(self, handover: Handover) -> bool:
+        """Some more of it; whether nothing is left to do."""
+        with self._lock:
+            if self._policy is handover and handover.step(_AT_ONCE, _now()):
+                self._policy = handover.successor
+            return self._policy is not handover
+
+    # -- for subclasses -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _found(self) -> Iterable[tuple[str, int]]:
+        """(key, size) of what was there when the tier was opened, least recently used first."""
+
+    @abstractmethod
+    def _write(self, record: Record) -> None:
+        """Keep the record, wholly or not at all. Raises StoreFullError, StoreError."""
+
+    def _check_removable(self, key: str) -> None:
+        """Raise StoreError if the record cannot be removed now: then nothing is evicted for nothing."""
+
+    @abstractmethod
+    def _remove(self, key: str) -> bool:
+        """Drop the record; whether it was there."""
+
+    def _size(self, record: Record) -> int:
+        """Bytes the record takes here."""
+        return record.head.nbytes
+
+    # -- books --------------------------------------------------------------------------------------------
+
+    def _books(self) -> dict[str, int] | None:
+        """Sizes by key; None while nobody needs them."""
+        if self._sizes is None and self.spec.evicts:
+            with self._lock:
+                if self._sizes is None:
+                    sizes: dict[str, int] = {}
+                    use = _now()
+                    for key, size in self._found():
+                        sizes[key] = size
+                        self._policy.added(key, size, use)
+                    self._stats.chunks, self._stats.bytes = len(sizes), sum(sizes.values())
+                    self._sizes = sizes
+        return self._sizes
+
+    def _note(self, key: str, size: int) -> None:
+        books = self._books()
+        with self._lock:
+            self.count(chunks=1, bytes=size)
+            if books is not None:
+                books[key] = size
+                use = self._expected.pop(key, None)
+                self._policy.added(key, size, replace(use, at=time.monotonic()) if use else _now())
+
+    def _forget(self, key: str) -> int | None:
+        books = self._books()
+        if books is None:
+            return None
+        with self._lock:
+            size = books.pop(key, None)
+            if size is not None:
+                self._policy.removed(key)
+                self.count(chunks=-1, bytes=-size)
+            return size
+
+    def _make_room(self, size: int, new: int = 1) -> None:
+        while (victim := self._victim(size, new)) is not None:
+            self._check_removable(victim)
+            if self._on_evict:
+                self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
+            self._remove(victim)
+            self._forget(victim)
+            self.count(evictions=1)
+
+    def _victim(self, size: int, new: int) -> str | None:
+        books = self._books()
+        if books is None:
+            return None
+        with self._lock:
+            over_bytes = self.spec.bytes is not None and self._stats.bytes + size > self.spec.bytes
+            over_count = self.spec.chunks is not None and len(books) + new > self.spec.chunks
+            return self._policy.victim() if over_bytes or over_count else None
+
+
+def _now() -> Use:
+    """A use of which only the time is known."""
+    return Use(at=time.monotonic())

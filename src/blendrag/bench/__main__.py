@@ -1,5 +1,0 @@
-"""``python -m blendrag.bench``."""
-
-from blendrag.bench.cli import app
-
-app()

@@ -1,0 +1,103 @@
+"""LangChain with our own model and vector store, and an engine that only notes what it is asked: what the
+shapes of the recognition tests are run with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.tools import BaseTool, tool
+
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from langchain_blendrag import BlendChroma, ChatBlend
+from prompt_shapes import DOCUMENTS, QUESTION, Request
+
+ANSWER = "It lasts eight years."
+
+
+@dataclass
+class Scripted:
+    """In place of the engine: gives ``answers`` in turn (then ANSWER), and notes what it is asked."""
+
+    tokenizer: Any
+    answers: list[str] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+    facts = {"reason": None, "device": "cpu"}  # noqa: RUF012
+    blends, max_model_len = True, 8192
+
+    def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Iterator[Delta]:
+        self.asked.append(Request(tuple(token_ids), recipe.spans if recipe else ()))
+        answer = self.answers.pop(0) if self.answers else ANSWER
+        yield Delta(answer, self.tokenizer.encode(answer), 0.01, finish_reason="stop")
+
+    async def astream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> AsyncIterator[Delta]:
+        for delta in self.stream(token_ids, sampling, recipe):
+            yield delta
+
+
+class Placed(Embeddings):
+    """Finds the documents in their order; a question that names some finds these first."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        order = list(DOCUMENTS.values())
+        return [[1.0 if text == one else -0.1 * at for at, one in enumerate(order)] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        named = [name for name in text if name in DOCUMENTS] or list(DOCUMENTS)
+        return [1.0 / (1 + named.index(name)) if name in named else 0.0 for name in DOCUMENTS]
+
+
+@dataclass
+class Rig:
+    """What LangChain is given, and the ways in which it is driven."""
+
+    llm: ChatBlend
+    store: BlendChroma
+    engine: Scripted
+
+    def retriever(self, k: int = 3) -> BaseRetriever:
+        return self.store.as_retriever(search_kwargs={"k": k})
+
+    def lcel(
+        self, prompt: Runnable[Any, Any], context: Runnable[Any, Any] | None = None
+    ) -> Runnable[Any, str]:
+        context = context or self.retriever() | format_docs
+        return {"context": context, "question": RunnablePassthrough()} | prompt | self.llm | StrOutputParser()
+
+    def ask_agent(self, tools: list[BaseTool], queries: Sequence[str] = (), middleware: Any = ()) -> None:
+        """The model calls the tool ``retrieve`` with each of ``queries``, and then answers."""
+        calls = [{"name": "retrieve", "arguments": {"query": query}} for query in queries]
+        self.engine.answers = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls]
+        prompt = None if middleware else "You have access to a tool that retrieves context. Use it."
+        agent = create_agent(self.llm, tools, system_prompt=prompt, middleware=middleware)
+        state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
+        assert state["messages"][-1].text == ANSWER
+
+    def tutorial_tool(self) -> BaseTool:
+        @tool(response_format="content_and_artifact")
+        def retrieve(query: str) -> tuple[str, list[Document]]:
+            """Retrieve information to help answer a query."""
+            documents = self.store.similarity_search(query, k=2)
+            serialized = "\n\n".join(
+                f"Source: {document.metadata}\nContent: {document.page_content}" for document in documents
+            )
+            return serialized, documents
+
+        return retrieve
+
+
+def format_docs(documents: list[Document]) -> str:
+    return "\n\n".join(document.page_content for document in documents)

@@ -1,0 +1,192 @@
+"""Shapes of prompts: what the recognition tests of both integrations share.
+
+A shape is one way in which a framework puts documents into prompts. It is run with the real framework; the
+prompts that reach the engine are compared with a snapshot, the documents recognised in them with the texts
+themselves, and the sums with the table in docs/recognition.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.prompt import decode
+from blendrag.serving.library import Library
+from places import DOCS
+
+UPDATE = "UPDATE_PROMPTS"
+PAGE = DOCS / "recognition.md"
+_NEXT = "\n<<<<<<<< the next prompt >>>>>>>>\n"
+_LEAST = 32  # tokens: shorter beginnings of a document are not reused
+
+QUESTION = "How long is the battery warranty?"
+
+# Several lines each; with what templates, lists and HTML escaping may trip over.
+DOCUMENTS = {
+    "1": """Battery & drive unit
+The battery and the drive unit are covered for 8 years or 160,000 km, whichever comes first.
+
+If the battery holds < 70 % of its first capacity within that time, it is repaired or replaced. The dealer
+notes "capacity", "mileage" and the date of the first registration on the claim.""",
+    "2": """Settings {"unit": "km" & "h"}
+The display reads its settings from a file:
+
+{"unit": "km", "limits": {"charge": 80, "speed": {{max}}}}
+
+Braces, even {context} or {% raw %}, are kept as they are. A file that cannot be read is put aside, and the
+display starts with the settings it came with.""",
+    "3": """Tyres & brakes > wear
+- Tyres are changed in pairs, at 3 mm in summer and 4 mm in winter.
+- Brake pads are checked every 30,000 km.
+
+\tNeither is part of any warranty; the café in Zürich – and only that one – gives 10 € off a set of four
+tyres, for which the receipt of an earlier set has to be shown.""",
+    "4": """Charging & <temperature>
+Keep the charge between 20 % and 80 % when the car stands for longer than two weeks.
+
+Below −10 °C the battery is warmed before it is charged, which takes up to 30 minutes and 2 kWh. Charging at
+home takes 7 hours; at a fast charger, it takes 35 minutes from 10 % to 80 %.""",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``placed`` names the documents that the prompts hold, in order; ``found`` those that are recognised,
+    with "~" behind one of which only the beginning is. ``remedy``: what the warning says, if there is one."""
+
+    name: str
+    title: str
+    placed: tuple[str, ...]
+    found: tuple[str, ...]
+    remedy: str | None
+    run: Callable[[Any], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the engine was asked: token ids, and which of them are those of stored chunks."""
+
+    token_ids: Sequence[int]
+    spans: Sequence[tuple[str, int, int]]  # chunk key, start, length, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A text whose KV is kept, and the name that shapes have for it."""
+
+    name: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class Shapes:
+    """The shapes of one framework, with the results of those that were run. ``test_file`` lies beside the
+    folder of snapshots."""
+
+    def __init__(self, framework: str, test_file: str) -> None:
+        self.framework, self._folder = framework, Path(test_file).with_name("prompts")
+        self.all: list[Shape] = []
+        self._rows: dict[str, str] = {}
+
+    def shape(
+        self, title: str, placed: str, found: str | None = None, remedy: str | None = None
+    ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+        """Registers a function that runs the framework; its name is that of the snapshot."""
+
+        def register(run: Callable[[Any], None]) -> Callable[[Any], None]:
+            documents = tuple((placed if found is None else found).split())
+            self.all.append(Shape(run.__name__, title, tuple(placed.split()), documents, remedy, run))
+            return run
+
+        return register
+
+    def check(
+        self, shape: Shape, requests: Sequence[Request], library: Library, names: dict[str, str]
+    ) -> None:
+        """``names``: text of a known document -> its name."""
+        known = known_texts(library, names)
+        prompts = [decode(library.tokenizer, request.token_ids) for request in requests]
+        self._check_snapshot(shape, prompts)
+
+        found, reused = [], 0
+        for request in requests:
+            for key, start, length in request.spans:
+                document = known[key]
+                text = decode(library.tokenizer, request.token_ids[start : start + length])
+                whole = length == len(document.token_ids)
+                assert document.text.startswith(text) and (text == document.text) == whole
+                found.append(document.name if whole else f"{document.name}~")
+                reused += length
+        assert tuple(found) == shape.found, f"recognised: {found}"
+
+        by_name = {document.name: document for document in known.values()}
+        for name in {*shape.placed}:
+            there = sum(prompt.count(by_name[name].text) for prompt in prompts)
+            assert there == shape.found.count(name), f"document {name} is in the prompts {there} times"
+        most = sum(_reusable(library.tokenizer, prompts, by_name[name]) for name in {*shape.placed})
+        assert reused == most, f"{reused} tokens are reused, {most} could be"
+        tokens = sum(len(by_name[name].token_ids) for name in shape.placed)
+        cells = (shape.title, len(shape.placed), len(shape.found), f"{reused} / {tokens}")
+        self._rows[shape.title] = "| " + " | ".join(map(str, cells)) + " |"
+
+    def _check_snapshot(self, shape: Shape, prompts: Iterable[str]) -> None:
+        file, text = self._folder / f"{shape.name}.txt", _NEXT.join(prompts)
+        if os.environ.get(UPDATE):
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(text.encode())
+        kept = file.read_bytes().decode() if file.exists() else ""
+        assert text == kept, (
+            f"what reaches the model in the shape {shape.title!r} is not what {file.name} has: if "
+            f"{self.framework} has changed it, run the tests with {UPDATE}=1 and look at the difference"
+        )
+
+    def check_page(self) -> None:
+        """Prints the results and compares them with the page's; of shapes not run, only the names."""
+        measured = [self._rows[shape.title] for shape in self.all if shape.title in self._rows]
+        print(f"\n{self.framework}\n{_HEAD}", *measured, sep="\n")
+        begin, end = f"{_BEGIN.format(self.framework)}\n{_HEAD}\n", "\n<!-- end -->"
+        page = PAGE.read_text(encoding="utf-8")
+        before, _, rest = page.partition(begin)
+        table, _, after = rest.partition(end)
+        if os.environ.get(UPDATE) and len(measured) == len(self.all):
+            table = "\n".join(measured)
+            PAGE.write_text(before + begin + table + end + after, encoding="utf-8")
+        rows = {line.split(" | ")[0].removeprefix("| "): line for line in table.splitlines()}
+        hint = f"docs/recognition.md is out of date: run the tests with {UPDATE}=1 and look at the difference"
+        assert list(rows) == [shape.title for shape in self.all], hint
+        assert [rows[title] for title in self._rows] == [*self._rows.values()], hint
+
+
+_BEGIN = "<!-- table: {} -->"
+_HEAD = "| shape | documents | recognised | tokens reused / tokens of the documents |\n|---|---:|---:|---:|"
+
+
+def known_texts(library: Library, names: dict[str, str]) -> dict[str, Known]:
+    """By chunk key, everything the library keeps."""
+    return {
+        entry.key: Known(names[entry.text], entry.text, entry.token_ids)
+        for entry in library.catalogue.entries()
+    }
+
+
+def _reusable(tokenizer: Any, prompts: Iterable[str], document: Known) -> int:
+    """Tokens of ``document`` that ``prompts`` could reuse: counted the slow way, from every place where its
+    beginning stands."""
+    total, beginning = 0, document.text[:32]
+    for prompt in prompts:
+        at = prompt.find(beginning)
+        while at >= 0:
+            fits = [
+                count
+                for count in range(_LEAST, len(document.token_ids) + 1)
+                if prompt.startswith(decode(tokenizer, document.token_ids[:count]), at)
+            ]
+            total += max(fits, default=0)
+            at = prompt.find(beginning, at + 1)
+    return total

@@ -1,0 +1,228 @@
+"""Small stores of real parts, shared by the tests in this folder and the processes they start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+from blendrag.store.kv_store import KVStore, read_whole
+from blendrag.store.miss import Miss
+from blendrag.store.record import DamagedError, Head, Layout, Record
+from blendrag.store.spec import DEFAULT_POLICY
+from blendrag.store.tiers import Opened, TierSpec
+from places import ROOT
+
+IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
+LAYOUT = Layout(IDENTITY, "bfloat16")
+FOLDERS = [str(ROOT), str(Path(__file__).parent)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """What is put into a store. kv: [layers, 2, tokens, kv_heads, head_size]."""
+
+    key: str
+    token_ids: tuple[int, ...]
+    kv: torch.Tensor
+
+
+def make_chunk(
+    seed: int, tokens: int = 8, dtype: torch.dtype = torch.bfloat16, identity: KVIdentity = IDENTITY
+) -> Chunk:
+    """A chunk of its own tokens and random KV; the same one for the same arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = (seed, *torch.randint(0, 50_000, (tokens - 1,), generator=generator).tolist())
+    shape = (identity.num_layers, 2, tokens, identity.num_kv_heads, identity.head_size)
+    return Chunk(identity.chunk_key(ids), ids, torch.randn(shape, generator=generator).to(dtype))
+
+
+def make_record(chunk: Chunk, layout: Layout = LAYOUT) -> Record:
+    return layout.encode(chunk.key, chunk.token_ids, chunk.kv)
+
+
+def size(chunk: Chunk) -> int:
+    """Bytes of a chunk's record, in every tier."""
+    return make_record(chunk).head.nbytes
+
+
+def open_stack(
+    root: Path, *stack: TierSpec, identity: KVIdentity = IDENTITY, dtype: str = "bfloat16"
+) -> KVStore:
+    return KVStore.open(root, identity, dtype, stack)
+
+
+def open_store(
+    root: Path,
+    *,
+    ram: int = 0,
+    disk: int | None = None,
+    dtype: str = "bfloat16",
+    policy: str = DEFAULT_POLICY,
+) -> KVStore:
+    """RAM over disk; reads come from disk unless it is given RAM."""
+    over = TierSpec(kind="ram", bytes=ram, policy=policy)
+    return open_stack(root, over, TierSpec(kind="disk", bytes=disk, policy=policy), dtype=dtype)
+
+
+def shared(path: Path, **options: Any) -> TierSpec:
+    """A disk tier in a folder of its own, which other stores may use as well."""
+    return TierSpec(kind="disk", path=path, **options)
+
+
+def wanted(*chunks: Chunk) -> list[tuple[str, Sequence[int]]]:
+    """What a request asks a store for."""
+    return [(chunk.key, chunk.token_ids) for chunk in chunks]
+
+
+def holds(store: KVStore, *chunks: Chunk) -> list[list[bool]]:
+    """Per tier, which of the chunks it has."""
+    return [[chunk.key in tier.has([chunk.key]) for chunk in chunks] for tier in store.tiers]
+
+
+def put(store: KVStore, chunk: Chunk) -> int:
+    return store.put(chunk.key, chunk.token_ids, chunk.kv)
+
+
+def get(store: KVStore, chunk: Chunk) -> Record | Miss:
+    return store.get(chunk.key, chunk.token_ids)
+
+
+def ask(store: KVStore, *chunks: Chunk) -> None:
+    """A prompt with these chunks: they are used, and the faster tiers get them."""
+    found = [one for one in store.open_records(wanted(*chunks), use=True) if isinstance(one, Opened)]
+    for one in {one.head.key: one for one in found}.values():
+        store.copies.promote(read_whole(one), one.tier)
+    store.close_records(found)
+
+
+def register(
+    root: Path, chunks: Sequence[Chunk], owner: str = "doc", identity: KVIdentity = IDENTITY
+) -> None:
+    """Make ``chunks`` known, as the client process does before the worker writes their KV."""
+    catalogue = Catalogue.open(root, identity)
+    catalogue.register(owner, [(chunk.key, f"text {chunk.key}", chunk.token_ids) for chunk in chunks])
+    catalogue.close()
+
+
+def rows(*keys: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """What to register under an owner: a text and three tokens for each key."""
+    return [(key, f"text of {key}", (1, 2, 3)) for key in keys]
+
+
+def states(root: Path) -> dict[str, str]:
+    """State by key, read by a connection of its own."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    try:
+        return {entry.key: entry.state for entry in catalogue.entries()}
+    finally:
+        catalogue.close()
+
+
+def filled(
+    root: Path, chunks: Sequence[Chunk], *, ram: int = 0, disk: int | None = None, dtype: str = "bfloat16"
+) -> KVStore:
+    """An open store that was asked to keep ``chunks``, in this order."""
+    register(root, chunks)
+    store = open_store(root, ram=ram, disk=disk, dtype=dtype)
+    for chunk in chunks:
+        put(store, chunk)
+    return store
+
+
+def record_of(root: Path, key: str) -> Path:
+    (file,) = (root / "kv").glob(f"??/{key}.safetensors")
+    return file
+
+
+def files(root: Path) -> set[str]:
+    """Names of all files of the disk tier, unfinished ones too; not those put aside as damaged."""
+    found = {path for path in (root / "kv").rglob("*") if path.is_file()}
+    return {path.name for path in found if path.parent.name != "quarantine"}
+
+
+def quarantined(root: Path) -> set[str]:
+    return {path.name for path in (root / "kv" / "quarantine").glob("*")}
+
+
+def same(found: object, chunk: Chunk) -> bool:
+    """Whether what the store gave is that chunk, bit by bit."""
+    if not isinstance(found, Record):
+        return False
+    kv = found.decode()
+    return (
+        (found.key, tuple(found.head.ids.tolist()), kv.dtype) == (chunk.key, chunk.token_ids, chunk.kv.dtype)
+        and kv.shape == chunk.kv.shape
+        and kv.view(torch.uint8).equal(chunk.kv.contiguous().view(torch.uint8))
+    )
+
+
+def gone(root: Path, chunk: Chunk) -> bool:
+    """Whether a damaged record was put aside, its chunk wanted again, and a later put welcome."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    pending = [entry.key for entry in catalogue.pending()]
+    nbytes = catalogue.totals().bytes
+    catalogue.close()
+    aside = quarantined(root) == {f"{chunk.key}.safetensors"}
+    return pending == [chunk.key] and nbytes == 0 and not files(root) and aside
+
+
+def to_bytes(record: Record) -> bytes:
+    """The record as it is in a file."""
+    return record.head.bytes() + record.rows.numpy().tobytes()
+
+
+def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
+    """A record from all of its bytes, verified. Raises DamagedError."""
+    head = layout.parse(key, data, len(data))
+    assert isinstance(head, Head)
+    rows = torch.frombuffer(bytearray(data[head.begin :]), dtype=torch.uint8).view(layout.num_layers, -1)
+    head.verify(0, rows)
+    return Record(head, rows)
+
+
+def problems(root: Path) -> list[str]:
+    """Read every file of the disk tier and compare with the catalogue; a line per problem, by key."""
+    catalogue = Catalogue.open(root, IDENTITY)
+    recorded = dict(catalogue.recent())
+    catalogue.close()
+    found = {path.stem: path for path in (root / "kv").glob("??/*")}
+    lines = [f"{path.name}: half-written" for path in (root / "kv" / "tmp").glob("*")]
+    for key in sorted(found.keys() | recorded):
+        if key not in found:
+            lines.append(f"{key}: no file")
+        elif key not in recorded:
+            lines.append(f"{key}: no row")
+        else:
+            try:
+                record = from_bytes(found[key].read_bytes(), key)
+            except DamagedError as error:
+                lines.append(str(error))
+            else:
+                if record.head.nbytes != recorded[key]:
+                    lines.append(f"{key}: the row says {recorded[key]} bytes")
+    return lines
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python process running ``script``, with blendrag and this module importable."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
+    )
+
+
+A, B, C, D = (make_chunk(seed) for seed in range(4))
+RECORD = size(A)  # bytes of any of them

@@ -1,0 +1,173 @@
+"""Real texts cut into chunks, prompts made of them, and the numbers that are compared."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from blendrag import BlendIndex
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.index.answer import Answer
+from blendrag.prompt import encode_document
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+
+CHUNK_TOKENS = 96
+Open = Callable[..., BlendIndex]
+"""Opens indexes that share the run's engine."""
+
+FIRST = Sampling(max_tokens=1, logprobs=20)
+
+# What blendrag itself depends on: their long descriptions are real prose, and always installed.
+_PACKAGES = (
+    "accelerate", "charset-normalizer", "chromadb", "filelock", "huggingface-hub", "jinja2", "matplotlib",
+    "numpy", "pydantic", "pypdf", "rich", "safetensors", "sentence-transformers", "torch", "transformers",
+    "typer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk of real text."""
+
+    key: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and where the chunks stand in them."""
+
+    token_ids: tuple[int, ...] = ()
+    spans: tuple[tuple[str, int, int], ...] = ()
+
+    def fresh(self, ids: Sequence[int]) -> Prompt:
+        return replace(self, token_ids=(*self.token_ids, *ids))
+
+    def cached(self, piece: Piece) -> Prompt:
+        span = (piece.key, len(self.token_ids), len(piece.token_ids))
+        return Prompt((*self.token_ids, *piece.token_ids), (*self.spans, span))
+
+
+@dataclass(slots=True)
+class Bench:
+    """An engine with an opened store, and chunks to make prompts of."""
+
+    engine: Engine
+    tokenizer: Any
+    identity: KVIdentity
+    root: Path
+    pieces: list[Piece] = field(default_factory=list)
+    store: str = ""
+
+    def open(self, ram_bytes: int = 1 << 30, stack: Sequence[dict[str, Any]] | None = None) -> Bench:
+        """Register and prefill all pieces in a new store: RAM over disk, or another stack."""
+        catalogue = Catalogue.open(self.root, self.identity)
+        catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
+        catalogue.close()
+        tiers = list(stack or [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}])
+        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), tiers)
+        self.ingest(self.pieces)
+        return self
+
+    def ingest(self, pieces: Sequence[Piece]) -> None:
+        for at in range(0, len(pieces), 16):
+            chunks = [[piece.key, list(piece.token_ids)] for piece in pieces[at : at + 16]]
+            self.engine.call("ingest", self.store, chunks)
+        self.engine.call("flush", self.store)
+
+    def close(self) -> None:
+        self.engine.call("close_store", self.store)
+
+    def piece(self, text: str) -> Piece:
+        """A chunk that is not stored."""
+        ids = self.encode(text)
+        return Piece(self.identity.chunk_key(ids), ids)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return encode_document(self.tokenizer, text)
+
+    def prompt(self, pieces: Iterable[Piece], question: str = "\nIn short, the packages above are") -> Prompt:
+        """System text, the chunks with blank lines between them, and a beginning to be continued."""
+        prompt = Prompt().fresh(self.encode("Read these descriptions of Python packages.\n\n"))
+        for piece in pieces:
+            prompt = prompt.cached(piece).fresh(self.encode("\n\n"))
+        return prompt.fresh(self.encode(question))
+
+    def recipe(self, prompt: Prompt, **options: Any) -> Recipe:
+        return Recipe(self.store, prompt.spans, **options)
+
+    def reset(self) -> None:
+        """Empty the prefix cache. Fails if a request keeps its KV, which nothing but time would tell."""
+        deadline = time.monotonic() + 60
+        while not self.engine.reset_prefix_cache():
+            assert time.monotonic() < deadline, "requests that ended still hold KV"
+            time.sleep(0.05)
+
+    def plain(self, prompt: Prompt, sampling: Sampling = FIRST) -> Delta:
+        """Full prefill, nothing taken from the prefix cache."""
+        self.reset()
+        return self.engine.generate(prompt.token_ids, sampling)
+
+    def blended(self, prompt: Prompt, sampling: Sampling = FIRST, **options: Any) -> Delta:
+        """Fused prefill, nothing taken from the prefix cache."""
+        self.reset()
+        delta = self.engine.generate(prompt.token_ids, sampling, self.recipe(prompt, **options))
+        assert delta.report is not None
+        assert "fallback" not in delta.report, delta.report
+        return delta
+
+
+def real_texts(tokenizer: Any, tokens: int = CHUNK_TOKENS, per_package: int = 2) -> Iterator[tuple[int, ...]]:
+    """Pieces of the packages' descriptions, ``tokens`` tokens each."""
+    for name in _PACKAGES:
+        text = importlib.metadata.distribution(name).read_text("METADATA") or ""
+        ids = encode_document(tokenizer, text.partition("\n\n")[2])
+        begin = min(150, max(0, len(ids) - tokens * per_package))  # past the badges
+        for at in range(begin, begin + tokens * per_package, tokens):
+            if at + tokens <= len(ids):
+                yield ids[at : at + tokens]
+
+
+def distance(one: Delta, other: Delta) -> float:
+    """Largest difference between the first token's log probabilities that both report."""
+    a, b = one.logprobs[0], other.logprobs[0]
+    shared = a.keys() & b.keys()
+    assert len(shared) >= min(len(a), len(b)) // 2
+    return max(abs(a[token] - b[token]) for token in shared)
+
+
+def divergence(reference: Delta, other: Delta) -> float:
+    """KL(reference, other) of the first token over the tokens both report, the rest taken as one."""
+    a, b = reference.logprobs[0], other.logprobs[0]
+    shared = a.keys() & b.keys()
+    p, q = ([math.exp(side[token]) for token in shared] for side in (a, b))
+    p, q = ([*side, max(1e-9, 1 - sum(side))] for side in (p, q))
+    return sum(x * math.log(x / y) for x, y in zip(p, q, strict=True))
+
+
+def files(index: BlendIndex) -> set[str]:
+    """Keys of the chunks whose KV is on disk."""
+    return {path.stem for path in index.root.glob("kv/??/*.safetensors")}
+
+
+def assert_consistent(index: BlendIndex) -> None:
+    """Ledger, catalogue, vectors and KV speak of the same documents and chunks."""
+    entries = index._library.catalogue.entries()
+    assert {entry.key for entry in entries if entry.state == "ready"} == files(index)
+    assert index._ledger.sources() == index._vectors.sources() == set(index._library.catalogue.owners())
+    keys = {key for record in index._ledger.documents() for key in record.chunk_keys}
+    assert keys == {entry.key for entry in entries}
+
+
+def assert_adds_up(answer: Answer) -> None:
+    evidence = answer.evidence
+    assert evidence.reused + evidence.recomputed + evidence.fresh + evidence.prefix == evidence.prompt
+    assert sum(row["tokens"] for row in evidence.documents if row["kind"] != "not found") == evidence.prompt

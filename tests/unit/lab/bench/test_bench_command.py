@@ -1,0 +1,58 @@
+"""``blendrag bench`` given what it cannot use: one line, before the engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.errors import ConfigError
+from blendrag.lab.bench.ttft import BenchOptions, parse_ratios
+
+BAD = [
+    (("ttft", "--ratios", "0.15,half"), "'half' is not a number"),
+    (("ttft", "--ratios", "1.5"), "1.5 is not above 0 and at most 1"),
+    (("ttft", "--ratios", "0"), "the arm 'reuse'"),
+    (("ttft", "--ratios", ""), "is not a number"),
+    (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
+    (("ttft", "--selector", "hkdv"), "unknown selector"),
+    (("ttft", "--plot", "out.gif"), "--plot out.gif"),
+    (("ttft", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
+    (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
+    (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
+    (("sweep", "--plot", "out.gif"), "--plot out.gif"),
+    (("sweep", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("load", "--rates", "1,fast"), "'fast' is not a number"),
+    (("load", "--rates", "0"), "0 is not above 0"),
+    (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
+    (("load", "--order", "sorted"), "--order sorted: it is retrieved or shuffled"),
+    (("load", "--plot", "absent/out.png"), "there is no folder absent"),
+    (("load", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("beside", "--plot", "out"), "--plot out"),
+    (("beside", "--json", "absent/out.json"), "--json absent/out.json"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_option_is_one_line_without_an_engine(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 1
+    assert message in result.stderr and result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_one_chunk_is_refused_because_it_has_no_other_order() -> None:
+    assert CliRunner().invoke(app, ["bench", "ttft", "--chunks", "1"]).exit_code == 2
+    with pytest.raises(ConfigError, match="no other order"):
+        BenchOptions(chunks=1)
+
+
+def test_ratio_given_twice_is_measured_once() -> None:
+    assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)

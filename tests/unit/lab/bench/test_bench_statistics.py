@@ -1,0 +1,87 @@
+"""The numbers of the benchmark: spread, divergence, the summary."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.lab.arms import Sample
+from blendrag.lab.statistics import first_token_kl, spread, summarise
+
+
+def logprobs(weights: list[float], rest: float, first: int = 0) -> dict[int, float]:
+    total = sum(weights) + rest
+    return {first + i: math.log(weight / total) for i, weight in enumerate(weights)}
+
+
+WEIGHTS = st.lists(st.floats(0.01, 10), min_size=1, max_size=25)
+REST = st.floats(0.001, 10)
+
+
+@given(WEIGHTS, REST)
+def test_the_same_distribution_does_not_diverge(weights: list[float], rest: float) -> None:
+    same = logprobs(weights, rest)
+    assert first_token_kl(same, same) == pytest.approx(0, abs=1e-6)
+
+
+@given(WEIGHTS, REST, WEIGHTS, REST, st.integers(0, 30))
+def test_divergence_is_never_negative_nor_infinite(
+    p: list[float], p_rest: float, q: list[float], q_rest: float, shift: int
+) -> None:
+    assert 0 <= first_token_kl(logprobs(p, p_rest), logprobs(q, q_rest, shift)) < 60
+
+
+def test_divergence_is_the_textbook_one_over_top_tokens_and_the_rest() -> None:
+    p, q = {1: math.log(0.5), 2: math.log(0.3)}, {1: math.log(0.4), 2: math.log(0.2)}
+    expected = 0.5 * math.log(0.5 / 0.4) + 0.3 * math.log(0.3 / 0.2) + 0.2 * math.log(0.2 / 0.4)
+    assert first_token_kl(p, q) == pytest.approx(expected)
+
+
+def test_only_the_top_tokens_of_the_reference_count() -> None:
+    p, q = logprobs([5, 3, 1], 1), logprobs([5, 3, 1e-9], 2 - 1e-9)
+    assert first_token_kl(p, q, top=2) == pytest.approx(0, abs=1e-9)
+
+
+def test_tokens_that_the_other_side_does_not_list_are_not_taken_for_agreement() -> None:
+    assert first_token_kl(logprobs([8, 1], 1), logprobs([8, 1], 1, first=100)) > 1
+
+
+def test_certainty_on_both_sides_does_not_divide_by_zero() -> None:
+    assert first_token_kl({1: 0.0}, {1: 0.0, 2: -50.0}) == pytest.approx(0)
+    assert math.isfinite(first_token_kl({1: 0.0}, {2: 0.0}))
+
+
+def test_spread_of_one_sample_is_that_sample() -> None:
+    assert spread([3.0]) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
+
+
+def test_spread_is_not_minimum_and_maximum() -> None:
+    assert spread([float(i) for i in range(11)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+
+
+def sample(ttft_ms: float, token: int = 7, recomputed: int = 0, **split: float) -> Sample:
+    return Sample(ttft_ms, token, {token: -0.1}, recomputed, split)
+
+
+def test_speedup_is_paired_repeat_by_repeat() -> None:
+    # A machine that slows down between the repeats: the ratio of medians would be 5.5, not 10.
+    samples = {"full": [sample(100.0), sample(1000.0)], "reuse": [sample(10.0), sample(100.0)]}
+    speedup = summarise(samples)["reuse"]["speedup_vs_full"]
+    assert speedup == pytest.approx({"median": 10.0, "p10": 10.0, "p90": 10.0})
+
+
+def test_split_adds_up_to_the_median_ttft() -> None:
+    own = [sample(50.0 + i, load=3.0 + i, select=1.0, recompute=20.0 - i) for i in range(4)]
+    arm = summarise({"full": [sample(100.0)] * 4, "blend@0.15": own})["blend@0.15"]
+    assert set(arm["split_ms"]) == {"load", "select", "recompute", "engine"}
+    assert sum(arm["split_ms"].values()) == pytest.approx(arm["ttft_ms"]["median"])
+
+
+def test_agreement_is_the_share_of_repeats_with_the_same_first_token() -> None:
+    full, other = [sample(1.0, 7)] * 4, [sample(1.0, 7)] * 3 + [sample(1.0, 8)]
+    summary = summarise({"full": full, "reuse": other})
+    assert summary["full"]["top1_agreement"] == 1.0 and summary["full"]["kl_first_token"] == 0.0
+    assert summary["reuse"]["top1_agreement"] == 0.75 and summary["reuse"]["kl_first_token"] > 0

@@ -1,0 +1,129 @@
+"""``blendrag bench kernels``: the arithmetic behind its floors, and what it shows."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.lab.bench.floors import LAYER, analyse, costs, counts
+from blendrag.lab.bench.kernels_table import print_kernels
+
+SHAPE = {
+    "layers": 4, "tokens": 100, "cached": 80, "rows": 30, "runs": 9, "pairs_rows": 1500, "pairs_all": 5050,
+    "hidden": 16, "query": 16, "kv": 8, "intermediate": 32, "itemsize": 2,
+}  # fmt: skip
+PIECES = [
+    "fetch", "rotate", "write_stored", "qkv", "write", "attention_runs", "attention_dense", "o_proj", "mlp",
+    "layer", "qkv_all", "write_all", "attention_all", "o_proj_all", "mlp_all", "select", "gather", "metadata",
+]  # fmt: skip
+PRODUCTS = {
+    f"{name}{end}": [[m, *rest] for rest in sizes]
+    for end, m in (("", 30), ("_all", 100))
+    for name, sizes in {"qkv": [[16, 32]], "o_proj": [[16, 16]], "mlp": [[16, 64], [32, 16]]}.items()
+}
+
+
+def measured(mm_ms: float = 1.0, **ms: list[float]) -> dict[str, Any]:
+    """As the worker says it; every piece 2 ms unless told."""
+    sizes = {",".join(map(str, size)) for own in PRODUCTS.values() for size in own}
+    return {
+        "shape": SHAPE,
+        "products": PRODUCTS,
+        "ms": {name: ms.get(name, [2.0, 2.0, 2.0]) for name in PIECES},
+        "matmul": {size: [mm_ms, 2 * mm_ms] for size in sizes},
+        "copy": {"1048576": [0.5, 1.0]},
+    }
+
+
+def test_floor_counts_what_a_layer_multiplies() -> None:
+    found = costs(SHAPE)
+    per_row = 2 * (16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 32)  # a multiplication and an addition per weight
+    assert sum(found[name].flops for name in ("qkv", "o_proj", "mlp")) == 30 * per_row
+    assert found["attention"].flops == 2 * 2 * 1500 * 16
+    assert found["write_stored"].nbytes == 2 * (2 * 80 * 8) * 2
+    for name, own in PRODUCTS.items():
+        assert found[name].flops == sum(2 * m * k * n for m, k, n in own)
+
+
+@given(st.integers(1, 500))
+def test_rows_that_are_all_rows_cost_the_same_under_both_names(tokens: int) -> None:
+    pairs = tokens * (tokens + 1) // 2
+    found = costs(SHAPE | {"tokens": tokens, "rows": tokens, "pairs_rows": pairs, "pairs_all": pairs})
+    for name in ("qkv", "write", "attention", "o_proj", "mlp"):
+        assert found[name] == found[f"{name}_all"]
+
+
+@given(st.integers(3, 100))
+def test_every_layer_is_counted_once(layers: int) -> None:
+    times = counts(layers)
+    assert times["qkv"] + times["qkv_all"] == times["write"] + times["write_all"] == layers
+    for name in ("attention", "o_proj", "mlp"):  # the last layer's output is not used
+        assert times[name] + times[f"{name}_all"] == layers - 1
+    assert times["rotate"] == times["write_stored"] == layers - 2  # the check layer and below are fresh
+    assert "fetch" not in times, "loading goes on beside the layers"
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100))
+def test_no_product_is_faster_than_its_floor(mm_ms: float, mlp_ms: float) -> None:
+    found = analyse(measured(mm_ms, mlp=[mlp_ms, 2 * mlp_ms]), "runs")
+    for name in PRODUCTS:
+        piece = found["pieces"][name]
+        if piece["bound"] == "matmul":
+            assert piece["ratio"] >= 1 - 1e-9, f"{name} beats what is called its floor"
+
+
+def test_blend_is_the_sum_of_its_pieces() -> None:
+    found = analyse(measured(), "runs")
+    blend, pieces = found["blend"], found["pieces"]
+    above = sum(piece["over_ms"] for piece in pieces.values())
+    assert blend["pieces_ms"] - blend["floor_ms"] == pytest.approx(above)
+    assert sum(pieces[name]["share"] for name in LAYER) == pytest.approx(1)
+    assert blend["full_floor_ms"] > blend["floor_ms"]
+
+
+def test_attention_is_that_of_the_mask_in_use() -> None:
+    ms = {"attention_runs": [3.0, 4.0], "attention_dense": [7.0, 9.0]}
+    assert analyse(measured(**ms), "runs")["pieces"]["attention"]["best_ms"] == 3.0
+    assert analyse(measured(**ms), "dense")["pieces"]["attention"]["best_ms"] == 7.0
+
+
+def test_table_names_the_distance_and_what_is_lost_most() -> None:
+    results = analyse(measured(mlp_all=[900.0, 900.0]), "runs")
+    results["blend"] |= {"ttft_ms": {"median": 2000.0, "p10": 1900.0, "p90": 2100.0}}
+    results |= {
+        "shape": SHAPE,
+        "config": {"chunks": 2, "chunk_tokens": 40, "ratio": 0.15, "repeats": 3, "mask": "runs"},
+        "machine": {"model": "m", "dtype": "bfloat16", "cpu": "c", "threads": 2},
+    }
+    shown = io.StringIO()
+    print_kernels(results, Console(file=shown, width=140))
+    lost = shown.getvalue().partition("Most lost: ")[2]
+    assert lost.startswith("norm, MLP, all rows "), "what is lost most comes first"
+    assert "TTFT 2,000 ms" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
+        (("kernels", "--json", "absent/out.json"), "--json absent/out.json"),
+        (("layers", "--plot", "out.gif"), "--plot out.gif"),
+        (("layers", "--data", "absent.jsonl"), "absent.jsonl"),
+        (("layers", "--data", "absent.jsonl", "--format", "squid"), "unknown format 'squid'"),
+    ],
+)
+def test_bad_option_is_one_line_without_an_engine(
+    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 1
+    assert message in result.stderr and result.stderr.startswith("error: ")
+    assert not result.stdout

@@ -1,0 +1,152 @@
+"""Arms by name: what they stand for, and what is said of a name that stands for nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.errors import ConfigError
+from blendrag.lab.evaluate.arms import RATIOS, ArmSpec, parse_arm, parse_arms
+from blendrag.settings import Settings
+
+SELECTORS = ["hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "gradual_k", "first_k", "query", "random", "lmcache"]
+UNIONS = ["first_k+hkvd_k", "query+first_k", "random+gradual"]
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return Settings.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        ("full", ArmSpec("full", "full")),
+        ("map_reduce", ArmSpec("map_reduce", "map_reduce")),
+        ("reuse", ArmSpec("reuse", "stored", shared_prefix="none")),
+        ("reuse:none:int8", ArmSpec("reuse:int8", "stored", codec="int8", shared_prefix="none")),
+        ("hkvd@0.15", ArmSpec("hkvd_v@0.15", "stored", "hkvd", "v", 0.15)),
+        ("hkvd_kv@.2", ArmSpec("hkvd_kv@0.2", "stored", "hkvd", "kv", 0.2)),
+        ("first_k@0.1", ArmSpec("first_k@0.1", "stored", "first_k", "v", 0.1)),
+        ("hkvd+first_k@1", ArmSpec("hkvd+first_k@1", "stored", "hkvd+first_k", "v", 1.0)),
+        ("first_k+hkvd_k@0.1", ArmSpec("first_k+hkvd_k@0.1", "stored", "first_k+hkvd", "k", 0.1)),
+        ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "hkvd", "k", 0.15, None, "none", "lmcache")),
+        ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
+    ],
+)
+def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
+    assert parse_arm(name) == arm
+
+
+@given(
+    selector=st.sampled_from(SELECTORS + UNIONS),
+    ratio=st.floats(0.001, 1.0).map(lambda ratio: round(ratio, 3)),
+    shared=st.sampled_from([None, "none", "start", "system"]),
+    codec=st.sampled_from([None, "raw", "fp8", "int8", "int4"]),
+    turned=st.booleans(),
+)
+def test_arm_is_not_what_its_name_says(
+    selector: str, ratio: float, shared: str | None, codec: str | None, turned: bool
+) -> None:
+    extras = [*([shared] if shared else []), *([codec] if codec else [])]
+    written = ":".join([f"{selector}@{ratio:g}", *(reversed(extras) if turned else extras)])
+    arm = parse_arm(written)
+    alone = selector == "lmcache"
+    own = Settings.load(codec="fp8", shared_prefix="system")
+    assert (arm.ratio, arm.codec) == (ratio, codec)
+    assert arm.variant(own) == (codec or "fp8", shared or ("none" if alone else "system"))
+    assert parse_arm(arm.name) == arm  # the name of results can be asked for again
+    shown = [extra for extra in extras if not (alone and extra == "none")]
+    assert arm.name == ":".join([f"{selector}@{ratio:g}", *shown])
+
+
+@pytest.mark.parametrize("setting", ["none", "start", "system"])
+def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting: str) -> None:
+    own = Settings.load(shared_prefix=setting)
+    for word in ("reuse", "reuse:none", "lmcache@0.15", "lmcache@0.15:none"):
+        assert parse_arm(word).name == word.removesuffix(":none")
+        assert parse_arm(word).variant(own) == ("raw", "none")
+    assert parse_arm("reuse:start").variant(own) == ("raw", "start")
+    assert parse_arm("hkvd_v@0.15").variant(own) == ("raw", setting)
+    assert parse_arm("hkvd_v@0.15:none").variant(own) == ("raw", "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hkdv_v@0.1", "did you mean hkvd?"),
+        ("map-reduce", "did you mean map_reduce?"),
+        ("first_k+quary@0.1", "did you mean query?"),
+        ("lmcache+first_k@0.1", "did you mean lmcache?"),
+        ("zzz@0.1", "there are first_k, full, gradual"),
+        ("", "there are first_k, full, gradual"),
+        ("all@0.1", "unknown arm"),
+        ("hkvd_v", "a ratio is missing, as in hkvd_v@0.15"),
+        ("hkvd_v@0", "above 0 and at most 1"),
+        ("hkvd_v@nan", "above 0 and at most 1"),
+        ("hkvd_v@1.5", "above 0 and at most 1"),
+        ("hkvd_v@lots", "'lots' is not a number"),
+        ("reuse@0.1", "has no ratio"),
+        ("full:int8", "uses no stored KV"),
+        ("reuse:int9", "did you mean int8?"),
+        ("reuse:sytem", "did you mean system?"),
+        ("reuse:int8:int4", "not as int4 and int8"),
+        ("first_k+first_k@0.1", "two different selectors"),
+    ],
+)
+def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_arm(name)
+    assert said in str(error.value)
+
+
+def test_default_lacks_full_or_reuse_or_the_selector_that_is_set(settings: Settings) -> None:
+    own = settings.model_copy(update={"selector": "query"})
+    names = [arm.name for arm in parse_arms([], None, own)]
+    assert names[:3] == ["full", "reuse", "reuse:start"] and len(names) == len(set(names))
+    assert {f"{selector}@{ratio:g}" for selector in ("query", "random") for ratio in RATIOS} <= set(names)
+
+
+@pytest.mark.parametrize("selector", ["gradual_query", "none", "all", "random"])
+def test_default_takes_all_night_or_is_refused(selector: str) -> None:
+    own = Settings.load(selector=selector, shared_prefix="none")
+    arms = parse_arms([], None, own)
+    assert [arm.name for arm in arms[:2]] == ["full", "reuse"] and arms[2].ratio == RATIOS[0]
+    assert len(arms) <= 25
+
+
+def test_ratios_do_not_reach_the_arms_without_one(settings: Settings) -> None:
+    names = [arm.name for arm in parse_arms(["hkvd_v:int8", " first_k@0.3", "reuse"], (0.1, 0.2), settings)]
+    assert names == ["full", "hkvd_v@0.1:int8", "hkvd_v@0.2:int8", "first_k@0.3", "reuse"]
+
+
+def test_arm_named_twice_is_asked_twice(settings: Settings) -> None:
+    names = [arm.name for arm in parse_arms(["hkvd@0.1", "full", "hkvd_v@0.10"], None, settings)]
+    assert names == ["full", "hkvd_v@0.1"]
+
+
+def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
+    from blendrag.select import SELECTORS as REGISTERED
+
+    arms = parse_arms(["paper"], None, settings)
+    assert set(REGISTERED) - {"all", "none"} <= {arm.selector for arm in arms}
+    assert {arm.metric for arm in arms if arm.selector == "hkvd"} == {"v", "k", "kv"}
+    assert [arm.name for arm in arms[:3]] == ["full", "reuse", "reuse:start"]
+    blended = [arm for arm in arms if arm.ratio]
+    ratios = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5}
+    assert {(arm.selector, arm.ratio) for arm in blended} == {
+        (arm.selector, ratio) for arm in blended for ratio in ratios
+    }
+    assert any("+" in arm.selector for arm in arms) and any(arm.semantics == "lmcache" for arm in arms)
+
+
+def test_recipe_is_not_the_arm(settings: Settings) -> None:
+    own = settings.model_copy(update={"check_layers": (2,), "selector": "random"})
+    spans = (("key", 3, 5),)
+    recipe = parse_arm("hkvd_k@0.2").recipe(own, "store", spans)
+    assert (recipe.selector, recipe.metric, recipe.ratio) == ("hkvd", "k", 0.2)
+    assert (recipe.store, recipe.spans, recipe.check_layers) == ("store", spans, (2,))
+    assert parse_arm("reuse").recipe(own, "store", spans).ratio == 0
+    lmcache = parse_arm("lmcache@0.2").recipe(own, "store", spans)
+    assert (lmcache.semantics, lmcache.metric, lmcache.check_layers) == ("lmcache", "k", (1,))

@@ -1,0 +1,92 @@
+"""The intervals that every claim of an evaluation rests on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.lab.evaluate.bootstrap import Interval, difference, gap_closed, mean
+
+numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
+rows = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=40)
+
+
+def columns(table: list[tuple[float, float, float]]) -> tuple[list[float], ...]:
+    return tuple(map(list, zip(*table, strict=True)))
+
+
+@given(rows)
+def test_interval_does_not_leave_out_what_it_is_of(table: list[tuple[float, float, float]]) -> None:
+    arm, full, reuse = columns(table)
+    closed = gap_closed(arm, full, reuse)
+    for interval in (mean(arm), difference(arm, full), *([closed] if closed else [])):
+        assert interval.low <= interval.mean <= interval.high
+    assert mean(arm).mean == pytest.approx(np.mean(arm), abs=1e-9)
+    assert min(arm) - 1e-9 <= mean(arm).low <= mean(arm).high <= max(arm) + 1e-9
+
+
+@given(rows)
+def test_arm_that_is_full_prefill_does_not_differ_from_it(table: list[tuple[float, float, float]]) -> None:
+    arm, _, reuse = columns(table)
+    assert difference(arm, arm) == Interval(0.0, 0.0, 0.0)
+    assert difference(arm, arm).within_noise
+    closed = gap_closed(arm, arm, reuse)
+    if closed:
+        assert closed == Interval(1.0, 1.0, 1.0)
+
+
+@given(rows)
+def test_full_reuse_does_not_close_its_own_gap(table: list[tuple[float, float, float]]) -> None:
+    _, full, reuse = columns(table)
+    closed = gap_closed(reuse, full, reuse)
+    if closed:
+        assert closed == Interval(0.0, 0.0, 0.0)
+
+
+@given(rows, st.randoms())
+def test_order_of_the_rows_does_not_matter(
+    table: list[tuple[float, float, float]], rng: random.Random
+) -> None:
+    mixed = table.copy()
+    rng.shuffle(mixed)
+    (arm, full, reuse), (arm2, full2, reuse2) = columns(table), columns(mixed)
+    assert mean(arm) == mean(arm2)
+    assert difference(arm, full) == difference(arm2, full2)
+    assert gap_closed(arm, full, reuse) == gap_closed(arm2, full2, reuse2)
+
+
+def test_gap_that_is_none_is_not_divided_by() -> None:
+    assert gap_closed([1.0, 2.0], [0.5, 0.5], [0.5, 0.5]) is None
+    assert gap_closed([1.0], [0.0], [2.0]) == Interval(0.5, 0.5, 0.5)
+
+
+def test_draws_without_a_gap_do_not_make_the_interval_infinite() -> None:
+    closed = gap_closed([0.5, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    assert closed is not None
+    assert closed.mean == pytest.approx(0.5)
+    assert np.isfinite([closed.low, closed.high]).all()
+
+
+def test_what_rows_have_in_common_is_not_counted_as_noise() -> None:
+    rng = np.random.default_rng(1)
+    full = rng.normal(3.0, 2.0, 60)
+    arm = full + rng.normal(0.2, 0.1, 60)
+    assert not difference(arm, full).within_noise
+    assert mean(arm).low < mean(full).high  # unpaired, the two cannot be told apart
+    closed = gap_closed(arm, full, full + 1.0)
+    assert closed is not None
+    assert closed.high - closed.low < 0.1
+
+
+def test_interval_is_not_narrower_or_wider_than_theory() -> None:
+    """Of the mean of 60 standard normal rows: 1.96 / sqrt(60) on either side, and right 95 times in 100."""
+    rng = np.random.default_rng(2)
+    samples = rng.normal(0.0, 1.0, (400, 60))
+    intervals = [mean(sample) for sample in samples]
+    width = np.mean([(interval.high - interval.low) / 2 for interval in intervals])
+    assert width == pytest.approx(1.96 / 60**0.5, rel=0.05)
+    assert 0.91 < np.mean([interval.within_noise for interval in intervals]) < 0.98
