@@ -24,8 +24,8 @@ hypothesis.settings.load_profile("busy machine")
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     """Folder of the packaged default model, unpacked once per user and not once per test run."""
-    from blendrag.models import resolve_model
-    from blendrag.settings import DEFAULT_MODEL, Settings
+    from blendrag.models import DEFAULT_MODEL, resolve_model
+    from blendrag.settings import Settings
 
     return resolve_model(
         DEFAULT_MODEL, Settings.model_fields["cache_dir"].get_default(call_default_factory=True)

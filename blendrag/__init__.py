@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from blendrag import errors
 from blendrag.errors import BlendragError
+from blendrag.version import __version__
 
 if TYPE_CHECKING:
     from blendrag.index.answer import Answer, Source
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from blendrag.index.loaders import Document
     from blendrag.serving.evidence import Evidence
     from blendrag.settings import Settings
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Answer",
@@ -26,6 +25,7 @@ __all__ = [
     "IngestReport",
     "Settings",
     "Source",
+    "__version__",
     "errors",
 ]
 

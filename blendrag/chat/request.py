@@ -8,7 +8,7 @@ from typing import Any
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.errors import ConfigError
-from blendrag.settings import Settings
+from blendrag.options import BlendOptions
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
@@ -23,7 +23,7 @@ class ChatRequest:
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
     schema: JSON schema that the answer has to match; the model is shown it, and held to it.
-    settings: in place of the chat's own, for what may differ from request to request.
+    options: how it is blended; None: as the settings say.
     max_retries: how often a request is sent again after the engine failed, before anything was given out.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
     stands for the one that the messages' opening gives.
@@ -35,7 +35,7 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = AUTO
     schema: Mapping[str, Any] | None = None
-    settings: Settings | None = None
+    options: BlendOptions | None = None
     max_retries: int = 0
     conversation: str | None = None
 

@@ -34,7 +34,7 @@ class Turn:
         self._library, self._settings, self._request = library, settings, request
         self.engine = library.start()
         self.plan = plan_request(library, request)
-        self.recipe, self._plain = library.recipe(self.plan, settings)
+        self.recipe, self._plain = library.recipe(self.plan, request.options or settings.blending)
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
         self._text, self._shown, self._tokens = "", 0, 0

@@ -10,6 +10,7 @@ import typer
 from blendrag import __version__
 from blendrag.cli.archive import export, import_
 from blendrag.cli.ask import ask, chat
+from blendrag.cli.bench import app as bench
 from blendrag.cli.console import Commands, say
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
@@ -23,7 +24,6 @@ from blendrag.cli.purge import purge
 from blendrag.cli.stats import stats
 from blendrag.cli.verify import verify
 from blendrag.errors import BlendragWarning
-from blendrag.lab.bench.cli import app as bench
 
 app = typer.Typer(
     name="blendrag",

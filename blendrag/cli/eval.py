@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from blendrag.cli.bench.shared import Json, Plot, measured
 from blendrag.cli.options import Model
-from blendrag.lab.bench.cli.shared import Json, Plot, measured
 
 
 def evaluate(

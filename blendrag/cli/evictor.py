@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
+from blendrag.cli.bench.shared import Json, Plot, measured
 from blendrag.cli.console import Commands, interruptible, out, print_json, say
-from blendrag.lab.bench.cli.shared import Json, Plot, measured
 
 if TYPE_CHECKING:
     from blendrag.forecast.features import Features, Progress

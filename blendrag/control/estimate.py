@@ -13,6 +13,7 @@ from statistics import median
 
 from blendrag.control.fit import Coefficients, evaluate, fit_times, relative_error
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed
+from blendrag.options import BlendOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Estimator:
     @classmethod
     def of(cls, profile: Profile) -> Estimator:
         """Raises ConfigError for a profile of a selector that there is not."""
-        from blendrag.select.interface import SelectorOptions, make_selector  # torch: only where it is needed
+        from blendrag.select import make_selector  # torch: only where it is needed
 
         prefill = PrefillCurve.fit(profile.prefill)
         return cls(
@@ -131,7 +132,7 @@ class Estimator:
             Recompute.fit(profile.blend, prefill),
             median(point.overhead_s for point in profile.blend),
             dict(profile.tiers),
-            make_selector(profile.selector, SelectorOptions(0.5)).reads_question,
+            make_selector(BlendOptions(0.5, profile.selector)).reads_question,
         )
 
     def prefill_s(self, cached: int, new: int) -> float:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import xxhash
 
 from blendrag.errors import ConfigError
-from blendrag.select.interface import Metric, SelectorOptions, make_selector
+from blendrag.options import DEFAULTS, BlendOptions
+from blendrag.select import make_selector
 
 FIELD = "blendrag"
 
@@ -27,21 +28,13 @@ class Recipe:
 
     store: id of an opened store (``Engine.open_store``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
-    auto: whether more than ``ratio`` is recomputed where loading leaves time for it (mode A of the
-        controller).
-    trace: whether the report says what was loaded and computed when.
+    options: how; ``blend`` and ``min_cached_tokens`` have been obeyed by then.
     semantics: "lmcache" blends as LMCache publishes it, for comparison only (see :meth:`as_lmcache`).
     """
 
     store: str
     spans: tuple[tuple[str, int, int], ...]
-    selector: str = "hkvd"
-    ratio: float = 0.15
-    metric: Metric = "v"
-    check_layers: tuple[int, ...] = (1,)
-    threshold: float | None = None
-    auto: bool = False
-    trace: bool = False
+    options: BlendOptions = DEFAULTS
     semantics: Semantics = "exact"
 
     @property
@@ -55,17 +48,12 @@ class Recipe:
             return self.cached_end
         return num_prompt_tokens - 1
 
-    @property
-    def options(self) -> SelectorOptions:
-        return SelectorOptions(self.ratio, self.metric, self.check_layers, self.threshold)
-
     def as_lmcache(self) -> Recipe:
         """These spans at this ratio by a re-implementation of LMCache's published semantics: K compared at
         layer 1, a bottom-right aligned mask (``fuse.runs.bottom_right``), and everything behind the first
         chunk that is missing computed."""
-        return replace(
-            self, selector="hkvd", metric="k", check_layers=(1,), threshold=None, semantics="lmcache"
-        )
+        options = replace(self.options, selector="hkvd", metric="k", check_layers=(1,), threshold=None)
+        return replace(self, options=options, semantics="lmcache")
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
@@ -77,14 +65,14 @@ class Recipe:
         The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
         on. Where the selector reads the question, that is what stands behind the documents.
         """
-        parts = json.dumps(asdict(replace(self, trace=False)))
+        parts = json.dumps(asdict(replace(self, options=replace(self.options, trace=False))))
         if self._reads_question():
             parts += json.dumps(list(token_ids[self.cached_end :]))
         return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
 
     def _reads_question(self) -> bool:
         try:
-            return make_selector(self.selector, self.options).reads_question
+            return make_selector(self.options).reads_question
         except ConfigError:  # the worker will say so, and the engine prefill the prompt
             return False
 
@@ -121,8 +109,9 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     if not fields or not fields.get("spans"):
         return None
     spans = tuple((str(key), int(start), int(length)) for key, start, length in fields["spans"])
-    check_layers = tuple(int(layer) for layer in fields["check_layers"])
-    return Recipe(**{**fields, "spans": spans, "check_layers": check_layers})
+    options = dict(fields["options"])
+    options["check_layers"] = tuple(int(layer) for layer in options["check_layers"])
+    return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options)})
 
 
 def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:

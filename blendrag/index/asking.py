@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from blendrag.engine.client.generation import Delta, Sampling
@@ -65,9 +66,9 @@ class Request:
         self._conversation = options.get("conversation")
         history = options.get("history", ())
         self._said = prompt if not history else [*history, {"role": "user", "content": prompt}]
-        self.recipe, self._plain = self._library.recipe(
-            self.prompt.plan, self._library.settings, options.get("blend")
-        )
+        blend, blending = options.get("blend"), self._library.settings.blending
+        how = blending if blend is None else replace(blending, blend=blend)
+        self.recipe, self._plain = self._library.recipe(self.prompt.plan, how)
         self._options = options
         self._begin = time.perf_counter()
         self._text: list[str] = []

@@ -23,7 +23,7 @@ from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import IngestProgress, ingest_progress
-from blendrag.select import SelectorOptions, make_selector
+from blendrag.select import make_selector
 from blendrag.serving.foresight import FORECASTS
 from blendrag.serving.library import Library, Messages
 from blendrag.settings import Settings
@@ -62,7 +62,7 @@ class BlendIndex:
         (open in another process), and StoreError if it does not exist and ``create`` is False.
         """
         settings = Settings.load(model=model, **options)
-        make_selector(settings.selector, SelectorOptions())  # a typo is an error, not a slow answer
+        make_selector(settings.blending)  # a typo is an error, not a slow answer
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
             raise no_index(path)

@@ -91,7 +91,7 @@ class PrefixCaching(Arm):
 
 
 class Blending(Arm):
-    """Stored KV, with the share ``recipe.ratio`` of it recomputed. Ratio 0 is full reuse.
+    """Stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
 
     ``report``: what the engine says of the last run.
     """
@@ -101,7 +101,8 @@ class Blending(Arm):
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.report: dict[str, Any] = {}
-        self.name = f"blend@{recipe.ratio:g}" if recipe.ratio else "reuse"
+        ratio = recipe.options.recompute_ratio
+        self.name = f"blend@{ratio:g}" if ratio else "reuse"
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         recipe = replace(self._recipe, spans=trial.prompt.spans)
@@ -124,20 +125,14 @@ def check_blended(name: str, report: Mapping[str, Any] | None, *, misses_allowed
 
 def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:
     """The settings' recipe but for its spans, over the opened store of this id. ratio: instead of theirs."""
-    return Recipe(
-        store,
-        (),
-        selector=settings.selector,
-        ratio=settings.recompute_ratio if ratio is None else ratio,
-        metric=settings.metric,
-        check_layers=settings.check_layers,
-        threshold=settings.threshold,
-    )
+    options = settings.blending
+    return Recipe(store, (), options if ratio is None else replace(options, recompute_ratio=ratio))
 
 
 def make_arms(base: Recipe, ratios: Sequence[float]) -> list[Arm]:
     """All arms, the reference first. ``base``: the recipe, but for its ratio and spans."""
-    return [FullPrefill(), PrefixCaching(), *(Blending(replace(base, ratio=r)) for r in (0.0, *ratios))]
+    options = (replace(base.options, recompute_ratio=ratio) for ratio in (0.0, *ratios))
+    return [FullPrefill(), PrefixCaching(), *(Blending(replace(base, options=one)) for one in options)]
 
 
 def reset(engine: Engine) -> None:

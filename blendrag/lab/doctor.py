@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import exp
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -148,7 +148,7 @@ class _Check:
         return ids
 
     def _recipe(self, store: str, prompt: _Prompt, ratio: float) -> Recipe:
-        return Recipe(store, prompt.spans, ratio=ratio)
+        return Recipe(store, prompt.spans, replace(self.settings.blending, recompute_ratio=ratio))
 
     def _first_token(self, prompt: _Prompt, recipe: Recipe | None) -> Delta:
         self.engine.reset_prefix_cache()

@@ -1,19 +1,6 @@
-"""Token selection, deviation and masks: plain torch, no engine, no storage."""
+"""The selector axis: which cached tokens are recomputed. One interface, one registry."""
 
-from blendrag.select.interface import (
-    SELECTORS,
-    CachedTokens,
-    Selector,
-    SelectorOptions,
-    make_selector,
-    register_selector,
-)
+from blendrag.select.interface import SELECTORS, CachedTokens, RankedSelector, Selector, register_selector
+from blendrag.select.registry import make_selector
 
-__all__ = [
-    "SELECTORS",
-    "CachedTokens",
-    "Selector",
-    "SelectorOptions",
-    "make_selector",
-    "register_selector",
-]
+__all__ = ["SELECTORS", "CachedTokens", "RankedSelector", "Selector", "make_selector", "register_selector"]

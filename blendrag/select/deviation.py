@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blendrag.select.interface import Metric
+from blendrag.options import Metric
 
 
 def squared_deviation(fresh: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from blendrag.options import BlendOptions
 from blendrag.select.hkvd import HKVD
-from blendrag.select.interface import RankedSelector, SelectorOptions, register_selector
+from blendrag.select.interface import RankedSelector, register_selector
 
 # Deviations of neighbouring layers are correlated but not equal, so the first choice is generous and later
 # ones correct it. The paper names no constants; these gave the lowest divergence of the schedules tried.
@@ -22,14 +23,14 @@ class Gradual(RankedSelector):
 
     layers: tuple[int, ...] = _LAYERS
 
-    def __init__(self, options: SelectorOptions) -> None:
+    def __init__(self, options: BlendOptions) -> None:
         super().__init__(options)
         self._shares: dict[int, float] = {}
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
         given = self.options.check_layers if len(self.options.check_layers) > 1 else self.layers
         layers = tuple(layer for layer in given if layer < num_layers) or (num_layers - 1,)
-        self._shares = schedule(layers, self.options.ratio, num_layers, self.most)
+        self._shares = schedule(layers, self.options.recompute_ratio, num_layers, self.most)
         return layers
 
     def share(self, layer: int) -> float:

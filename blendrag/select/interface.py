@@ -5,37 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
-from blendrag.errors import ConfigError
-
-Metric = Literal["v", "k", "kv"]
-
-
-@dataclass(frozen=True, slots=True)
-class SelectorOptions:
-    """What a selector may be told.
-
-    ratio: share of the request's cached tokens that is recomputed, on average over the layers
-        (CacheBlend section 7.2 uses 0.15).
-    metric: what HKVD compares: V (the paper's released code), K (LMCache), or both.
-    check_layers: layers at which deviation is measured (CacheBlend section 4.3).
-    threshold: squared deviation relative to the tokens' mean squared norm below which a token is left
-        alone; ``ratio`` then is the cap.
-    """
-
-    ratio: float = 0.15
-    metric: Metric = "v"
-    check_layers: tuple[int, ...] = (1,)
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.ratio <= 1.0:
-            raise ConfigError(f"recompute_ratio must be between 0 and 1, not {self.ratio}")
-        if self.metric not in ("v", "k", "kv"):
-            raise ConfigError(f"metric must be v, k or kv, not {self.metric!r}")
+from blendrag.options import BlendOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +60,7 @@ class Selector(ABC):
     reads_question: bool = False
     reads_deviation: bool = True
 
-    def __init__(self, options: SelectorOptions) -> None:
+    def __init__(self, options: BlendOptions) -> None:
         self.options = options
 
     @abstractmethod
@@ -101,7 +74,7 @@ class Selector(ABC):
 
 class RankedSelector(Selector):
     """Base of selectors that can say of any two tokens which is the better one to recompute: these can be
-    asked for any number of tokens, and so share a budget with another (see ``fuse.union``).
+    asked for any number of tokens, and so share a budget with another (see ``select.union``).
 
     most: largest share that may be recomputed at any layer.
     """
@@ -110,7 +83,7 @@ class RankedSelector(Selector):
 
     def share(self, layer: int) -> float:
         """Share of the request's cached tokens kept from check layer ``layer`` on."""
-        return self.options.ratio
+        return self.options.recompute_ratio
 
     @abstractmethod
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
@@ -137,25 +110,6 @@ def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
         return cls
 
     return register
-
-
-def make_selector(name: str, options: SelectorOptions) -> Selector:
-    """The selector called ``name``, or the union of two: ``a+b``. Ratios 0 and 1 leave no choice, so none is
-    measured. Raises ConfigError for a name that is not registered, or two that cannot share a budget."""
-    from blendrag.select import gradual_query as attended  # noqa: F401  (they register)
-    from blendrag.select.union import Union
-
-    parts = [part.strip() for part in name.split("+")]
-    for part in parts:
-        if part not in SELECTORS:
-            known = ", ".join(sorted(SELECTORS))
-            raise ConfigError(f"unknown selector {part!r}; there are {known}, and unions of two: a+b")
-    union = Union.of([SELECTORS[part] for part in parts], options) if len(parts) > 1 else None
-    if options.ratio == 0.0:
-        return SELECTORS["none"](options)
-    if options.ratio == 1.0 and options.threshold is None:
-        return SELECTORS["all"](options)
-    return union or SELECTORS[name](options)
 
 
 def budget(total: int, ratio: float) -> int:

@@ -43,7 +43,8 @@ class FirstK(StaticSelector, RankedSelector):
         return -tokens.offsets.double() / tokens.lengths
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
-        head = torch.ceil(tokens.lengths.double() * self.options.ratio - 1e-9)  # 0.36 * 75 is 27, and a bit
+        # 0.36 * 75 is 27, and a bit
+        head = torch.ceil(tokens.lengths.double() * self.options.recompute_ratio - 1e-9)
         return indices(tokens.offsets < head)
 
 

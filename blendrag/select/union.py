@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from blendrag.errors import ConfigError
-from blendrag.select.interface import CachedTokens, RankedSelector, Selector, SelectorOptions, budget, indices
+from blendrag.options import BlendOptions
+from blendrag.select.interface import CachedTokens, RankedSelector, Selector, budget, indices
 
 _NOBODY = -1
 
@@ -21,7 +22,7 @@ class Union(Selector):
     token is dropped before both have chosen. What a selector picked stays until it is asked again.
     """
 
-    def __init__(self, options: SelectorOptions, first: RankedSelector, second: RankedSelector) -> None:
+    def __init__(self, options: BlendOptions, first: RankedSelector, second: RankedSelector) -> None:
         super().__init__(options)
         self._parts = (first, second)
         self.reads_question = first.reads_question or second.reads_question
@@ -31,7 +32,7 @@ class Union(Selector):
         self._owners: torch.Tensor | None = None  # [survivors] int64, the part that picked each
 
     @classmethod
-    def of(cls, kinds: Sequence[type[Selector]], options: SelectorOptions) -> Union:
+    def of(cls, kinds: Sequence[type[Selector]], options: BlendOptions) -> Union:
         """Of two different kinds that rank. Raises ConfigError for any others."""
         ranked = [kind for kind in kinds if issubclass(kind, RankedSelector)]
         if not len(kinds) == len(ranked) == len(set(kinds)) == 2:
@@ -39,9 +40,9 @@ class Union(Selector):
                 "a union (a+b) is of two different selectors that rank tokens, such as first_k+hkvd:"
                 " all, none and unions have no rank"
             )
-        half = replace(options, ratio=options.ratio / 2)
+        half = replace(options, recompute_ratio=options.recompute_ratio / 2)
         first, second = (kind(half) for kind in ranked)
-        first.most = second.most = 1.0 - half.ratio  # at no layer more than everything
+        first.most = second.most = 1.0 - half.recompute_ratio  # at no layer more than everything
         return cls(options, first, second)
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from blendrag.errors import BlendragWarning, StoreError
 from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.forecast.weights import default_folder
 from blendrag.models import resolve_model
+from blendrag.options import BlendOptions
 from blendrag.progress import IngestProgress
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
-from blendrag.select import SelectorOptions, make_selector
+from blendrag.select import make_selector
 from blendrag.serving.foresight import FORECASTS, Foresight, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
@@ -230,34 +231,21 @@ class Library:
                 row.update(kind="fresh", reused=0, reason="its KV is not stored (any more): ingest again")
         return rows
 
-    def recipe(
-        self, plan: PromptPlan, settings: Settings, blend: bool | None = None
-    ) -> tuple[Recipe | None, str | None]:
-        """How a plan is blended with these settings; or None, and why it is not. ConfigError for a wrong
+    def recipe(self, plan: PromptPlan, options: BlendOptions) -> tuple[Recipe | None, str | None]:
+        """How a plan is blended with these options; or None, and why it is not. ConfigError for a wrong
         selector, whatever the prompt holds: a typing error is no slow answer."""
-        make_selector(settings.selector, SelectorOptions())
+        make_selector(options)
         engine = self.start()
-        if not (settings.blend if blend is None else blend):
+        if not options.blend:
             return None, "blending is switched off"
         if not engine.blends:
             return None, f"this model is not blended: {engine.facts['reason']}"
         ready = self.catalogue.ready(plan.cached_keys)
         spans = spans_of([span for span in plan.transfer_params() if span[0] in ready])
-        cached, least = sum(length for _, _, length in spans), settings.min_cached_tokens
+        cached, least = sum(length for _, _, length in spans), options.min_cached_tokens
         if not spans or cached < least:
             return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
-        s = settings
-        return Recipe(
-            self.session.store_id,
-            spans,
-            s.selector,
-            s.recompute_ratio,
-            s.metric,
-            s.check_layers,
-            s.threshold,
-            s.auto_ratio,
-            s.trace,
-        ), None
+        return Recipe(self.session.store_id, spans, options), None
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, while the user reads the answer.

@@ -16,9 +16,10 @@ from blendrag.forecast.features import DEFAULT_LAYOUT
 from blendrag.forecast.predictor import make_features
 from blendrag.forecast.weights import save_weights
 from blendrag.lab.training.study import train_on_file
+from blendrag.models import DEFAULT_EMBEDDER
 from blendrag.serving import foresight
 from blendrag.serving.collection import Collection
-from blendrag.settings import DEFAULT_EMBEDDER, Settings
+from blendrag.settings import Settings
 from word_embedder import write_dialogs
 from workbench import Bench, Open
 

@@ -9,6 +9,7 @@ import pytest
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import PromptTooLongError
+from blendrag.options import BlendOptions
 from workbench import Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
@@ -137,8 +138,8 @@ def _harm(file: Path, harm: str) -> None:
     ("change", "reason"),
     [
         ({"store": "/nowhere"}, "/nowhere"),
-        ({"selector": "best"}, "best"),
-        ({"check_layers": ("x",)}, "unreadable"),
+        ({"options": BlendOptions(selector="best")}, "best"),
+        ({"options": BlendOptions(check_layers=("x",))}, "unreadable"),  # type: ignore[arg-type],
     ],
 )
 def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(

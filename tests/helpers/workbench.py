@@ -15,6 +15,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
 from blendrag.index.answer import Answer
+from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -101,8 +102,8 @@ class Bench:
             prompt = prompt.cached(piece).fresh(self.encode("\n\n"))
         return prompt.fresh(self.encode(question))
 
-    def recipe(self, prompt: Prompt, **options: Any) -> Recipe:
-        return Recipe(self.store, prompt.spans, **options)
+    def recipe(self, prompt: Prompt, ratio: float = 0.15, selector: str = "hkvd", **options: Any) -> Recipe:
+        return Recipe(self.store, prompt.spans, BlendOptions(ratio, selector, **options))
 
     def reset(self) -> None:
         """Empty the prefix cache. Fails if a request keeps its KV, which nothing but time would tell."""

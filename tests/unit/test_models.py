@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 
 from blendrag import models
 from blendrag.errors import MissingDependencyError, ModelNotFoundError
-from blendrag.models import model_digest, resolve_embedder, resolve_model
-from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, model_digest, resolve_embedder, resolve_model
 
 
 def make_model(folder: Path, seed: int = 0, **config: Any) -> Path:

@@ -65,8 +65,8 @@ class Blending:
         self._estimate, self._decision = estimate, ""
         self._options = order.recipe.options
         self._missing: dict[str, str] = {}
-        self._selector = order.recipe.selector
-        self._trace = Trace(order.recipe.trace)
+        self._selector = order.recipe.options.selector
+        self._trace = Trace(order.recipe.options.trace)
 
     @torch.inference_mode()
     def run(self) -> Blend:
@@ -90,7 +90,7 @@ class Blending:
             "recomputed": stats.recomputed,
             "missing": self._missing,
             "selector": self._selector,
-            "ratio": self._options.ratio,
+            "ratio": self._options.recompute_ratio,
             "decision": self._decision,
             "slices": stats.slices,
             "tiers": dict(Counter(opened.tier.name for _, opened in spans)),
@@ -100,7 +100,7 @@ class Blending:
                 "recompute": ms * stats.recompute_s,
             },
         }
-        if recipe.trace:
+        if recipe.options.trace:
             report["trace"] = self._trace.events
         return report
 
@@ -132,15 +132,18 @@ class Blending:
         recipe = self._order.recipe
         costs = [ChunkCost(span.length, opened.head.nbytes, opened.tier.name) for span, opened in spans]
         fresh = len(self._order.token_ids) - sum(span.length for span, _ in spans)
-        controller = Controller(self._estimate, recipe.ratio)
+        options = self._options
+        controller = Controller(self._estimate, options.recompute_ratio)
         try:
-            decision = controller.decide(costs, fresh, None if recipe.auto else recipe.ratio)
+            decision = controller.decide(
+                costs, fresh, None if recipe.options.auto_ratio else recipe.options.recompute_ratio
+            )
         except Exception as error:  # its advice is not worth a request
             self._decision = f"the controller failed: {type(error).__name__}"
             return spans
         self._decision = decision.why
         if any(decision.load):
-            self._options = replace(recipe.options, ratio=decision.ratio)
+            self._options = replace(options, recompute_ratio=decision.ratio)
         kept = [span for span, load in zip(spans, decision.load, strict=True) if load]
         self._close_all_but(kept, [opened for _, opened in spans])
         return kept
@@ -150,19 +153,19 @@ class Blending:
         self._kv.close_records([one for one in found if id(one) not in still])
 
     def _fuse(self, spans: list[tuple[CachedSpan, Opened]]) -> Generator[None, None, FusedStats]:
-        self._selector = self._order.recipe.selector if spans else "none"
-        selector = make_selector(self._selector, self._options)
+        self._selector = self._options.selector if spans else "none"
+        selector = self._make(self._selector)
         question = self._order.recipe.cached_end  # where it begins, whichever documents are there
         if selector.reads_question and question >= len(self._order.token_ids):
             # A long text behind the last document is left to the engine, and the question with it.
             self._selector = WITHOUT_QUESTION
-            selector = make_selector(self._selector, self._options)
+            selector = self._make(self._selector)
         checks = selector.check_layers(self._model.decoder.num_layers)
         with self._load(spans) as layers:
             if not selector.reads_question:
                 fused = self._prefill(FusedPrefill, spans, layers, selector)
                 return (yield from fused.run())
-            reuse = make_selector("none", self._options)
+            reuse = self._make("none")
             keep = checks if selector.reads_deviation else ()
             first = self._prefill(QuestionPass, spans, layers, reuse, keep=keep, question=question)
             before = yield from first.run()
@@ -172,6 +175,9 @@ class Blending:
         stats.select_s += before.recompute_s
         stats.slices += before.slices - 1
         return stats
+
+    def _make(self, selector: str) -> Selector:
+        return make_selector(replace(self._options, selector=selector))
 
     def _prefill(
         self,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from blendrag.attention.question import question_attention
 from blendrag.engine.worker.fused_prefill import FusedPrefill
 from blendrag.load.layers import StoredLayers
-from blendrag.select.query import question_attention
 
 
 class QuestionPass(FusedPrefill):

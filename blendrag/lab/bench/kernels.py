@@ -22,6 +22,7 @@ from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import PARTS, spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
+from blendrag.options import BlendOptions
 from blendrag.settings import Settings
 
 _BLENDS = 7
@@ -78,9 +79,7 @@ def _measure(
         progress.note("ingest")
         ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
         progress.step()
-        arm = Blending(
-            Recipe(store.id, (), selector="hkvd", ratio=options.ratio, check_layers=(CHECK_LAYER,))
-        )
+        arm = Blending(Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,))))
         samples = []
         for number, trial in enumerate(trials):
             progress.note(f"blend {number} of {_BLENDS}")

@@ -23,7 +23,7 @@ from blendrag.lab.statistics import spread, summarise
 from blendrag.lab.texts import questions_of, text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
-from blendrag.select import SelectorOptions, make_selector
+from blendrag.select import make_selector
 from blendrag.settings import Settings
 
 ARMS = ("full", "prefix", "reuse", "blended")
@@ -67,7 +67,7 @@ def run_sweep(settings: Settings, options: SweepOptions, progress: BenchProgress
 
     Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
-    make_selector(settings.selector, SelectorOptions())  # what is wrong is told before the long start
+    make_selector(settings.blending)  # what is wrong is told before the long start
     with blending_engine(settings, progress) as engine, ExitStack() as opened:
         return _measure(engine, settings, options, progress, opened)
 

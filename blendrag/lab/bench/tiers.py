@@ -132,7 +132,7 @@ class _Traced(FromTier):
     """Its recipe asks for a trace."""
 
     def __init__(self, name: str, recipe: Recipe, store: TrialStore) -> None:
-        super().__init__(name, replace(recipe, trace=True), store)
+        super().__init__(name, replace(recipe, options=replace(recipe.options, trace=True)), store)
         self._traces: list[tuple[float, list[Any]]] = []
 
     @property

@@ -20,7 +20,6 @@ from blendrag.lab.texts import cut_chunks, file_texts, installed_texts
 from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
 from blendrag.select import make_selector
-from blendrag.select.interface import SelectorOptions
 from blendrag.settings import Settings
 
 POOL = 4  # chunks in the store, per chunk of a prompt
@@ -71,7 +70,7 @@ def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress)
 
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreFullError, EngineError.
     """
-    make_selector(settings.selector, SelectorOptions())  # what is wrong is told before the long start
+    make_selector(settings.blending)  # what is wrong is told before the long start
     texts = file_texts(options.data) if options.data else None
     with blending_engine(settings, progress) as engine:
         return _measure(engine, settings, options, texts, progress)

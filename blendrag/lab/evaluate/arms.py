@@ -23,7 +23,8 @@ from typing import Literal, cast, get_args
 from blendrag.engine.recipe import Recipe, Semantics
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.ttft import read_ratio
-from blendrag.select.interface import SELECTORS, Metric, SelectorOptions, make_selector
+from blendrag.options import BlendOptions, Metric
+from blendrag.select import SELECTORS, make_selector
 from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
@@ -68,9 +69,10 @@ class ArmSpec:
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """How a prompt is blended by it; check layers and threshold are those of the settings."""
-        own = Recipe(
-            store, spans, self.selector, self.ratio, self.metric, settings.check_layers, settings.threshold
+        options = replace(
+            settings.blending, selector=self.selector, recompute_ratio=self.ratio, metric=self.metric
         )
+        own = Recipe(store, spans, options)
         return own.as_lmcache() if self.semantics == "lmcache" else own
 
 
@@ -111,7 +113,7 @@ def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
     else:
         chosen, metric = _metric_of(selector)
         shown = f"hkvd_{metric}" if chosen == "hkvd" else selector
-        make_selector(chosen, SelectorOptions(at, metric))  # raises for two that cannot share a budget
+        make_selector(BlendOptions(at, chosen, metric))  # raises for two that cannot share a budget
         arm = ArmSpec(f"{shown}@{at:g}", "stored", chosen, metric, at)
     return _with_extras(arm, extras)
 
@@ -160,7 +162,6 @@ def _metric_of(selector: str) -> tuple[str, Metric]:
 
 
 def _selectors() -> list[str]:
-    make_selector("none", SelectorOptions())  # they register themselves
     return [name for name in SELECTORS if name not in _NO_CHOICE]
 
 

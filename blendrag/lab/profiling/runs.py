@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
-from blendrag.lab.arms import reset
+from blendrag.lab.arms import recipe_of, reset
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.trial_store import TrialStore
@@ -58,15 +58,7 @@ def prefill_run(engine: Engine, ids: Sequence[int], cached: int = 0) -> Run:
 def blend_run(engine: Engine, settings: Settings, store: TrialStore, prompt: Prompt, ratio: float) -> Run:
     """The prompt, blended, from a cold disk if that is where it is. Raises EngineError if it was prefilled
     plainly instead."""
-    recipe = Recipe(
-        store.id,
-        prompt.spans,
-        selector=settings.selector,
-        ratio=ratio,
-        metric=settings.metric,
-        check_layers=settings.check_layers,
-        threshold=settings.threshold,
-    )
+    recipe = replace(recipe_of(settings, store.id, ratio), spans=prompt.spans)
 
     def run() -> Times:
         reset(engine)

@@ -14,9 +14,10 @@ from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Decoder, KnownDecoder
 from blendrag.errors import ModelNotSupportedError
+from blendrag.options import BlendOptions
 from blendrag.select import make_selector
 from blendrag.select.deviation import deviation
-from blendrag.select.interface import CachedTokens, SelectorOptions, budget
+from blendrag.select.interface import CachedTokens, budget
 from blendrag.store.codec import make_codec
 
 Step = Callable[[int], Any]  # of a layer's number
@@ -61,7 +62,7 @@ class LayerPieces:
         self._table = torch.arange(self._cache.shape[0], dtype=torch.int32, device=self.device)[None]
         everywhere = torch.arange(tokens, device=self.device)
         self._cached = torch.cat([everywhere[at : at + length] for at, length in spans])
-        self._selector = make_selector("hkvd", SelectorOptions(ratio=ratio))
+        self._selector = make_selector(BlendOptions(ratio, "hkvd"))
         lengths = torch.cat([torch.full((length,), length, device=self.device) for _, length in spans])
         self._candidates = CachedTokens(self._cached, lengths, self._cached.numel())
         count = budget(self._cached.numel(), ratio)

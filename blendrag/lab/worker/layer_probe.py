@@ -12,9 +12,10 @@ from blendrag.engine.worker.chunk_prefill import AlonePrefill
 from blendrag.errors import StoreError
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
+from blendrag.options import BlendOptions
 from blendrag.select import Selector, make_selector
 from blendrag.select.deviation import squared_deviation, squared_norm
-from blendrag.select.interface import CachedTokens, SelectorOptions
+from blendrag.select.interface import CachedTokens
 from blendrag.store.kv_store import KVStore
 from blendrag.store.miss import Miss
 from blendrag.store.tiers import Opened
@@ -111,7 +112,7 @@ class _Curves:
 
     @staticmethod
     def _selector(name: str, ratio: float) -> Selector:
-        return make_selector(name.removesuffix("_each"), SelectorOptions(ratio=ratio))
+        return make_selector(BlendOptions(ratio, name.removesuffix("_each")))
 
     def add(self, layer: int, full: torch.Tensor, reused: torch.Tensor) -> None:
         """This layer's logits by full prefill's K and by K of which the cached part is stored, [heads,

@@ -53,8 +53,6 @@ def register_codec(name: str) -> Callable[[type[Codec]], type[Codec]]:
 
 def codec_names() -> list[str]:
     """All registered codecs, ours among them."""
-    from blendrag.store.codec import fp8, int4, int8, raw  # noqa: F401  (they register themselves)
-
     return sorted(CODECS)
 
 

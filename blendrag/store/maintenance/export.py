@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from blendrag import __version__
 from blendrag.errors import StoreError
 from blendrag.store.maintenance import sqlite
 from blendrag.store.maintenance.disk import disk_errors
@@ -17,6 +16,7 @@ from blendrag.store.maintenance.folder import ClosedIndex
 from blendrag.store.maintenance.manifest import DATABASES, HEADER, MANIFEST, Header, belongs, line
 from blendrag.store.maintenance.progress import SILENT, CareProgress
 from blendrag.store.maintenance.tar import PIECE, write_end, write_member
+from blendrag.version import __version__
 
 
 def export_index(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
@@ -64,10 +65,11 @@ def chat_request(
         grammar=Grammar("json_object", True) if json_object else None,
         other={**llm.model_kwargs, **{name: kwargs[name] for name in _OTHER if name in kwargs}},
     )
-    overridden = {name: kwargs[name] for name in _BLENDING if name in kwargs}
+    options = settings.blending
+    overridden = {name: kwargs[name] for name in _BLENDING if kwargs.get(name) is not None}
     if overridden:
         mode = overridden.pop("mode", llm.mode)
-        settings = type(settings).load(**{**settings.model_dump(), **overridden, "blend": mode == "blend"})
+        options = replace(options, **overridden, blend=mode == "blend")
     conversation = kwargs.get("conversation")
     return ChatRequest(
         plain_messages(messages),
@@ -76,7 +78,7 @@ def chat_request(
         tools=tuple(kwargs.get("tools") or ()),
         tool_choice=kwargs.get("tool_choice") or "auto",
         schema=schema,
-        settings=settings,
+        options=options,
         max_retries=kwargs.get("max_retries", llm.max_retries),
         conversation=None if conversation is None else str(conversation),
     )

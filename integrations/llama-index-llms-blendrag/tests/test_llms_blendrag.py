@@ -201,7 +201,7 @@ def test_mode_off_reuses_nothing(llm: BlendLLM, scripted: Any) -> None:
     llm.complete(LONG, recompute_ratio=0.5, selector="first_k")
     off, on = scripted.asked
     assert off.recipe is None
-    assert (on.recipe.ratio, on.recipe.selector) == (0.5, "first_k")
+    assert (on.recipe.options.recompute_ratio, on.recipe.options.selector) == (0.5, "first_k")
 
 
 def test_hint_that_is_not_in_the_prompt_is_reported(llm: BlendLLM) -> None:

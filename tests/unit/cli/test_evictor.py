@@ -17,7 +17,7 @@ from blendrag.forecast.predictor import make_features
 from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.window import Window
 from blendrag.lab.training.relearn import one_at_a_time
-from blendrag.settings import DEFAULT_EMBEDDER
+from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import write_dialogs
 
 Blendrag = Callable[..., Result]

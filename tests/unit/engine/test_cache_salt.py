@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,13 @@ from hypothesis import strategies as st
 
 from blendrag.engine.client.generation import vllm_prompt
 from blendrag.engine.recipe import Recipe, read_recipe
+from blendrag.options import BlendOptions
 
-RECIPE = Recipe("store", (("key", 0, 4),))
+RECIPE = Recipe("store", (("key", 0, 4),), BlendOptions(selector="hkvd"))
 NAMESPACES = st.text("aB0_.-é", max_size=3)
-RECIPES = st.sampled_from([None, RECIPE, Recipe("store", (("key", 1, 4),)), RECIPE.as_lmcache()])
+RECIPES = st.sampled_from(
+    [None, RECIPE, Recipe("store", (("key", 1, 4),), RECIPE.options), RECIPE.as_lmcache()]
+)
 
 
 def test_plain_prompt_without_a_namespace_is_shared_with_nobody() -> None:
@@ -30,14 +34,18 @@ def test_two_namespaces_or_recipes_have_one_salt(
 
 
 def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
-    traced = Recipe("store", RECIPE.spans, trace=True)
+    traced = replace(RECIPE, options=replace(RECIPE.options, trace=True))
     assert traced.cache_salt("a", [1]) == RECIPE.cache_salt("a", [1])
 
 
 def test_lmcache_semantics_are_never_taken_for_exact_ones() -> None:
-    same_options = Recipe("store", RECIPE.spans, "hkvd", 0.15, "k", (1,))
-    lmcache = RECIPE.as_lmcache()
-    assert (lmcache.selector, lmcache.metric, lmcache.check_layers) == ("hkvd", "k", (1,))
+    same_options = replace(RECIPE, options=BlendOptions(0.15, "hkvd", "k", (1,)))
+    lmcache, options = RECIPE.as_lmcache(), RECIPE.as_lmcache().options
+    assert (options.selector, options.metric, options.check_layers) == (
+        "hkvd",
+        "k",
+        (1,),
+    )
     assert lmcache.cache_salt("", [1]) != same_options.cache_salt("", [1])
 
 
@@ -46,7 +54,7 @@ def test_lmcache_semantics_are_never_taken_for_exact_ones() -> None:
     [("gradual_query", 0.1, True), ("query+first_k", 0.1, True), ("hkvd", 0.1, False), ("query", 0.0, False)],
 )
 def test_kv_repaired_for_one_question_answers_another(selector: str, ratio: float, reads: bool) -> None:
-    recipe = Recipe("store", RECIPE.spans, selector, ratio)
+    recipe = Recipe("store", RECIPE.spans, BlendOptions(ratio, selector))
     salts = {recipe.cache_salt("", [1, 2, 3, 4, *question]) for question in ((5,), (6,), (5, 6))}
     assert len(salts) == (3 if reads else 1)
     assert recipe.cache_salt("", [1, 2, 3, 4, 5]) in salts  # the same one again is found

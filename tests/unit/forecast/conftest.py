@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from blendrag.lab.training.study import Trained, train_on_file
-from blendrag.models import resolve_embedder
-from blendrag.settings import DEFAULT_EMBEDDER
+from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
 from word_embedder import features, write_dialogs
 
 

@@ -13,7 +13,7 @@ from blendrag.forecast.features import LAYOUTS, SCALARS, Layout, turns_of
 from blendrag.forecast.predictor import make_features
 from blendrag.forecast.vectors import DiskCache, MemoryCache
 from blendrag.forecast.window import Window
-from blendrag.settings import DEFAULT_EMBEDDER
+from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import WIDTH, WordEmbedder, features
 
 WINDOWS = [Window.of([f"prompt {each}" for each in range(count)]) for count in range(1, 200)]

@@ -15,8 +15,7 @@ from blendrag.forecast.weights import save_weights
 from blendrag.forecast.window import Window
 from blendrag.forecast.words import WordVectors, open_embedder
 from blendrag.lab.training.study import train_on_file
-from blendrag.models import resolve_embedder
-from blendrag.settings import DEFAULT_EMBEDDER
+from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
 from word_embedder import write_dialogs
 
 NAME = f"words:{DEFAULT_EMBEDDER}"

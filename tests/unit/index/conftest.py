@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from blendrag.embedder import Embedder
-from blendrag.models import resolve_embedder, resolve_model
-from blendrag.settings import DEFAULT_EMBEDDER, DEFAULT_MODEL, Settings
+from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, resolve_embedder, resolve_model
+from blendrag.settings import Settings
 
 
 @pytest.fixture(scope="session")

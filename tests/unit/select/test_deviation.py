@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendrag.options import Metric
 from blendrag.select.deviation import deviation, squared_deviation, squared_norm
-from blendrag.select.interface import Metric
 
 
 def random(seed: int, n: int = 6) -> torch.Tensor:

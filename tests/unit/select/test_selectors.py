@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
+from blendrag.options import BlendOptions
 from blendrag.select import (
     SELECTORS,
     CachedTokens,
     Selector,
-    SelectorOptions,
     make_selector,
     register_selector,
 )
@@ -27,8 +27,8 @@ NAMES = ["hkvd", "gradual", "first_k", "query", "random", "gradual_query", "weig
 RATIOS = st.floats(0, 1, allow_subnormal=False)
 
 
-def chosen(name: str, options: SelectorOptions, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:
-    selector = make_selector(name, options)
+def chosen(name: str, options: BlendOptions, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:
+    selector = make_selector(replace(options, selector=name))
     return selector.select(selector.check_layers(layers)[0], tokens)
 
 
@@ -41,7 +41,7 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
     name: str, ratio: float, lengths: list[int], threshold: float | None
 ) -> None:
     tokens = tokens_of(lengths)
-    found = chosen(name, SelectorOptions(ratio, threshold=threshold), tokens)
+    found = chosen(name, BlendOptions(ratio, threshold=threshold), tokens)
     assert found.dtype == torch.int64
     assert found.tolist() == sorted(set(found.tolist()))
     assert not found.numel() or (found[0] >= 0 and found[-1] < tokens.total)
@@ -50,29 +50,29 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
 @pytest.mark.parametrize("name", NAMES[:7])
 def test_ratio_one_leaves_no_token_out_and_ratio_zero_takes_none(name: str) -> None:
     tokens = tokens_of([5, 9])
-    assert chosen(name, SelectorOptions(1.0), tokens).tolist() == list(range(14))
-    assert chosen(name, SelectorOptions(0.0), tokens).tolist() == []
-    assert chosen(name, SelectorOptions(0.0, threshold=0.0), tokens).tolist() == []
+    assert chosen(name, BlendOptions(1.0), tokens).tolist() == list(range(14))
+    assert chosen(name, BlendOptions(0.0), tokens).tolist() == []
+    assert chosen(name, BlendOptions(0.0, threshold=0.0), tokens).tolist() == []
     for ratio in (0.0, 1.0):  # decided before anything is computed
-        assert make_selector(name, SelectorOptions(ratio)).check_layers(30) == (0,)
+        assert make_selector(BlendOptions(ratio, selector=name)).check_layers(30) == (0,)
 
 
 def test_ratio_one_under_a_threshold_is_measured_all_the_same() -> None:
     tokens = tokens_of([50])
-    found = chosen("hkvd", SelectorOptions(1.0, threshold=0.25), tokens)
+    found = chosen("hkvd", BlendOptions(1.0, threshold=0.25), tokens)
     assert 0 < found.numel() < 50
 
 
 def test_boundaries_do_not_depend_on_the_ratio() -> None:
-    assert chosen("all", SelectorOptions(0.3), tokens_of([7, 2])).tolist() == list(range(9))
-    assert chosen("none", SelectorOptions(0.3), tokens_of([7, 2])).tolist() == []
+    assert chosen("all", BlendOptions(0.3), tokens_of([7, 2])).tolist() == list(range(9))
+    assert chosen("none", BlendOptions(0.3), tokens_of([7, 2])).tolist() == []
 
 
 @settings(deadline=None)
 @given(st.sampled_from(["hkvd", "query", "random"]), st.floats(0.001, 1), LENGTHS)
 def test_no_more_and_no_fewer_tokens_than_the_ratio_says(name: str, ratio: float, lengths: list[int]) -> None:
     total = sum(lengths)
-    found = chosen(name, SelectorOptions(ratio), tokens_of(lengths))
+    found = chosen(name, BlendOptions(ratio), tokens_of(lengths))
     assert found.numel() == max(1, round(ratio * total))
 
 
@@ -90,7 +90,7 @@ def test_something_is_recomputed_when_anything_is_asked_for() -> None:
 def test_hkvd_leaves_out_no_token_that_deviates_more(ratio: float, lengths: list[int], seed: int) -> None:
     tokens = tokens_of(lengths, seed)
     assert tokens.deviation is not None
-    found = chosen("hkvd", SelectorOptions(ratio), tokens)
+    found = chosen("hkvd", BlendOptions(ratio), tokens)
     rest = torch.ones(tokens.total, dtype=torch.bool)
     rest[found] = False
     assert not rest.any() or tokens.deviation[found].min() >= tokens.deviation[rest].max()
@@ -103,7 +103,7 @@ def test_threshold_takes_only_what_exceeds_it_and_ratio_is_the_cap(
 ) -> None:
     tokens = tokens_of(lengths)
     assert tokens.deviation is not None
-    found = chosen("hkvd", SelectorOptions(ratio, threshold=threshold), tokens)
+    found = chosen("hkvd", BlendOptions(ratio, threshold=threshold), tokens)
     above = int((tokens.deviation > threshold * tokens.norm).sum())
     assert (tokens.deviation[found] > threshold * tokens.norm).all()
     assert found.numel() == min(above, max(1, round(ratio * tokens.total)))
@@ -111,7 +111,7 @@ def test_threshold_takes_only_what_exceeds_it_and_ratio_is_the_cap(
 
 def test_later_check_refers_to_all_tokens_and_not_to_the_survivors() -> None:
     survivors = CachedTokens(torch.arange(20), torch.full((20,), 100), 100, torch.rand(20))
-    selector = make_selector("hkvd", SelectorOptions(0.15, check_layers=(1, 4)))
+    selector = make_selector(BlendOptions(0.15, check_layers=(1, 4), selector="hkvd"))
     assert selector.check_layers(8) == (1, 4)
     assert selector.select(4, survivors).numel() == 15
     few = CachedTokens(torch.arange(9), torch.full((9,), 100), 100, torch.rand(9))
@@ -122,8 +122,8 @@ def test_later_check_refers_to_all_tokens_and_not_to_the_survivors() -> None:
 @pytest.mark.parametrize("layers", [2, 3, 4, 5, 12, 60])
 def test_no_check_layer_lies_outside_a_small_model(name: str, layers: int) -> None:
     for given_layers in ((1,), (7,), (1, 4), (1, 2, 50), (20, 30)):
-        options = SelectorOptions(0.2, check_layers=given_layers)
-        checks = make_selector(name, options).check_layers(layers)
+        options = BlendOptions(0.2, check_layers=given_layers)
+        checks = make_selector(replace(options, selector=name)).check_layers(layers)
         assert checks and all(0 < layer < layers for layer in checks)
         assert list(checks) == sorted(set(checks))
 
@@ -131,7 +131,7 @@ def test_no_check_layer_lies_outside_a_small_model(name: str, layers: int) -> No
 @settings(deadline=None)
 @given(st.integers(1, 99), st.lists(st.integers(1, 1024), min_size=1, max_size=4))
 def test_first_k_takes_the_head_of_every_chunk(percent: int, lengths: list[int]) -> None:
-    found = chosen("first_k", SelectorOptions(percent / 100), tokens_of(lengths)).tolist()
+    found = chosen("first_k", BlendOptions(percent / 100), tokens_of(lengths)).tolist()
     expected, start = [], 0
     for length in lengths:
         head = math.ceil(Fraction(percent, 100) * length)
@@ -146,7 +146,7 @@ def test_first_k_never_takes_a_token_more_by_rounding() -> None:
     chunks = CachedTokens(torch.zeros_like(lengths), lengths, int(lengths.sum()))
     for percent in range(1, 100):
         exact = (lengths * percent + 99) // 100
-        selector = make_selector("first_k", SelectorOptions(percent / 100))
+        selector = make_selector(BlendOptions(percent / 100, selector="first_k"))
         last = selector.select(0, replace(chunks, offsets=exact - 1))  # the head's last token is taken
         after = selector.select(0, replace(chunks, offsets=exact))  # and the one behind it is not
         assert last.numel() == 1024 and not after.numel(), percent
@@ -155,7 +155,7 @@ def test_first_k_never_takes_a_token_more_by_rounding() -> None:
 def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> None:
     tokens = tokens_of([30, 50])
     assert tokens.attention is not None
-    selector = make_selector("query", SelectorOptions(0.25))
+    selector = make_selector(BlendOptions(0.25, selector="query"))
     assert selector.reads_question and selector.check_layers(30) == (0,)
     found = selector.select(0, replace(tokens, deviation=None))
     assert set(found.tolist()) == set(tokens.attention.sum(0).topk(20).indices.tolist())
@@ -164,13 +164,13 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
 def test_nobody_else_has_the_question_read() -> None:
     for name in SELECTORS:
         reads = name in ("query", "gradual_query", "weighted")
-        assert make_selector(name, SelectorOptions(0.2)).reads_question == reads, name
+        assert make_selector(BlendOptions(0.2, selector=name)).reads_question == reads, name
     for ratio in (0.0, 1.0):  # nothing is left to choose
-        assert not make_selector("query", SelectorOptions(ratio)).reads_question
+        assert not make_selector(BlendOptions(ratio, selector="query")).reads_question
 
 
 def test_gradual_query_counts_only_the_attention_still_to_come() -> None:
-    selector = make_selector("gradual_query", SelectorOptions(0.1))
+    selector = make_selector(BlendOptions(0.1, selector="gradual_query"))
     assert selector.check_layers(30) == (0, 4, 8, 16) and not selector.reads_deviation
     attention = torch.zeros(30, 100)
     attention[3, :50] = 9.0  # read below layer 4 only
@@ -181,7 +181,7 @@ def test_gradual_query_counts_only_the_attention_still_to_come() -> None:
 
 
 def test_weighted_takes_neither_what_is_right_nor_what_nobody_reads() -> None:
-    selector = make_selector("weighted", SelectorOptions(0.1))
+    selector = make_selector(BlendOptions(0.1, selector="weighted"))
     layers = selector.check_layers(30)
     assert selector.reads_question and selector.reads_deviation and layers[0] == 1
     deviation, attention = torch.ones(90), torch.ones(30, 90)
@@ -192,7 +192,7 @@ def test_weighted_takes_neither_what_is_right_nor_what_nobody_reads() -> None:
 
 def test_random_is_the_same_every_time_and_not_the_head() -> None:
     tokens = tokens_of([100])
-    first, again = (chosen("random", SelectorOptions(0.2), tokens).tolist() for _ in range(2))
+    first, again = (chosen("random", BlendOptions(0.2), tokens).tolist() for _ in range(2))
     assert first == again != list(range(20))
 
 
@@ -202,7 +202,7 @@ def test_random_is_the_same_every_time_and_not_the_head() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.floats(0.001, 0.999), st.integers(2, 60))
 def test_gradual_recomputes_the_ratio_on_average(ratio: float, num_layers: int) -> None:
-    selector = make_selector("gradual", SelectorOptions(ratio))
+    selector = make_selector(BlendOptions(ratio, selector="gradual"))
     assert isinstance(selector, GradualHKVD)
     layers = selector.check_layers(num_layers)
     check_schedule({layer: selector.share(layer) for layer in layers}, ratio, num_layers)
@@ -227,7 +227,7 @@ def check_schedule(shares: dict[int, float], ratio: float, num_layers: int) -> N
 
 
 def test_gradual_keeps_fewer_tokens_at_each_check() -> None:
-    selector = make_selector("gradual", SelectorOptions(0.15))
+    selector = make_selector(BlendOptions(0.15, selector="gradual"))
     tokens = tokens_of([400])
     assert tokens.deviation is not None
     counts = []
@@ -249,18 +249,18 @@ def test_gradual_keeps_fewer_tokens_at_each_check() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf")])
 def test_impossible_ratio_is_a_config_error(ratio: float) -> None:
     with pytest.raises(ConfigError, match="recompute_ratio"):
-        SelectorOptions(ratio)
+        BlendOptions(ratio)
 
 
 def test_unknown_metric_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="'q'"):
-        SelectorOptions(metric="q")  # type: ignore[arg-type]
+        BlendOptions(metric="q")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.15, 1.0])
 def test_unknown_selector_is_a_config_error_at_every_ratio(ratio: float) -> None:
     with pytest.raises(ConfigError, match=r"'best'.*hkvd"):
-        make_selector("best", SelectorOptions(ratio))
+        make_selector(BlendOptions(ratio, selector="best"))
 
 
 def test_ones_own_selector_is_used() -> None:
@@ -275,6 +275,6 @@ def test_ones_own_selector_is_used() -> None:
             return torch.nonzero(tokens.offsets == tokens.lengths - 1, as_tuple=True)[0]
 
     try:
-        assert chosen("last", SelectorOptions(), tokens_of([3, 4])).tolist() == [2, 6]
+        assert chosen("last", BlendOptions(), tokens_of([3, 4])).tolist() == [2, 6]
     finally:
         del SELECTORS["last"]

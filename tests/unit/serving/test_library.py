@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreMismatchError
+from blendrag.options import BlendOptions
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
@@ -66,7 +67,7 @@ def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
 def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None:
     plan = library.plan([{"role": "user", "content": "Hello."}])
     with pytest.raises(ConfigError, match="hkvdd"):
-        library.recipe(plan, SETTINGS.model_copy(update={"selector": "hkvdd"}))
+        library.recipe(plan, BlendOptions(selector="hkvdd"))
 
 
 def test_path_that_cannot_be_a_folder_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:

@@ -71,8 +71,8 @@ def test_option_of_a_call_is_overridden_by_the_field() -> None:
     llm = ChatBlend(temperature=0.5, stop=["a"], mode="off", recompute_ratio=0.3)
     made = request(llm, temperature=0.0, stop=["b"], mode="blend", recompute_ratio=0.1, top_k=5)
     assert (made.sampling.temperature, made.sampling.stop, made.sampling.other) == (0.0, ("b",), {"top_k": 5})
-    assert made.settings.blend and made.settings.recompute_ratio == 0.1
-    assert not request(llm).settings.blend
+    assert made.options.blend and made.options.recompute_ratio == 0.1
+    assert not request(llm).options.blend
 
 
 def test_choice_of_no_tool_is_found_out_by_the_engine() -> None:

@@ -145,8 +145,13 @@ def test_recipe_is_not_the_arm(settings: Settings) -> None:
     own = settings.model_copy(update={"check_layers": (2,), "selector": "random"})
     spans = (("key", 3, 5),)
     recipe = parse_arm("hkvd_k@0.2").recipe(own, "store", spans)
-    assert (recipe.selector, recipe.metric, recipe.ratio) == ("hkvd", "k", 0.2)
-    assert (recipe.store, recipe.spans, recipe.check_layers) == ("store", spans, (2,))
-    assert parse_arm("reuse").recipe(own, "store", spans).ratio == 0
+    options = recipe.options
+    assert (options.selector, options.metric, options.recompute_ratio) == (
+        "hkvd",
+        "k",
+        0.2,
+    )
+    assert (recipe.store, recipe.spans, recipe.options.check_layers) == ("store", spans, (2,))
+    assert parse_arm("reuse").recipe(own, "store", spans).options.recompute_ratio == 0
     lmcache = parse_arm("lmcache@0.2").recipe(own, "store", spans)
-    assert (lmcache.semantics, lmcache.metric, lmcache.check_layers) == ("lmcache", "k", (1,))
+    assert (lmcache.semantics, lmcache.options.metric, lmcache.options.check_layers) == ("lmcache", "k", (1,))

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
+from blendrag.cli.bench import app
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES
-from blendrag.lab.bench.cli import app
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.replay.compare import EvictionOptions, run_eviction
 from blendrag.lab.replay.costs import Costs

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from blendrag.cli.bench import app
 from blendrag.errors import ConfigError
 from blendrag.eviction import make_policy
-from blendrag.lab.bench.cli import app
 from blendrag.lab.replay.against import slump
 from blendrag.lab.replay.events import finished
 from blendrag.lab.replay.joined import in_turn, joined

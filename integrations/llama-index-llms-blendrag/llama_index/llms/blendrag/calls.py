@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LogProb
@@ -15,7 +15,7 @@ from blendrag.chat.completion import Completion, Piece
 from blendrag.chat.request import AUTO, ChatRequest
 from blendrag.engine.client.generation import Sampling
 from blendrag.errors import ConfigError
-from blendrag.settings import Settings
+from blendrag.options import BlendOptions
 from llama_index.llms.blendrag.events import BlendCacheEvent
 from llama_index.llms.blendrag.messages import assistant_message, plain_messages
 from llama_index.llms.blendrag.nodes import node_texts
@@ -46,7 +46,7 @@ class Call:
         documents = _texts(options.pop("documents", None) or ())
         tools = tuple(options.pop("tools", None) or ())
         choice = options.pop("tool_choice", None) or AUTO
-        blending = _blending(settings, option("mode"), option("recompute_ratio"), option("selector"))
+        blending = _blending(settings.blending, option("mode"), option("recompute_ratio"), option("selector"))
         max_retries = option("max_retries")
         conversation = _conversation(options.pop("conversation", None), llm.conversation)
         temperature, stop = option("temperature"), option("stop")
@@ -67,7 +67,7 @@ class Call:
             documents=documents,
             tools=tools,
             tool_choice=choice,
-            settings=blending,
+            options=blending,
             max_retries=max_retries,
             conversation=conversation,
         )
@@ -106,13 +106,13 @@ class Call:
         )
 
 
-def _blending(settings: Settings, mode: str, ratio: float | None, selector: str | None) -> Settings:
-    """``settings`` with what may differ from request to request."""
+def _blending(options: BlendOptions, mode: str, ratio: float | None, selector: str | None) -> BlendOptions:
+    """``options`` with what may differ from request to request."""
     if mode not in ("blend", "off"):
         raise ConfigError(f"mode {mode!r}: there are 'blend' and 'off'")
-    wanted = {"blend": mode == "blend", "recompute_ratio": ratio, "selector": selector}
-    changed = {name: to for name, to in wanted.items() if to is not None and to != getattr(settings, name)}
-    return Settings.load(**{**settings.model_dump(), **changed}) if changed else settings
+    wanted = {"recompute_ratio": ratio, "selector": selector}
+    given = {name: to for name, to in wanted.items() if to is not None}
+    return replace(options, blend=mode == "blend", **given)  # type: ignore[arg-type]
 
 
 def _conversation(given: Any, default: str | None) -> str | None:

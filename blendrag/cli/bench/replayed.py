@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blendrag.lab.bench.cli.shared import Json, Plot, Results, app, measured
+from blendrag.cli.bench.shared import Json, Plot, Results, app, measured
 from blendrag.lab.progress import BenchProgress
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.select import query as query_module
-from blendrag.select.query import question_attention
+from blendrag.attention import question
+from blendrag.attention.question import question_attention
 
 POSITIONS = st.sets(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
 
@@ -38,7 +38,7 @@ def test_no_key_is_seen_before_its_time_and_no_mass_is_lost(
     key = torch.randn(n, heads[1], 8, generator=generator)
     cached = torch.arange(0, n, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(query_module, "_SCORES_AT_ONCE", at_once)
+        patch.setattr(question, "_SCORES_AT_ONCE", at_once)
         found = question_attention(query, key, torch.tensor(positions), 0.4, cached)
         all_of_it = question_attention(query, key, torch.tensor(positions), 0.4, torch.arange(n))
     assert found.dtype == torch.float32

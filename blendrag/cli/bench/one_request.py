@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from blendrag.cli.bench.shared import Chunks, ChunkTokens, Data, Json, Plot, Ratio, Seed, app, measured
 from blendrag.cli.options import Model, Selector
-from blendrag.lab.bench.cli.shared import Chunks, ChunkTokens, Data, Json, Plot, Ratio, Seed, app, measured
 
 
 @app.command()

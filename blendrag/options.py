@@ -1,0 +1,52 @@
+"""How a prompt is blended: what settings, requests, recipes and selectors hold, each default once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from blendrag.errors import ConfigError
+
+Metric = Literal["v", "k", "kv"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlendOptions:
+    """Options of blending that may differ from request to request; settings have them under the same names.
+
+    recompute_ratio: share of the request's cached tokens that is recomputed, on average over the layers
+        (CacheBlend section 7.2 uses 0.15).
+    selector: which tokens these are (:mod:`blendrag.select`).
+    metric: what HKVD compares: V (the paper's released code), K (LMCache), or both.
+    check_layers: layers at which deviation is measured (CacheBlend section 4.3).
+    threshold: squared deviation relative to the tokens' mean squared norm below which a token is left
+        alone; the ratio then is the cap.
+    auto_ratio: recompute more than the ratio where loading leaves time for it (mode A of the controller).
+    blend: False prefills plainly.
+    min_cached_tokens: below so many cached tokens a prompt is prefilled plainly.
+    trace: whether the evidence says what was loaded and computed when.
+
+    Raises ConfigError for a value that no selector could use.
+    """
+
+    recompute_ratio: float = 0.15
+    selector: str = "gradual_query"
+    metric: Metric = "v"
+    check_layers: tuple[int, ...] = (1,)
+    threshold: float | None = None
+    auto_ratio: bool = False
+    blend: bool = True
+    min_cached_tokens: int = 128
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        ratio = self.recompute_ratio
+        if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
+            raise ConfigError(f"recompute_ratio must be between 0 and 1, not {ratio!r}")
+        if not isinstance(self.selector, str):
+            raise ConfigError(f"selector must be a name, not {self.selector!r}")
+        if self.metric not in ("v", "k", "kv"):
+            raise ConfigError(f"metric must be v, k or kv, not {self.metric!r}")
+
+
+DEFAULTS = BlendOptions()
