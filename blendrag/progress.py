@@ -5,53 +5,67 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-
-class IngestProgress:
-    """Told about documents and tokens as they pass. This one is silent."""
-
-    def note(self, message: str) -> None:
-        """Something long begins that has no measure."""
-
-    def document(self, name: str) -> None:
-        """A document is being read, split and embedded."""
-
-    def prefill(self, tokens: int, total: int, tokens_per_s: float, nbytes: int) -> None:
-        """``tokens`` of ``total`` are prefilled; ``nbytes`` of KV are written."""
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
 
 
-class IngestBar(IngestProgress):
-    """A rich progress bar on standard error."""
+class Progress:
+    """Told what is being done, how much of it there is, and how much is done. This one is silent."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task: TaskID = progress.add_task("starting", total=None)
-        self._documents = 0
+    def note(self, what: str) -> None:
+        """This is being done now."""
 
-    def note(self, message: str) -> None:
-        self._progress.update(self._task, description=message)
+    def total(self, amount: int) -> None:
+        """So much there is to do in all: steps, tokens or bytes."""
 
-    def document(self, name: str) -> None:
-        self._documents += 1
-        self._progress.update(self._task, description=f"reading {self._documents} documents")
+    def advance(self, amount: int = 1) -> None:
+        """So much more of it is done."""
 
-    def prefill(self, tokens: int, total: int, tokens_per_s: float, nbytes: int) -> None:
-        rate = f"{tokens_per_s:,.0f} tokens/s, {nbytes / 2**20:,.0f} MiB of KV"
-        self._progress.update(self._task, description=f"prefill: {rate}", total=total, completed=tokens)
+
+SILENT = Progress()
+IngestProgress = Progress  # what ``progress=`` took before
+
+
+class ProgressBar(Progress):
+    """A rich progress bar."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars, self._task = bars, bars.add_task("starting", total=None)
+
+    def note(self, what: str) -> None:
+        self._bars.update(self._task, description=what)
+
+    def total(self, amount: int) -> None:
+        self._bars.update(self._task, total=amount)
+
+    def advance(self, amount: int = 1) -> None:
+        self._bars.advance(self._task, amount)
 
 
 @contextmanager
-def ingest_progress(show: IngestProgress | bool | None) -> Iterator[IngestProgress]:
-    """A bar if ``show``, or if it is None and standard error is a terminal; or the caller's own."""
-    if isinstance(show, IngestProgress):
+def progress_bar(
+    show: Progress | bool | None = None, unit: Literal["steps", "bytes"] = "steps"
+) -> Iterator[Progress]:
+    """A bar on standard error if ``show``, or if it is None and that is a terminal; or the caller's own.
+
+    It redraws twice a second: drawing takes time from cores that compute.
+    """
+    if isinstance(show, Progress):
         yield show
         return
     if not (sys.stderr.isatty() if show is None else show):
-        yield IngestProgress()
+        yield SILENT
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield IngestBar(progress)
+    from rich import progress as rich
+    from rich.console import Console
+
+    by_unit = {
+        "steps": (rich.TimeElapsedColumn(), rich.TimeRemainingColumn()),
+        "bytes": (rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn()),
+    }
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *by_unit[unit])
+    console = Console(file=sys.stderr, highlight=False)
+    with rich.Progress(*columns, console=console, transient=True, refresh_per_second=2) as bars:
+        yield ProgressBar(bars)

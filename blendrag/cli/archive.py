@@ -9,6 +9,7 @@ import typer
 
 from blendrag.cli import options
 from blendrag.cli.console import interruptible, print_json, shown
+from blendrag.progress import progress_bar
 
 File = Annotated[
     Path, typer.Argument(help="The exported index: one tar file.", metavar="FILE.tar", show_default=False)
@@ -26,14 +27,13 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write a whole index into one file. Starts no engine."""
-    from blendrag.cli.bars import care_bar
     from blendrag.store.maintenance.export import export_index
     from blendrag.store.maintenance.folder import closed_index
 
     with (
         interruptible("interrupted: no file was left behind"),
         closed_index(index) as opened,
-        care_bar() as bar,
+        progress_bar(unit="bytes") as bar,
     ):
         header = export_index(opened, file, kv=not no_kv, progress=bar)
     if json:
@@ -44,10 +44,9 @@ def export(
 
 def import_(file: File, folder: Folder, json: options.Json = False) -> None:
     """Make an index from an exported file, after checking all of it."""
-    from blendrag.cli.bars import care_bar
     from blendrag.store.maintenance.importing import import_archive
 
-    with interruptible("interrupted: no folder was left behind"), care_bar() as bar:
+    with interruptible("interrupted: no folder was left behind"), progress_bar(unit="bytes") as bar:
         header = import_archive(file, folder, progress=bar)
     if json:
         print_json(header.to_dict())

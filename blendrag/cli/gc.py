@@ -8,6 +8,7 @@ import typer
 
 from blendrag.cli import options
 from blendrag.cli.console import print_json, say
+from blendrag.progress import progress_bar
 
 if TYPE_CHECKING:
     from blendrag.store.maintenance.gc import Freed
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
 
 def gc(index: options.Index = options.DEFAULT_INDEX, json: options.Json = False) -> None:
     """Remove files that nothing needs, and compact the databases."""
-    from blendrag.cli.bars import care_bar
     from blendrag.settings import Settings
     from blendrag.store.maintenance.folder import closed_index
     from blendrag.store.maintenance.gc import collect
 
     stack = Settings.load().stack
-    with closed_index(index) as opened, care_bar() as bar:
+    with closed_index(index) as opened, progress_bar(unit="bytes") as bar:
         freed = collect(opened, stack, bar)
     if json:
         print_json(freed.to_dict())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blendrag.cli.console import err
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from blendrag.index.index import BlendIndex
 
 
-class StatusLine(IngestProgress):
+class StatusLine(Progress):
     """Tells on standard error what is being waited for."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
 
-    def note(self, message: str) -> None:
-        self._status.update(message)
+    def note(self, what: str) -> None:
+        self._status.update(what)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import typer
 
 from blendrag.cli import options
 from blendrag.cli.console import interruptible, print_json, say
+from blendrag.progress import progress_bar
 
 if TYPE_CHECKING:
     from blendrag.store.maintenance.verify import VerifyReport
@@ -24,7 +25,6 @@ def verify(
     index: options.Index = options.DEFAULT_INDEX, repair: Repair = False, json: options.Json = False
 ) -> None:
     """Read every stored record and compare its checksums. Exit code 1 if anything is (still) wrong."""
-    from blendrag.cli.bars import care_bar
     from blendrag.settings import Settings
     from blendrag.store.maintenance.elsewhere import other_tiers
     from blendrag.store.maintenance.folder import closed_index
@@ -35,7 +35,7 @@ def verify(
         interruptible("interrupted: what was repaired so far stays repaired" if repair else "interrupted"),
         closed_index(index) as opened,
         other_tiers(opened.catalogue, stack) as others,
-        care_bar() as bar,
+        progress_bar(unit="bytes") as bar,
     ):
         report = Verifier(opened, others, stack=stack, progress=bar, repair=repair).run()
     if json:

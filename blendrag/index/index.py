@@ -22,7 +22,7 @@ from blendrag.index.purge import Purged, purge
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
-from blendrag.progress import IngestProgress, ingest_progress
+from blendrag.progress import Progress, progress_bar
 from blendrag.select import make_selector
 from blendrag.serving.foresight import FORECASTS
 from blendrag.serving.library import Library, Messages
@@ -79,7 +79,7 @@ class BlendIndex:
         self._library.close()
         self._ledger.close()
 
-    def start(self, progress: IngestProgress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> Engine:
         """The engine, started if it is not running: half a minute that the first question need not pay."""
         return self._library.start(progress)
 
@@ -94,7 +94,7 @@ class BlendIndex:
         """
         begin = time.perf_counter()
         report = IngestReport()
-        with ingest_progress(progress) as bar:
+        with progress_bar(progress) as bar:
             try:
                 orphans = self._pipeline().take(items, report, bar)
             finally:

@@ -16,7 +16,7 @@ from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress
 from blendrag.serving.prefill import PrefillReport
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -49,7 +49,7 @@ class DocumentPipeline:
     catalogue: Catalogue
     vectors: VectorStore
 
-    def take(self, items: Item | Iterable[Item], report: IngestReport, progress: IngestProgress) -> list[str]:
+    def take(self, items: Item | Iterable[Item], report: IngestReport, progress: Progress) -> list[str]:
         """Add, replace and remove so that the index mirrors ``items``. Returns keys whose KV can go."""
         known, kept, orphans = self.ledger.sources(), set[str](), list[str]()
         items = [items] if isinstance(items, str | Path | Document) else items
@@ -61,7 +61,7 @@ class DocumentPipeline:
                     kept.add(loaded.source)
                 continue
             kept.add(loaded.source)
-            progress.document(loaded.source)
+            progress.note(f"reading {len(kept)} documents")
             if self.ledger.unchanged(loaded, self.fingerprint):
                 report.unchanged += 1
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from blendrag.progress import IngestProgress, ingest_progress
+from blendrag.progress import Progress, progress_bar
 from blendrag.serving.library import Library
 from blendrag.serving.owners import owner_of
 from blendrag.serving.prefill import PrefillReport
@@ -37,7 +37,7 @@ class Collection:
         begins = self._owner("")
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
-    def add(self, documents: Texts, *, progress: IngestProgress | bool | None = False) -> PrefillReport:
+    def add(self, documents: Texts, *, progress: Progress | bool | None = False) -> PrefillReport:
         """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
 
         ``progress``: show a bar; None: if someone is watching; or the caller's own. What an earlier call left
@@ -45,7 +45,7 @@ class Collection:
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
         report = PrefillReport()
-        with ingest_progress(progress) as bar:
+        with progress_bar(progress) as bar:
             self.library.register({self._owner(id): texts for id, texts in documents.items()})
             self.library.prefill(report, bar)
         return report
@@ -72,7 +72,7 @@ class Collection:
             report.added += keys is None
             report.changed += keys is not None
         report.removed = len(owners)
-        with ingest_progress(progress) as bar:
+        with progress_bar(progress) as bar:
             self.library.release(owners)
             self.library.register(changed)
             self.library.prefill(report, bar)

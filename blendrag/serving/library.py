@@ -17,7 +17,7 @@ from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.forecast.weights import default_folder
 from blendrag.models import resolve_model
 from blendrag.options import BlendOptions
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
 from blendrag.serving.foresight import FORECASTS, Foresight, wants_forecasts
@@ -67,7 +67,7 @@ class Library:
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self._warned = False
 
-    def start(self, progress: IngestProgress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> Engine:
         """The engine, started if it is not running."""
         engine = self.session.start(progress)
         self._look_ahead(bool(self.session.store_id))
@@ -160,7 +160,7 @@ class Library:
             if self.session.store_id:  # else swept when the store is next opened
                 self.session.call("delete", keys)
 
-    def prefill(self, report: PrefillReport, progress: IngestProgress) -> None:
+    def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
         with self._prefilling:  # a second caller waits, and finds nothing left to do
             pending = self.catalogue.pending()

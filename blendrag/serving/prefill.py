@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress
 from blendrag.store.catalogue import Entry
 
 Call = Callable[..., Any]
@@ -47,7 +47,7 @@ def prefill_pending(
     call: Call,
     batch_tokens: int,
     report: PrefillReport,
-    progress: IngestProgress,
+    progress: Progress,
     prefix_tokens: int = 0,
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
@@ -55,7 +55,7 @@ def prefill_pending(
     ``call(method, *args)`` reaches the data plane, which puts ``prefix_tokens`` tokens before
     each. Raises StoreFullError; what is stored stays.
     """
-    total = sum(len(entry.token_ids) for entry in entries)
+    progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
         for batch in batches(entries, batch_tokens, prefix_tokens):
@@ -65,7 +65,8 @@ def prefill_pending(
             report.prefill_s += done["seconds"]
             report.nbytes += done["bytes"]
             rate = report.tokens / (time.perf_counter() - begin)
-            progress.prefill(report.tokens, total, rate, report.nbytes)
+            progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
+            progress.advance(done["tokens"])
     finally:  # an interrupt too leaves complete records behind
         report.nbytes += call("flush")
 

@@ -14,7 +14,7 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction import make_policy
-from blendrag.progress import IngestProgress
+from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
@@ -44,7 +44,7 @@ class EngineSession:
     def running(self) -> bool:
         return self._engine is not None
 
-    def start(self, progress: IngestProgress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> Engine:
         """The engine, started if it is not running. Raises EngineClosedError after :meth:`close`."""
         with self._lock:
             if self._closed:
@@ -53,7 +53,7 @@ class EngineSession:
                 self._engine.release()
                 self._engine, self._store_id = None, ""
             if self._engine is None:
-                engine = Engine.shared(self._settings, (progress or IngestProgress()).note)
+                engine = Engine.shared(self._settings, (progress or SILENT).note)
                 try:
                     if engine.blends:
                         self._store_id = engine.call(

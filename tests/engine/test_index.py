@@ -18,7 +18,7 @@ from blendrag.errors import (
     StoreInUseError,
     StoreMismatchError,
 )
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress
 from places import ROOT
 from workbench import assert_adds_up, assert_consistent, files
 
@@ -86,12 +86,15 @@ def test_an_interrupted_ingest_resumes_with_what_is_left(
 ) -> None:
     index = open_index(ingest_batch_tokens=128)
 
-    def interrupt(self: IngestProgress, tokens: int, *_: object) -> None:
-        if tokens > 256:
+    passed = []
+
+    def interrupt(self: Progress, tokens: int) -> None:
+        passed.append(tokens)
+        if sum(passed) > 256:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(IngestProgress, "prefill", interrupt)
+        patch.setattr(Progress, "advance", interrupt)
         index.ingest(folder)
     left = len(index._library.catalogue.pending())
     assert left and files(index)
@@ -111,13 +114,13 @@ def test_an_ingest_interrupted_between_documents_takes_the_rest_later(
 ) -> None:
     index, seen = open_index(), []
 
-    def interrupt(self: IngestProgress, name: str) -> None:
-        seen.append(name)
+    def interrupt(self: Progress, what: str) -> None:
+        seen.append(what)
         if len(seen) == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(IngestProgress, "document", interrupt)
+        patch.setattr(Progress, "note", interrupt)
         index.ingest(folder)
     resumed = index.ingest(folder)
     assert (resumed.unchanged, resumed.added) == (2, 3)

@@ -10,18 +10,16 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blendrag.errors import StoreError
+from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance import sqlite
 from blendrag.store.maintenance.disk import disk_errors
 from blendrag.store.maintenance.folder import ClosedIndex
 from blendrag.store.maintenance.manifest import DATABASES, HEADER, MANIFEST, Header, belongs, line
-from blendrag.store.maintenance.progress import SILENT, CareProgress
 from blendrag.store.maintenance.tar import PIECE, write_end, write_member
 from blendrag.version import __version__
 
 
-def export_index(
-    index: ClosedIndex, file: Path, *, kv: bool = True, progress: CareProgress = SILENT
-) -> Header:
+def export_index(index: ClosedIndex, file: Path, *, kv: bool = True, progress: Progress = SILENT) -> Header:
     """Write the index into a new tar file, which appears when it is complete. kv: False leaves KV out: an
     ingest computes it again.
 
@@ -42,7 +40,7 @@ def export_index(
         catalogue = index.catalogue
         header = Header(__version__, catalogue.identity, catalogue.dtype, kv, totals.files + len(files), size)
         progress.note("exporting")
-        progress.expect(size)
+        progress.total(size)
         archive_path = folder / "archive"
         with archive_path.open("xb") as archive, (folder / "manifest").open("x+b") as manifest:
             os.chmod(archive_path, 0o600)
@@ -113,7 +111,7 @@ def _records(index: ClosedIndex) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(index.root).as_posix(), path
 
 
-def _add(archive: BinaryIO, manifest: BinaryIO, name: str, path: Path, progress: CareProgress) -> None:
+def _add(archive: BinaryIO, manifest: BinaryIO, name: str, path: Path, progress: Progress) -> None:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         checksum = write_member(archive, name, size, _pieces(file))

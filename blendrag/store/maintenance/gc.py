@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from blendrag.progress import SILENT, Progress
 from blendrag.store.home import home_at
 from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
 from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
 from blendrag.store.maintenance.manifest import DATABASES
-from blendrag.store.maintenance.progress import SILENT, CareProgress
 from blendrag.store.maintenance.sqlite import compact
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec, make_tier
@@ -43,9 +43,7 @@ class Freed:
         self.bytes[kind] = self.bytes.get(kind, 0) + size
 
 
-def collect(
-    index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress: CareProgress = SILENT
-) -> Freed:
+def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress: Progress = SILENT) -> Freed:
     """Remove what is of no use, and compact the databases. What can still be used stays; so do the rows of
     evicted chunks, whose documents are still answered from. A folder that other indexes may share loses no
     record but those whose deletion was decided here.

@@ -14,6 +14,7 @@ import xxhash
 
 from blendrag.errors import ArchiveError, StoreError, StoreFullError
 from blendrag.private import make_folder
+from blendrag.progress import SILENT, Progress
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import sqlite
 from blendrag.store.maintenance.disk import disk_errors
@@ -27,11 +28,10 @@ from blendrag.store.maintenance.manifest import (
     line,
     refuse_code,
 )
-from blendrag.store.maintenance.progress import SILENT, CareProgress
 from blendrag.store.maintenance.tar import Member, read_members
 
 
-def import_archive(file: Path, folder: Path, *, progress: CareProgress = SILENT) -> Header:
+def import_archive(file: Path, folder: Path, *, progress: Progress = SILENT) -> Header:
     """Make the index of an archive, in a new folder, which appears when everything has been checked.
 
     Raises StoreError if ``folder`` exists, ArchiveError for a damaged or hostile archive, StoreFullError.
@@ -55,12 +55,12 @@ def import_archive(file: Path, folder: Path, *, progress: CareProgress = SILENT)
     return header
 
 
-def _extract(archive: BinaryIO, root: Path, lines: BinaryIO, progress: CareProgress) -> Header:
+def _extract(archive: BinaryIO, root: Path, lines: BinaryIO, progress: Progress) -> Header:
     """Write the archive's files; ``lines`` becomes what the manifest should say, and says."""
     members = read_members(archive)
     header = _header(next(members, None), root, lines)
     progress.note("importing")
-    progress.expect(header.nbytes)
+    progress.total(header.nbytes)
     for member in members:
         if member.name == MANIFEST:
             if not _same(lines, member):

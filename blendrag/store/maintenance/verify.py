@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.progress import SILENT, Progress
 from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
 from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
-from blendrag.store.maintenance.progress import SILENT, CareProgress
 from blendrag.store.maintenance.sqlite import check
 from blendrag.store.record import DamagedError, Layout
 from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError, TierSpec
@@ -81,7 +81,7 @@ class Verifier:
         others: Collection[Tier] = (),
         *,
         stack: Sequence[TierSpec] = OWN_FOLDER,
-        progress: CareProgress = SILENT,
+        progress: Progress = SILENT,
         repair: bool = False,
     ) -> None:
         self._index, self._others, self._progress, self._repair = index, others, progress, repair
@@ -98,7 +98,7 @@ class Verifier:
     def run(self) -> VerifyReport:
         """Raises StoreError if a file cannot be read for another reason than its contents, or not removed."""
         report, index = self._report, self._index
-        self._progress.expect(self._catalogue.totals().bytes)
+        self._progress.total(self._catalogue.totals().bytes)
         for line in check(index.root / "catalogue.sqlite"):
             self._add("catalogue", "catalogue.sqlite", line)
         doomed = set(self._catalogue.doomed())

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from langchain_core.documents import Document
-from rich.console import Console
-from rich.progress import Progress
 
 from blendrag.errors import ConfigError
-from blendrag.progress import IngestProgress
+from blendrag.progress import Progress, progress_bar
 from blendrag.serving.prefill import PrefillReport
 
 if TYPE_CHECKING:
@@ -51,8 +49,9 @@ def ingest(
     """What ``WarmingStore.ingest`` promises."""
     chunks = _identified((splitter or _splitter_of(store)).split_documents(documents))
     report = IngestReport()
-    with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
-        bar = _Bar(progress, len(chunks))
+    with progress_bar(show_progress) as bar:
+        bar.note("ingest")
+        bar.total(len(chunks))
         for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
             present = store._present(chunk_id for chunk_id, _ in batch) or set()
             missing = [(chunk_id, chunk) for chunk_id, chunk in batch if chunk_id not in present]
@@ -62,25 +61,21 @@ def ingest(
             report.added += len(missing)
             report.skipped += len(batch) - len(missing)
             # Those present too: an earlier run may have ended between storing and warming.
-            report.count(store._warm({chunk_id: chunk.page_content for chunk_id, chunk in batch}, bar))
+            report.count(
+                store._warm({chunk_id: chunk.page_content for chunk_id, chunk in batch}, _Notes(bar))
+            )
             bar.advance(len(batch))
     return report
 
 
-class _Bar(IngestProgress):
-    """Chunks of all chunks, and what the engine is doing."""
+class _Notes(Progress):
+    """What the engine is doing with a batch, beside a bar that counts chunks."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._task = progress, progress.add_task("ingest", total=total)
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
 
-    def note(self, message: str) -> None:
-        self._progress.update(self._task, description=message)
-
-    def prefill(self, tokens: int, total: int, tokens_per_s: float, nbytes: int) -> None:
-        self.note(f"ingest: {tokens_per_s:,.0f} tokens/s")
-
-    def advance(self, chunks: int) -> None:
-        self._progress.advance(self._task, chunks)
+    def note(self, what: str) -> None:
+        self._bar.note(f"ingest: {what}")
 
 
 def _identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:

@@ -22,7 +22,7 @@ from blendrag.errors import BlendragError, ConfigError
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
-    from blendrag.progress import IngestProgress
+    from blendrag.progress import Progress
     from blendrag.serving.collection import Collection, SyncReport
     from blendrag.serving.prefill import PrefillReport
     from langchain_blendrag._ingest import IngestReport
@@ -134,7 +134,7 @@ class WarmingStore(VectorStore):
         assert self.llm is not None, "callers have checked"
         return Collection(self.llm.chat.library, self._kv_name())
 
-    def _warm(self, texts: Mapping[str, str], progress: IngestProgress | None = None) -> PrefillReport | None:
+    def _warm(self, texts: Mapping[str, str], progress: Progress | None = None) -> PrefillReport | None:
         if not (self._warms and texts):
             return None
         with _stored_already("The documents are stored; sync() computes the KV that is missing."):

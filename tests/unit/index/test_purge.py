@@ -17,7 +17,7 @@ from blendrag.index.ingest import IngestReport
 from blendrag.index.loaders import Document
 from blendrag.index.purge import Purged, find_source
 from blendrag.index.vectors import VectorStore
-from blendrag.progress import IngestProgress
+from blendrag.progress import SILENT
 from blendrag.store.record import Layout
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 
@@ -38,7 +38,7 @@ class Setting:
             Document(f"{SECRET} {BOTH}", "secret.txt"), Document(f"{OPEN} {BOTH}", "open.txt"),
             Document(LUNCH, "one.txt"), Document(LUNCH, "two.txt"),
         ]  # fmt: skip
-        self.index._pipeline().take(documents, IngestReport(), IngestProgress())
+        self.index._pipeline().take(documents, IngestReport(), SILENT)
         self.catalogue = self.index._library.catalogue
         self.catalogue.settle_dtype("bfloat16")
         self.layout = Layout(self.index._library.identity, "bfloat16")

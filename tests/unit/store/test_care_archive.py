@@ -13,11 +13,11 @@ import pytest
 from archives import SEGMENT, around, exported, filled
 from blendrag.errors import StoreError
 from blendrag.index.ledger import Ledger
+from blendrag.progress import Progress
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance.export import export_index
 from blendrag.store.maintenance.folder import closed_index
 from blendrag.store.maintenance.importing import import_archive
-from blendrag.store.maintenance.progress import CareProgress
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
@@ -125,13 +125,13 @@ def test_nothing_is_overwritten(root: Path, tmp_path: Path, existing: str) -> No
     assert around(tmp_path) == {"index", "index.tar", "copy"}
 
 
-class Interrupt(CareProgress):
+class Interrupt(Progress):
     """Ctrl-C after some of the bytes."""
 
     def __init__(self, after: int) -> None:
         self.left = after
 
-    def advance(self, nbytes: int) -> None:
+    def advance(self, amount: int = 1) -> None:
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from blendrag.errors import StoreError
+from blendrag.progress import Progress
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import verify
 from blendrag.store.maintenance.folder import closed_index
-from blendrag.store.maintenance.progress import CareProgress
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from closed import filled, found, verified
@@ -68,15 +68,15 @@ def test_chunks_of_a_tier_that_cannot_be_asked_are_neither_missing_nor_sound(
 # -- size -------------------------------------------------------------------------------------------------
 
 
-class Counting(CareProgress):
+class Counting(Progress):
     def __init__(self) -> None:
         self.expected, self.done = 0, 0
 
-    def expect(self, nbytes: int) -> None:
-        self.expected = nbytes
+    def total(self, amount: int) -> None:
+        self.expected = amount
 
-    def advance(self, nbytes: int) -> None:
-        self.done += nbytes
+    def advance(self, amount: int = 1) -> None:
+        self.done += amount
 
 
 def test_progress_ends_near_what_it_promised(root: Path) -> None:
