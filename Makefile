@@ -11,7 +11,7 @@ help:
 	@echo "make demo    answer questions from a few documents, with and without blending, and from LangChain and LlamaIndex"
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    the tests that need no engine, without the slow ones"
-	@echo "make lint    lint and type check only"
+	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
 setup:
@@ -27,12 +27,13 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 unit: setup
-	$(BIN)/pytest -q -m "not engine and not slow"
+	$(BIN)/pytest -q -n auto -m "not engine and not slow"
 
 test: lint
-	$(BIN)/pytest -m "not engine"
+	$(BIN)/pytest -n auto -m "not engine"
 	$(BIN)/pytest -m engine
 
 clean:

@@ -1,4 +1,4 @@
-"""Fixtures of all three packages' tests: the packaged default model, its tokenizer, one engine."""
+"""Fixtures of all three packages' tests: one model, its tokenizer, one engine; how thorough a run is."""
 
 from __future__ import annotations
 
@@ -10,31 +10,28 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from one_engine import ENGINE
+from one_engine import ENGINE, cut_model
 
 if TYPE_CHECKING:
     from blendrag.engine.client.engine import Engine
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-hypothesis.settings.register_profile("busy machine", deadline=None)  # no test asserts on absolute time
-hypothesis.settings.load_profile("busy machine")
+# No test asserts on absolute time. `--hypothesis-profile=thorough` looks for what few examples do not find.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    """Folder of the packaged default model, unpacked once per user and not once per test run."""
-    from blendrag.models import DEFAULT_MODEL, resolve_model
-    from blendrag.settings import Settings
-
-    return resolve_model(
-        DEFAULT_MODEL, Settings.model_fields["cache_dir"].get_default(call_default_factory=True)
-    )
+    """Folder of the model that tests use (see ``one_engine``)."""
+    return cut_model()
 
 
 @pytest.fixture(scope="session")
 def tokenizer(model_dir: Path) -> Any:
-    """The packaged default model's tokenizer."""
+    """That model's tokenizer."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_dir)
@@ -63,6 +60,20 @@ def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     shared.release()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--large", action="store_true", help="run tests marked large, too")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("engine"):
+        cut_model()  # some suites name it without asking for a fixture
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that start engines of their own go first: later, the run's one engine has the device."""
-    items.sort(key=lambda item: item.path.name != "test_architectures.py")
+    items.sort(key=lambda item: item.path.name not in ("test_architectures.py", "test_lifetime.py"))
+    if not config.getoption("--large"):
+        left_out = pytest.mark.skip(reason="large: runs with --large")
+        for item in items:
+            if item.get_closest_marker("large"):
+                item.add_marker(left_out)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from blendrag import models
 from blendrag.errors import MissingDependencyError, ModelNotFoundError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, model_digest, resolve_embedder, resolve_model
+from blendrag.settings import Settings
 
 
 def make_model(folder: Path, seed: int = 0, **config: Any) -> Path:
@@ -36,10 +37,9 @@ def test_importing_models_does_not_load_torch_or_transformers() -> None:
     )
 
 
-def test_packaged_default_is_complete_and_speaks_the_chat_template(model_dir: Path, tokenizer: Any) -> None:
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in model_dir.iterdir()
-    }
+def test_packaged_default_is_complete_and_speaks_the_chat_template(tokenizer: Any) -> None:
+    folder = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
     )
