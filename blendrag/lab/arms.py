@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.prompts import Trial
 from blendrag.settings import Settings
@@ -100,27 +100,27 @@ class Blending(Arm):
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self.report: dict[str, Any] = {}
+        self.report = BlendReport()
         ratio = recipe.options.recompute_ratio
         self.name = f"blend@{ratio:g}" if ratio else "reuse"
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         recipe = replace(self._recipe, spans=trial.prompt.spans)
         delta = await engine.agenerate(trial.prompt.token_ids, _FIRST_TOKEN, recipe)
-        check_blended(self.name, delta.report, misses_allowed=self.misses_allowed)
-        self.report = report = delta.report or {}
-        return _sample(delta, report["recomputed"], report["ms"])
+        self.report = check_blended(self.name, delta.report, misses_allowed=self.misses_allowed)
+        return _sample(delta, self.report.recomputed, self.report.ms)
 
 
-def check_blended(name: str, report: Mapping[str, Any] | None, *, misses_allowed: bool = False) -> None:
-    """Raise EngineError unless the engine says that a request with a recipe was blended, all chunks of it.
+def check_blended(name: str, report: BlendReport | None, *, misses_allowed: bool = False) -> BlendReport:
+    """The report; raises EngineError unless it says that the request was blended, all chunks of it.
 
     What was prefilled plainly instead has a time and an answer, too, and they are not those of ``name``.
     """
-    report = report or {"fallback": "the engine gave no report"}
-    if "fallback" in report or (report["missing"] and not misses_allowed):
-        reason = report.get("fallback") or f"chunks are missing: {report['missing']}"
-        raise EngineError(f"{name} was not blended, so its numbers would mean nothing: {reason}")
+    report = report or BlendReport(fallback="the engine gave no report")
+    problem = report.fallback if misses_allowed else report.problem
+    if problem:
+        raise EngineError(f"{name} was not blended, so its numbers would mean nothing: {problem}")
+    return report
 
 
 def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:

@@ -158,11 +158,7 @@ class _Check:
 
 def _blended(answers: Sequence[Delta]) -> Row:
     """Everything below means nothing if the engine quietly prefilled plainly, or missed chunks."""
-    good = sum(
-        bool(answer.report) and "fallback" not in answer.report and not answer.report["missing"]
-        for answer in answers
-        if answer.report is not None
-    )
+    good = sum(answer.report is not None and not answer.report.problem for answer in answers)
     return Row("prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers))
 
 

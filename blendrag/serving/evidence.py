@@ -48,24 +48,24 @@ def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last
     """Put together what was planned and what the engine reported."""
     prompt = len(plan.token_ids)
     documents = tuple(plan.describe())
-    report = last.report or {}
-    if recipe is None or "fallback" in report:
-        reason = plain or f"fell back to plain prefill: {report.get('fallback')}"
-        prefix = 0 if "fallback" in report else last.prefix_tokens
+    report = last.report
+    fallback = report and report.fallback
+    if recipe is None or fallback:
+        reason = plain or f"fell back to plain prefill: {fallback}"
+        prefix = 0 if fallback else last.prefix_tokens
         return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, plain=reason, documents=documents)
-    if not report:  # the prefix cache held this recipe's KV
+    if report is None:  # the prefix cache held this recipe's KV
         prefix = last.prefix_tokens
         return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, documents=documents)
-    cached, recomputed = int(report["cached"]), int(report["recomputed"])
     return Evidence(
         prompt,
-        reused=cached - recomputed,
-        recomputed=recomputed,
-        fresh=prompt - cached,
-        missing=dict(report["missing"]),
+        reused=report.cached - report.recomputed,
+        recomputed=report.recomputed,
+        fresh=prompt - report.cached,
+        missing=report.missing,
         documents=documents,
-        ms=dict(report["ms"]),
-        tiers=dict(report.get("tiers", {})),
-        decision=str(report.get("decision", "")),
-        trace=tuple((lane, name, begin, end) for lane, name, begin, end in report.get("trace", ())),
+        ms=report.ms,
+        tiers=report.tiers,
+        decision=report.decision,
+        trace=report.trace,
     )

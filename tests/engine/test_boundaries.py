@@ -24,7 +24,7 @@ TEXT = Sampling(max_tokens=16, logprobs=20)
 def test_recomputing_every_token_gives_full_prefills_answer(bench: Bench, options: dict[str, Any]) -> None:
     prompt = bench.prompt(bench.pieces[:5])  # 0.999 of them rounds to all, chosen at the check layer
     full, blended = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, **options)
-    assert blended.report and blended.report["recomputed"] == blended.report["cached"] == 5 * 96
+    assert blended.report and blended.report.recomputed == blended.report.cached == 5 * 96
     assert distance(full, blended) < CLOSE
     assert blended.token_ids == full.token_ids
     assert blended.text == full.text
@@ -35,7 +35,7 @@ def test_recomputing_nothing_gives_what_a_reference_implementation_of_reuse_give
 ) -> None:
     prompt = bench.prompt(bench.pieces[5:9])
     reused = bench.blended(prompt, ratio=0.0)
-    assert reused.report and reused.report["recomputed"] == 0
+    assert reused.report and reused.report.recomputed == 0
     reference = _full_reuse(model_dir, prompt)
     for token, logprob in reused.logprobs[0].items():
         assert float(reference[token]) == pytest.approx(logprob, abs=CLOSE)
@@ -120,15 +120,15 @@ def test_every_selector_recomputes_about_what_it_was_given(bench: Bench, selecto
     prompt = bench.prompt(bench.pieces[8:12])
     report = bench.blended(prompt, selector=selector, metric=metric, ratio=0.3).report
     assert report is not None
-    assert report["cached"] == 4 * 96
-    assert report["fresh"] + report["cached"] == len(prompt.token_ids) - 1  # the engine computes the last
-    assert 0 < report["recomputed"] <= 0.32 * report["cached"]
+    assert report.cached == 4 * 96
+    assert report.fresh + report.cached == len(prompt.token_ids) - 1  # the engine computes the last
+    assert 0 < report.recomputed <= 0.32 * report.cached
 
 
 def test_several_check_layers_keep_to_the_ratio(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[8:12])
     report = bench.blended(prompt, check_layers=(1, 3, 7), ratio=0.2).report
-    assert report is not None and report["recomputed"] == round(0.2 * report["cached"])
+    assert report is not None and report.recomputed == round(0.2 * report.cached)
 
 
 def test_threshold_recomputes_less_than_its_cap_when_little_deviates(bench: Bench) -> None:
@@ -137,6 +137,6 @@ def test_threshold_recomputes_less_than_its_cap_when_little_deviates(bench: Benc
     some = bench.blended(prompt, ratio=0.5, threshold=0.2).report
     none = bench.blended(prompt, ratio=0.5, threshold=1e6)
     assert cap and some and none.report
-    assert 0 < some["recomputed"] < cap["recomputed"]
-    assert none.report["recomputed"] == 0
-    assert bench.blended(prompt, ratio=1.0, threshold=0.0).report["recomputed"] > cap["recomputed"]  # type: ignore[index]
+    assert 0 < some.recomputed < cap.recomputed
+    assert none.report.recomputed == 0
+    assert bench.blended(prompt, ratio=1.0, threshold=0.0).report.recomputed > cap.recomputed  # type: ignore[index]

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from workbench import FIRST, Bench
 
 pytestmark = pytest.mark.engine
@@ -66,11 +67,11 @@ def test_blend_is_not_in_the_metrics(bench: Bench, growth: Growth) -> None:
     report = bench.blended(bench.prompt(bench.pieces[:5]), ratio=0.5).report
     assert report is not None
     assert growth("blendrag_requests_total", "blended") == 1
-    assert growth("blendrag_tokens_total", "reused") == report["cached"] - report["recomputed"] > 0
-    assert growth("blendrag_tokens_total", "recomputed") == report["recomputed"] > 0
-    assert growth("blendrag_tokens_total", "fresh") == report["fresh"] > 0
+    assert growth("blendrag_tokens_total", "reused") == report.cached - report.recomputed > 0
+    assert growth("blendrag_tokens_total", "recomputed") == report.recomputed > 0
+    assert growth("blendrag_tokens_total", "fresh") == report.fresh > 0
     assert growth("blendrag_chunks_loaded_total", "ram") == growth("blendrag_tier_hits_total", "ram") == 5
-    for part, ms in report["ms"].items():
+    for part, ms in report.ms.items():
         assert growth("blendrag_blend_seconds_sum", part) == pytest.approx(ms / 1e3)
         assert growth("blendrag_blend_seconds_count", part) == 1
 
@@ -96,7 +97,7 @@ def test_fallback_is_not_counted_or_its_text_is_shown(
     prompt = bench.prompt(bench.pieces[:5])
     bench.reset()
     closed = bench.engine.generate(prompt.token_ids, FIRST, Recipe("a store nobody opened", prompt.spans))
-    assert closed.report and "a store nobody opened" in closed.report["fallback"]
+    assert closed.report and "a store nobody opened" in closed.report.fallback
     assert growth("blendrag_fallbacks_total", "error") == 1
     with monkeypatch.context() as patch:
         patch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
@@ -142,7 +143,7 @@ def test_report_of_a_request_that_has_ended_is_kept_for_ever(bench: Bench) -> No
     tokens, _ = connector.get_num_new_matched_tokens(request, 0)
     connector.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: [[0]]), tokens or 0)
     connector.request_finished(request, [])  # vLLM tells of the end first, of the same step's report after it
-    reports = BlendReports({"r": {"fallback": "?", "reason": "error"}})
+    reports = BlendReports({"r": BlendReport.failed(RuntimeError())})
     connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=reports))
     assert not connector._results and not connector._ordered
     stats = connector.get_kv_connector_stats()

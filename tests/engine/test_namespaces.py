@@ -36,7 +36,7 @@ def test_blended_prompt_is_answered_from_another_namespaces_prefix_cache(bench: 
     bench.reset()
     for namespace in ("a", "b"):
         delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt), namespace)
-        assert delta.report and delta.report["cached"], "taken from the prefix cache"
+        assert delta.report and delta.report.cached, "taken from the prefix cache"
 
 
 def test_index_of_a_namespace_uses_anothers_kv(open_index: Any, bench: Bench, folder: Path) -> None:

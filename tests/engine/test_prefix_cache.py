@@ -54,7 +54,7 @@ def test_a_long_rest_behind_a_prefix_hit_is_blended(bench: Bench) -> None:
     alone = bench.blended(two, TEXT)
     bench.blended(one)
     after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two))
-    assert after.report and after.report["cached"] == alone.report["cached"]  # type: ignore[index]
+    assert after.report and after.report.cached == alone.report.cached  # type: ignore[index]
     assert after.token_ids == alone.token_ids
     assert distance(alone, after) < 1e-3
 
@@ -75,6 +75,6 @@ def test_an_unsalted_blended_request_is_not_blended(bench: Bench, monkeypatch: p
     bench.reset()
     monkeypatch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
     refused = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=0.0))
-    assert refused.report and "salt" in refused.report["fallback"]
+    assert refused.report and "salt" in refused.report.fallback
     assert refused.token_ids == full.token_ids
     assert refused.logprobs[0] == full.logprobs[0]

@@ -24,8 +24,8 @@ def check_against_full(bench: Bench, prompt: Prompt) -> None:
     assert distance(full, exact) < CLOSE
     assert exact.token_ids == full.token_ids
     usual = bench.blended(prompt, TEXT)
-    assert usual.report and usual.report["missing"] == {}
-    assert 0 < usual.report["recomputed"] < usual.report["cached"]
+    assert usual.report and usual.report.missing == {}
+    assert 0 < usual.report.recomputed < usual.report.cached
 
 
 def test_reordered_chunks_are_moved_to_their_new_positions(bench: Bench) -> None:
@@ -73,8 +73,8 @@ def test_a_chunk_never_stored_is_computed_and_reported(bench: Bench) -> None:
     stranger = bench.piece("Nobody has ever prefilled this passage about the harbour of Trondheim. " * 4)
     prompt = bench.prompt([bench.pieces[0], stranger, bench.pieces[1]])
     full, exact = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0)
-    assert exact.report and exact.report["missing"] == {stranger.key: "missing"}
-    assert exact.report["cached"] == 2 * 96
+    assert exact.report and exact.report.missing == {stranger.key: "missing"}
+    assert exact.report.cached == 2 * 96
     assert exact.token_ids == full.token_ids and distance(full, exact) < CLOSE
 
 
@@ -82,7 +82,7 @@ def test_without_any_stored_chunk_the_answer_is_exact_at_every_ratio(bench: Benc
     strangers = [bench.piece(f"Passage {i} of a book that is not in the store. " * 6) for i in range(3)]
     prompt = bench.prompt(strangers)
     full, blended = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=0.15)
-    assert blended.report and blended.report["cached"] == 0 and len(blended.report["missing"]) == 3
+    assert blended.report and blended.report.cached == 0 and len(blended.report.missing) == 3
     assert blended.token_ids == full.token_ids and distance(full, blended) < CLOSE
 
 
@@ -91,7 +91,7 @@ def test_a_key_of_other_tokens_is_not_believed(bench: Bench) -> None:
     prompt = bench.prompt([a])
     lying = Prompt(prompt.token_ids, ((b.key, prompt.spans[0][1], prompt.spans[0][2]),))
     full, blended = bench.plain(prompt), bench.blended(lying, ratio=0.0)
-    assert blended.report and blended.report["missing"] == {b.key: "mismatch"}
+    assert blended.report and blended.report.missing == {b.key: "mismatch"}
     assert distance(full, blended) < CLOSE
 
 
@@ -100,11 +100,11 @@ def test_a_deleted_chunk_is_computed_and_can_be_stored_again(own_bench: Bench) -
     prompt = bench.prompt(bench.pieces[:3])
     assert list(bench.engine.call("delete", bench.store, [gone.key])) == [1, []]
     full, exact = bench.plain(prompt), bench.blended(prompt, ratio=1.0)
-    assert exact.report and exact.report["missing"] == {gone.key: "missing"}
+    assert exact.report and exact.report.missing == {gone.key: "missing"}
     assert distance(full, exact) < CLOSE
     bench.ingest([gone])
     again = bench.blended(prompt)
-    assert again.report and again.report["missing"] == {}
+    assert again.report and again.report.missing == {}
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty"])
@@ -115,15 +115,15 @@ def test_a_damaged_file_is_recomputed_reported_and_replaced(own_bench: Bench, ha
     (file,) = Path(bench.root).rglob(f"{hurt.key}*")
     _harm(file, harm)
     reused = bench.blended(prompt, ratio=0.0)  # at ratio 1 the layers above the check are not even read
-    assert reused.report and reused.report["missing"] == {hurt.key: "damaged"}
+    assert reused.report and reused.report.missing == {hurt.key: "damaged"}
     full, exact = bench.plain(prompt), bench.blended(prompt, ratio=1.0)
-    assert exact.report and exact.report["missing"] == {hurt.key: "missing"}
+    assert exact.report and exact.report.missing == {hurt.key: "missing"}
     assert distance(full, exact) < CLOSE
     assert bench.engine.call("stats", bench.store)["tiers"]["disk"]["damaged"] == 1
     assert not file.exists()
     bench.ingest([hurt])
     again = bench.blended(prompt, ratio=0.0)
-    assert again.report and again.report["missing"] == {}
+    assert again.report and again.report.missing == {}
     assert again.logprobs == whole.logprobs
 
 
@@ -150,7 +150,7 @@ def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(
     bench.reset()
     fields = {"store": bench.store, "spans": prompt.spans} | change
     answer = bench.engine.generate(prompt.token_ids, TEXT, Recipe(**fields))  # type: ignore[arg-type]
-    assert answer.report and reason in answer.report["fallback"]
+    assert answer.report and reason in answer.report.fallback
     assert answer.token_ids == full.token_ids
     assert distance(full, answer) < CLOSE
 

@@ -67,12 +67,12 @@ def test_server_in_trouble_costs_time_and_no_answer_and_its_recovery_is_noticed(
     bench = remote_bench
     prompt = bench.prompt(bench.pieces)
     whole = bench.blended(prompt, ratio=0.0)
-    assert whole.report and whole.report["tiers"] == {kind: 4}
+    assert whole.report and whole.report.tiers == {kind: 4}
     proxy.mode = trouble
     full = bench.plain(prompt)
     for _ in range(2):  # the second is refused by the breaker, without waiting
         lonely = bench.blended(prompt, ratio=0.0)
-        assert lonely.report and lonely.report["cached"] == 0 and len(lonely.report["missing"]) == 4
+        assert lonely.report and lonely.report.cached == 0 and len(lonely.report.missing) == 4
         assert distance(full, lonely) < CLOSE
     stats = bench.engine.call("stats", bench.store)["tiers"][kind]
     assert stats["errors"] >= 1
@@ -80,7 +80,7 @@ def test_server_in_trouble_costs_time_and_no_answer_and_its_recovery_is_noticed(
     time.sleep(2 * COOLDOWN_S)
     bench.ingest(bench.pieces)  # what garbage was taken for damage was deleted
     again = bench.blended(prompt, ratio=0.0)
-    assert again.report and again.report["missing"] == {} and again.report["tiers"] == {kind: 4}
+    assert again.report and again.report.missing == {} and again.report.tiers == {kind: 4}
     assert again.logprobs == whole.logprobs
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from blendrag.engine.report import BlendReport
 from blendrag.select import SELECTORS
 from blendrag.select.interface import budget
 from workbench import FIRST, Bench, distance
@@ -24,9 +25,9 @@ UNKNOWN = "Nobody has stored this sentence."
 CLOSE = 2e-3  # float32, two orders of the same sums
 
 
-def report_of(bench: Bench, **options: Any) -> dict[str, Any]:
+def report_of(bench: Bench, **options: Any) -> BlendReport:
     report = bench.blended(bench.prompt(bench.pieces[8 : 8 + CHUNKS]), **options).report
-    assert report is not None and report["cached"] == CACHED
+    assert report is not None and report.cached == CACHED
     return report
 
 
@@ -35,7 +36,7 @@ def report_of(bench: Bench, **options: Any) -> dict[str, Any]:
     [*((name, RATIO) for name in [*EXACT, *UNIONS]), ("query", 0.02), ("first_k+hkvd", 0.02)],
 )
 def test_no_selector_recomputes_more_or_less_than_its_budget(bench: Bench, name: str, ratio: float) -> None:
-    assert report_of(bench, selector=name, ratio=ratio)["recomputed"] == budget(CACHED, ratio)
+    assert report_of(bench, selector=name, ratio=ratio).recomputed == budget(CACHED, ratio)
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,12 @@ def test_no_selector_recomputes_more_or_less_than_its_budget(bench: Bench, name:
 def test_selectors_that_round_by_chunk_or_know_no_ratio_keep_to_that(
     bench: Bench, name: str, expected: int
 ) -> None:
-    assert report_of(bench, selector=name, ratio=RATIO)["recomputed"] == expected
+    assert report_of(bench, selector=name, ratio=RATIO).recomputed == expected
 
 
 @pytest.mark.parametrize("name", [*GRADUAL, "gradual+first_k", "query+weighted"])
 def test_gradual_recomputes_another_share_than_the_ratio_on_average(bench: Bench, name: str) -> None:
-    recomputed = report_of(bench, selector=name, ratio=RATIO)["recomputed"]
+    recomputed = report_of(bench, selector=name, ratio=RATIO).recomputed
     assert recomputed == pytest.approx(budget(CACHED, RATIO), abs=2)  # each layer's share is rounded
 
 
@@ -58,7 +59,7 @@ def test_gradual_recomputes_another_share_than_the_ratio_on_average(bench: Bench
 def test_recomputing_every_token_gives_full_prefills_answer(bench: Bench, name: str) -> None:
     prompt = bench.prompt(bench.pieces[:CHUNKS])
     full, blended = bench.plain(prompt), bench.blended(prompt, selector=name, ratio=0.999)
-    assert blended.report and blended.report["recomputed"] == CACHED  # 0.999 of them rounds to all
+    assert blended.report and blended.report.recomputed == CACHED  # 0.999 of them rounds to all
     assert distance(full, blended) < CLOSE
 
 
@@ -72,8 +73,8 @@ def test_lmcache_semantics_recompute_the_same_number_under_another_mask(bench: B
     bench.reset()
     leaky = bench.engine.generate(prompt.token_ids, FIRST, recipe)
     exact = bench.blended(prompt, ratio=RATIO, metric="k")
-    assert leaky.report and "fallback" not in leaky.report
-    assert leaky.report["recomputed"] == budget(CACHED, RATIO)
+    assert leaky.report and not leaky.report.fallback
+    assert leaky.report.recomputed == budget(CACHED, RATIO)
     assert distance(leaky, exact) > CLOSE, "selected tokens saw the future"
 
 
@@ -83,15 +84,15 @@ def test_lmcache_semantics_use_what_stands_behind_a_missing_chunk(bench: Bench) 
     prompt = bench.prompt([first, unknown, second, first])
     bench.reset()
     delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=RATIO).as_lmcache())
-    assert delta.report and "fallback" not in delta.report, delta.report
-    assert delta.report["cached"] == LENGTH and set(delta.report["missing"]) == {unknown.key}
+    assert delta.report and not delta.report.fallback, delta.report
+    assert delta.report.cached == LENGTH and set(delta.report.missing) == {unknown.key}
 
 
 def test_unknown_selector_ends_in_a_plain_prefill_and_says_so(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:2])
     bench.reset()
     delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, selector="best+hkvd"))
-    assert delta.report and "best" in delta.report["fallback"]
+    assert delta.report and "best" in delta.report.fallback
 
 
 @pytest.mark.parametrize("tail", ["", " and so on" * 200])
@@ -102,8 +103,8 @@ def test_prompt_without_a_question_to_read_is_repaired_at_random(bench: Bench, t
         prompt = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
     names = ("gradual_query", "gradual")
     reports = [bench.blended(prompt, selector=name, ratio=RATIO).report for name in names]
-    assert [report and report["selector"] for report in reports] == ["gradual", "gradual"]
-    assert reports[0] and reports[1] and reports[0]["recomputed"] == reports[1]["recomputed"] > 0
+    assert [report and report.selector for report in reports] == ["gradual", "gradual"]
+    assert reports[0] and reports[1] and reports[0].recomputed == reports[1].recomputed > 0
 
 
 def test_missing_last_document_is_taken_for_the_question(bench: Bench) -> None:
@@ -111,5 +112,5 @@ def test_missing_last_document_is_taken_for_the_question(bench: Bench) -> None:
     unasked = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
     for each, selector in ((prompt, "gradual_query"), (unasked, "gradual")):
         report = bench.blended(each, selector="gradual_query", ratio=RATIO).report
-        assert report and report["cached"] == CACHED and len(report["missing"]) == 1
-        assert report["selector"] == selector
+        assert report and report.cached == CACHED and len(report.missing) == 1
+        assert report.selector == selector

@@ -31,7 +31,7 @@ class Job:
 
     def check(self, delta: Delta) -> None:
         """It was blended if it was to be."""
-        assert "fallback" not in (delta.report or {}), delta.report
+        assert not (delta.report and delta.report.fallback), delta.report
 
 
 def mixed_jobs(bench: Bench, count: int) -> list[Job]:

@@ -41,7 +41,7 @@ class Behind:
         self.bench.reset()
         recipe = replace(self.bench.recipe(prompt, **options), store=self.store.id)
         delta = self.bench.engine.generate(prompt.token_ids, FIRST, recipe)
-        assert delta.report and "fallback" not in delta.report, delta.report
+        assert delta.report and not delta.report.fallback, delta.report
         return delta
 
     def deviating(self, prompt: Prompt, layer: int) -> int:
@@ -49,7 +49,7 @@ class Behind:
         options = {"metric": "kv", "check_layers": (layer,), "ratio": 1.0, "threshold": 1e-6}
         report = self.blended(prompt, **options).report
         assert report is not None
-        return int(report["recomputed"])
+        return int(report.recomputed)
 
 
 @pytest.fixture(scope="module")

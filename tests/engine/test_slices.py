@@ -67,11 +67,11 @@ async def begun(bench: Bench, prompt: Prompt, pieces: list[Delta], tokens: int) 
 def test_sliced_blend_differs_from_a_whole_one(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:8])
     whole = bench.blended(prompt, selector=selector, ratio=0.2)
-    assert whole.report is not None and whole.report["slices"] == 1
+    assert whole.report is not None and whole.report.slices == 1
     bench.reset()
     sliced = beside(bench, lambda _: ask(bench, prompt, bench.recipe(prompt, selector=selector, ratio=0.2)))
-    assert sliced.report is not None and sliced.report["slices"] > 3
-    assert sliced.report["recomputed"] == whole.report["recomputed"]
+    assert sliced.report is not None and sliced.report.slices > 3
+    assert sliced.report.recomputed == whole.report.recomputed
     assert distance(sliced, whole) < 1e-3
 
 
@@ -112,7 +112,7 @@ def test_request_that_gives_up_while_it_is_blended_keeps_its_blocks(bench: Bench
     beside(bench, give_up)
     bench.reset()  # fails while any request holds KV
     again = bench.blended(prompt, ratio=0.5)
-    assert again.report is not None and again.report["slices"] == 1
+    assert again.report is not None and again.report.slices == 1
 
 
 def test_store_that_closes_under_a_blend_ends_in_a_wrong_answer(own_bench: Bench) -> None:
@@ -126,5 +126,5 @@ def test_store_that_closes_under_a_blend_ends_in_a_wrong_answer(own_bench: Bench
         return await task
 
     delta = beside(own_bench, close)
-    assert delta.report is not None and "fallback" in delta.report
+    assert delta.report is not None and delta.report.fallback
     assert distance(delta, plain) < 1e-3

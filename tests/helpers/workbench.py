@@ -122,7 +122,7 @@ class Bench:
         self.reset()
         delta = self.engine.generate(prompt.token_ids, sampling, self.recipe(prompt, **options))
         assert delta.report is not None
-        assert "fallback" not in delta.report, delta.report
+        assert not delta.report.fallback, delta.report
         return delta
 
 

@@ -28,6 +28,7 @@ from blendrag.engine.client.launch import (
     require_vllm,
 )
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.errors import (
     ConfigError,
     EngineClosedError,
@@ -318,7 +319,7 @@ class Engine:
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)
                     if output.finished and delta.report is None and recipe is not None:
-                        delta.report = await self._call("report", ticket)
+                        delta.report = BlendReport.from_plain(await self._call("report", ticket))
                     yield delta
         except TimeoutError:
             raise GenerationTimeoutError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from blendrag.engine.recipe import FIELD, Recipe, cache_salt
+from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 
 FORCED = "blendrag_forced"  # in ``SamplingParams.extra_args``: the token ids to generate, first to last
@@ -52,7 +53,7 @@ class Delta:
 
     ttft_s: seconds from the request to its first token.
     prefix_tokens: prompt tokens that were not computed by the engine itself (blended or prefix-cached).
-    report: what the fused prefill did; {"fallback": reason} when the prompt was prefilled plainly instead.
+    report: what became of its blend; None where the engine has nothing to say of it.
     logprobs: per token, {token id: log probability}.
     """
 
@@ -61,7 +62,7 @@ class Delta:
     ttft_s: float
     finish_reason: str | None = None
     prefix_tokens: int = 0
-    report: dict[str, Any] | None = None
+    report: BlendReport | None = None
     logprobs: list[dict[int, float]] = field(default_factory=list)
 
     def joined(self, later: Delta) -> Delta:
@@ -118,13 +119,13 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:
     """A vLLM ``RequestOutput`` as a piece."""
-    piece = output.outputs[0]
+    piece, params = output.outputs[0], output.kv_transfer_params or {}
     return Delta(
         text=piece.text,
         token_ids=list(piece.token_ids),
         ttft_s=ttft_s,
         finish_reason=piece.finish_reason,
         prefix_tokens=prefix_tokens,
-        report=(output.kv_transfer_params or {}).get(FIELD) if output.finished else None,
+        report=BlendReport.from_plain(params.get(FIELD)) if output.finished else None,
         logprobs=[{i: lp.logprob for i, lp in at.items()} for at in piece.logprobs or ()],
     )

@@ -15,6 +15,7 @@ import torch
 from blendrag.control.choose import ChunkCost, Controller
 from blendrag.control.estimate import Estimator
 from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.fused_prefill import CachedSpan, FusedPrefill, FusedStats, Target
 from blendrag.engine.worker.masks import Mask
@@ -83,26 +84,23 @@ class Blending:
             except LoadFailedError as failure:  # what is written for this prompt by now is written again
                 assert failure.opened, failure
                 self._note(failure)
-        recipe, ms = self._order.recipe, 1e3
-        report: dict[str, Any] = {
-            "cached": stats.cached,
-            "fresh": stats.fresh,
-            "recomputed": stats.recomputed,
-            "missing": self._missing,
-            "selector": self._selector,
-            "ratio": self._options.recompute_ratio,
-            "decision": self._decision,
-            "slices": stats.slices,
-            "tiers": dict(Counter(opened.tier.name for _, opened in spans)),
-            "ms": {
-                "load": ms * (opened_s + stats.load_s),
-                "select": ms * stats.select_s,
-                "recompute": ms * stats.recompute_s,
+        return BlendReport(
+            cached=stats.cached,
+            fresh=stats.fresh,
+            recomputed=stats.recomputed,
+            missing=self._missing,
+            selector=self._selector,
+            ratio=self._options.recompute_ratio,
+            decision=self._decision,
+            slices=stats.slices,
+            tiers=dict(Counter(opened.tier.name for _, opened in spans)),
+            ms={
+                "load": 1e3 * (opened_s + stats.load_s),
+                "select": 1e3 * stats.select_s,
+                "recompute": 1e3 * stats.recompute_s,
             },
-        }
-        if recipe.options.trace:
-            report["trace"] = self._trace.events
-        return report
+            trace=tuple(self._trace.events),
+        )
 
     def _open(self, without: frozenset[str] = frozenset()) -> list[tuple[CachedSpan, Opened]]:
         recipe, ids = self._order.recipe, self._order.token_ids

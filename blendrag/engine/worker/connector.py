@@ -23,16 +23,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from blendrag.engine.compat import FreeBlocks, conversation_of
 from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
+from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.connector_stats import BlendMetrics, BlendStats
-from blendrag.engine.worker.metrics import (
-    Tally,
-    TierMeter,
-    fallback,
-    fallback_of,
-    merge,
-    of_outcome,
-    of_report,
-)
+from blendrag.engine.worker.metrics import Tally, TierMeter, merge, of_outcome, of_report
 from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.engine.worker.slices import StepClock
 
@@ -64,7 +57,7 @@ class BlendMetadata(KVConnectorMetadata):
 class BlendReports(KVConnectorWorkerMetadata):
     """Worker to scheduler: what was done, by request id; the chance that a conversation goes on, by it."""
 
-    reports: dict[str, dict[str, Any]]
+    reports: dict[str, BlendReport]
     forecasts: dict[str, float] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
@@ -90,13 +83,13 @@ class BlendConnector(KVConnectorBase_V1):
         self._blending: set[str] = set()  # those of them that the worker was told of, and has not finished
         self._failed: set[str] = set()  # requests that the engine prefills itself
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
-        self._results: dict[str, dict[str, Any]] = {}
+        self._results: dict[str, BlendReport] = {}
         self._tally: Tally = {}
         # worker half
         self._blender: Blender | None = None
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, BlendReport] = {}
         self._forecasts: dict[str, float] = {}
         self._clock = StepClock()
         self._meter, self._looked = TierMeter(), 0.0
@@ -123,12 +116,16 @@ class BlendConnector(KVConnectorBase_V1):
         try:
             recipe = read_recipe(request.kv_transfer_params)
         except (TypeError, ValueError, KeyError) as error:
-            self._results[request.request_id] = fallback("recipe", f"unreadable recipe: {error}")
+            self._results[request.request_id] = BlendReport(
+                cause="recipe", fallback=f"unreadable recipe: {error}"
+            )
             return 0, False
         if recipe is None or request.request_id in self._failed:
             return 0, False
         if self._salt_needed and not request.cache_salt:
-            self._results[request.request_id] = fallback("salt", "no cache salt while prefix caching is on")
+            self._results[request.request_id] = BlendReport(
+                cause="salt", fallback="no cache salt while prefix caching is on"
+            )
             return 0, False
         claimed = recipe.claim(request.num_prompt_tokens)
         new = claimed - num_computed_tokens
@@ -179,7 +176,7 @@ class BlendConnector(KVConnectorBase_V1):
                 self._blending.discard(request_id)
                 if request_id in self._ordered:  # else it has ended in this very step
                     self._results[request_id] = report
-                    if "fallback" in report:
+                    if report.fallback:
                         self._failed.add(request_id)
             for conversation, chance in meta.forecasts.items():
                 self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
@@ -197,7 +194,7 @@ class BlendConnector(KVConnectorBase_V1):
         elif request.num_computed_tokens:  # else it was cancelled before it began
             recipe = read_recipe(request.kv_transfer_params)
             merge(self._tally, of_outcome("prefix" if recipe else "plain"))
-        return False, None if result is None else {FIELD: result}
+        return False, None if result is None else {FIELD: result.to_plain()}
 
     # -- worker half --------------------------------------------------------------------------------------
 
@@ -230,11 +227,11 @@ class BlendConnector(KVConnectorBase_V1):
             self._finish(order, outcome)
         self._clock.leave()
 
-    def _finish(self, order: BlendOrder, outcome: dict[str, Any] | Exception) -> None:
+    def _finish(self, order: BlendOrder, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
             first = order.written // self._block_size()
             self._failed_blocks.update(order.block_ids[first:])
-            outcome = fallback_of(outcome)
+            outcome = BlendReport.failed(outcome)
         self._reports[order.request_id] = outcome
         if order.waits:
             self._arrived.add(order.request_id)

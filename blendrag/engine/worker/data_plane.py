@@ -14,6 +14,7 @@ import torch
 
 from blendrag.control.estimate import Estimator
 from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import Blending, BlendModel
 from blendrag.engine.worker.chunk_prefill import AlonePrefill
 from blendrag.engine.worker.decoder import Decoder
@@ -47,7 +48,7 @@ class Blender:
         self._alone = AlonePrefill(decoder, runner, block_size)
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
-        self._reports: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._reports: OrderedDict[str, BlendReport] = OrderedDict()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         self.queue = BlendQueue(self.blend)
 
@@ -160,6 +161,6 @@ class Blender:
             self._reports.popitem(last=False)
         return report
 
-    def report(self, ticket: str) -> dict[str, Any] | None:
+    def report(self, ticket: str) -> BlendReport | None:
         """The report of a request that ended in the step that blended it: its output left without one."""
         return self._reports.get(ticket)

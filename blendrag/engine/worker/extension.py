@@ -125,7 +125,8 @@ class BlendWorker:
         return self._blendrag.stats(store)
 
     def _blendrag_report(self, ticket: str) -> dict[str, Any] | None:
-        return self._blendrag.report(ticket)
+        report = self._blendrag.report(ticket)
+        return report.to_plain() if report else None
 
     def _blendrag_selfcheck(self, token_ids: list[int], split: int) -> dict[str, float]:
         from blendrag.engine.worker.selfcheck import check_model

@@ -8,11 +8,13 @@ file, from the names of configured tiers, and from nowhere else.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+from blendrag.engine.report import BlendReport, Cause
 from blendrag.store.miss import Reason
 from blendrag.store.tiers import Tier
 
@@ -20,7 +22,6 @@ from blendrag.store.tiers import Tier
 Tally = dict[str, dict[str, Any]]
 
 Outcome = Literal["blended", "computed", "prefix", "plain", "fallback"]
-Fallback = Literal["recipe", "salt", "memory", "error"]
 
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -53,7 +54,7 @@ METRICS: Mapping[str, Metric] = {
         "counter", "Chunks whose stored KV could not be had, by reason.", "reason", get_args(Reason)
     ),
     "blendrag_fallbacks": Metric(
-        "counter", "Requests that should have been blended and were not.", "reason", get_args(Fallback)
+        "counter", "Requests that should have been blended and were not.", "reason", get_args(Cause)
     ),
     "blendrag_tier_hits": Metric("counter", "Chunks that were asked for and there.", "tier"),
     "blendrag_tier_misses": Metric("counter", "Chunks that were asked for and not there.", "tier"),
@@ -84,39 +85,25 @@ def merge(into: Tally, more: Tally) -> None:
                 mine[label] += value
 
 
-def of_report(report: Mapping[str, Any]) -> Tally:
-    """What the worker's report of one request adds, or a reason not to blend: {"fallback", "reason"}."""
-    if "fallback" in report:
-        return {**of_outcome("fallback"), "blendrag_fallbacks": {report["reason"]: 1}}
-    cached, recomputed = report["cached"], report["recomputed"]
-    missing: dict[str, int] = {}
-    for reason in report["missing"].values():
-        missing[reason] = missing.get(reason, 0) + 1
+def of_report(report: BlendReport) -> Tally:
+    """What one request adds."""
+    if report.cause:
+        return {**of_outcome("fallback"), "blendrag_fallbacks": {report.cause: 1}}
     return {
-        **of_outcome("blended" if cached else "computed"),
+        **of_outcome("blended" if report.cached else "computed"),
         "blendrag_tokens": {
-            "reused": cached - recomputed,
-            "recomputed": recomputed,
-            "fresh": report["fresh"],
+            "reused": report.cached - report.recomputed,
+            "recomputed": report.recomputed,
+            "fresh": report.fresh,
         },
-        "blendrag_blend_seconds": {part: [report["ms"][part] / 1e3] for part in _PARTS},
-        "blendrag_chunks_loaded": dict(report["tiers"]),
-        "blendrag_chunks_missing": missing,
+        "blendrag_blend_seconds": {part: [report.ms[part] / 1e3] for part in _PARTS},
+        "blendrag_chunks_loaded": dict(report.tiers),
+        "blendrag_chunks_missing": dict(Counter(report.missing.values())),
     }
 
 
 def of_outcome(outcome: Outcome) -> Tally:
     return {"blendrag_requests": {outcome: 1}}
-
-
-def fallback_of(error: Exception) -> dict[str, str]:
-    """The report of a request whose blend failed: in words, and as a label."""
-    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
-    return fallback("memory" if memory else "error", f"{type(error).__name__}: {error}")
-
-
-def fallback(reason: Fallback, words: str) -> dict[str, str]:
-    return {"fallback": words, "reason": reason}
 
 
 def summary(tally: Tally) -> dict[str, float]:

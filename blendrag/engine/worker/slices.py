@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from statistics import median
-from typing import Any
 
 from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.report import BlendReport
 
 _KEPT_STEPS = 8
 _FEWEST_ROWS, _MOST_ROWS, _FIRST_ROWS = 32, 8192, 128
@@ -76,7 +76,7 @@ class StepClock:
         return step * share / (1.0 - share)
 
 
-Blend = Generator[None, None, dict[str, Any]]
+Blend = Generator[None, None, BlendReport]
 
 
 class BlendQueue:
@@ -94,7 +94,7 @@ class BlendQueue:
     def add(self, orders: Iterable[BlendOrder]) -> None:
         self._waiting.extend(orders)
 
-    def run(self, budget_s: float | None) -> list[tuple[BlendOrder, dict[str, Any] | Exception]]:
+    def run(self, budget_s: float | None) -> list[tuple[BlendOrder, BlendReport | Exception]]:
         """Blend for about so many seconds (None: until one is finished, so that it gets its first token);
         what was finished, or failed, in it.
 
@@ -102,7 +102,7 @@ class BlendQueue:
         """
         urgent = any(not order.waits for order in self._waiting)
         self._pace.begin(None if urgent else budget_s)
-        done: list[tuple[BlendOrder, dict[str, Any] | Exception]] = []
+        done: list[tuple[BlendOrder, BlendReport | Exception]] = []
         while self:
             if self._current is None:
                 order = next((order for order in self._waiting if not order.waits), self._waiting[0])

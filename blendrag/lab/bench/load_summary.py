@@ -39,7 +39,7 @@ def summarise_run(requests: Sequence[Timed], begin: float, end: float, cut_off: 
     return {
         "requests": len(own),
         "unfinished": sum(request.done is None for request in own),
-        "not_blended": sum(_is_plain(request.report or {}) for request in own),
+        "not_blended": sum(bool(request.report and request.report.problem) for request in own),
         "reused_tokens": float(np.mean([request.reused for request in own])),
         "ttft_ms": percentiles([1e3 * wait for wait in first]),
         "itl_ms": percentiles([1e3 * gap for gap in gaps]) if gaps else None,
@@ -47,10 +47,6 @@ def summarise_run(requests: Sequence[Timed], begin: float, end: float, cut_off: 
         "completed_per_s": ended / (end - begin),
         "saturated": overlap_share(waits, begin, end),
     }
-
-
-def _is_plain(report: Mapping[str, Any]) -> bool:
-    return "fallback" in report or bool(report.get("missing"))
 
 
 def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:

@@ -76,7 +76,7 @@ def _measure(
             reference = full.run(engine, trial) if number % options.full_every == 0 else None
             sample = blend.run(engine, trial)
             if number >= 0 and combination not in seen:
-                asked.append(_row(sample, reference, blend.report["tiers"]))
+                asked.append(_row(sample, reference, blend.report.tiers))
             seen.add(combination)
             progress.step()
         after = engine.call("stats", store.id)["tiers"]

@@ -19,6 +19,7 @@ from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import spread, summarise
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
+from blendrag.load.trace import Event
 from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 from blendrag.store.record import Layout
@@ -133,17 +134,17 @@ class _Traced(FromTier):
 
     def __init__(self, name: str, recipe: Recipe, store: TrialStore) -> None:
         super().__init__(name, replace(recipe, options=replace(recipe.options, trace=True)), store)
-        self._traces: list[tuple[float, list[Any]]] = []
+        self._traces: list[tuple[float, Sequence[Event]]] = []
 
     @property
-    def trace(self) -> list[Any]:
+    def trace(self) -> Sequence[Event]:
         """Of the request in the middle, by its time to the first token."""
         by_time = sorted(self._traces, key=lambda pair: pair[0])
         return by_time[len(by_time) // 2][1]
 
     async def ask(self, engine: Engine, trial: Trial) -> Sample:
         sample = await super().ask(engine, trial)
-        self._traces.append((sample.ttft_ms, self.report["trace"]))
+        self._traces.append((sample.ttft_ms, self.report.trace))
         return sample
 
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.lab.arms import reset
 
 
@@ -30,7 +30,7 @@ class Timed:
     tokens: list[float] = field(default_factory=list)
     done: float | None = None
     reused: int = 0
-    report: dict[str, Any] | None = None
+    report: BlendReport | None = None
 
     @property
     def gaps(self) -> list[tuple[float, float]]:

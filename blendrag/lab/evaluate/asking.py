@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.arms import TOP, check_blended
 
@@ -43,7 +43,7 @@ class Forced:
     first_token: int
     logprobs: dict[int, float]
     ttft_ms: float
-    report: dict[str, Any] = field(default_factory=dict)
+    report: BlendReport
 
 
 async def force(engine: Engine, request: Request, answer: Ids, again: bool = False) -> Forced:
@@ -63,7 +63,7 @@ async def force(engine: Engine, request: Request, answer: Ids, again: bool = Fal
         ranked[0][0],
         dict(ranked),
         request.spent_ms + first_ms,
-        delta.report or {},
+        delta.report or BlendReport(),
     )
 
 
@@ -83,7 +83,7 @@ async def decide(engine: Engine, request: Request, choices: Mapping[str, Ids]) -
 async def _generate(engine: Engine, request: Request, sampling: Sampling, again: bool) -> Delta:
     """``again``: its blended KV may be in the prefix cache, and then there is nothing to report."""
     delta = await engine.agenerate(request.token_ids, sampling, request.recipe, request.arm)
-    found = again and delta.prefix_tokens and not delta.report
+    found = again and delta.prefix_tokens and delta.report is None
     if request.recipe is not None and not found:
         check_blended(request.arm, delta.report)
     return delta

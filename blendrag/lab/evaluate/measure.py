@@ -134,9 +134,9 @@ class Measuring:
                 text=text,
                 decision=decision,
                 ttft_ms=own.ttft_ms,
-                cached=own.report.get("cached", 0),
-                recomputed=own.report.get("recomputed", 0),
-                split_ms=own.report.get("ms", {}),
+                cached=own.report.cached,
+                recomputed=own.report.recomputed,
+                split_ms=own.report.ms,
             )
             for request, own, text, decision in zip(requests, forced, texts, decided, strict=True)
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import METRICS, Recorder, Tally, TierMeter, merge, of_report, summary
 from blendrag.store.tiers import RamTier, TierSpec
@@ -22,11 +24,15 @@ from stores import LAYOUT, make_chunk, make_record
 
 TYPES = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
 ENGINES = {0: ["model", "0"], 1: ["model", "1"]}
-REPORT = {
-    "cached": 100, "fresh": 20, "recomputed": 15, "tiers": {"ram": 2, "disk": 1},
-    "missing": {"k1": "damaged", "k2": "missing", "k3": "missing"},
-    "ms": {"load": 3.0, "select": 4.0, "recompute": 5000.0}, "decision": "said by the controller",
-}  # fmt: skip
+REPORT = BlendReport(
+    cached=100,
+    fresh=20,
+    recomputed=15,
+    missing={"k1": "damaged", "k2": "missing", "k3": "missing"},
+    tiers={"ram": 2, "disk": 1},
+    ms={"load": 3.0, "select": 4.0, "recompute": 5000.0},
+    decision="said by the controller",
+)
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def shown() -> dict[tuple[str, ...], float]:
 
 def test_report_is_miscounted(recorder: Recorder) -> None:
     recorder.observe(of_report(REPORT))
-    recorder.observe(of_report(REPORT | {"cached": 0, "recomputed": 0, "missing": {}, "tiers": {}}))
+    recorder.observe(of_report(replace(REPORT, cached=0, recomputed=0, missing={}, tiers={})))
     now = shown()
     assert now["blendrag_requests_total", "blended", "0"] == 1
     assert now["blendrag_requests_total", "computed", "0"] == 1
@@ -75,7 +81,7 @@ def test_series_appears_with_the_first_failure_only(recorder: Recorder) -> None:
     ("error", "reason"), [(MemoryError("a secret"), "memory"), (KeyError("a secret"), "error")]
 )
 def test_text_of_an_error_becomes_a_label(error: Exception, reason: str, recorder: Recorder) -> None:
-    tally = of_report(metrics.fallback_of(error))
+    tally = of_report(BlendReport.failed(error))
     assert tally == {"blendrag_requests": {"fallback": 1}, "blendrag_fallbacks": {reason: 1}}
     recorder.observe(tally)
     assert b"secret" not in generate_latest()

@@ -10,6 +10,7 @@ import pytest
 
 from blendrag.engine.client.generation import Delta
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.bench.beside import BesideOptions, _Beside
 from blendrag.lab.bench.beside_summary import Window
@@ -18,13 +19,13 @@ from blendrag.lab.prompts import Prompt
 
 STORIES = ((1,), (2,))
 PROMPT = Prompt((7, 8, 9), (("key", 0, 2),))
-BLENDED = {"missing": {}, "recomputed": 1, "ms": {}}
+BLENDED = BlendReport(recomputed=1)
 
 
 class Scripted:
     """Stories get a token every 5 ms, but none while a prompt is computed, for 60 ms."""
 
-    def __init__(self, report: dict[str, Any] | None, failing: int | None = None) -> None:
+    def __init__(self, report: BlendReport | None, failing: int | None = None) -> None:
         self._report, self._failing, self._free = report, failing, asyncio.Event()
         self._free.set()
 
@@ -63,8 +64,10 @@ def test_wait_that_outlasts_the_gap_is_left_out() -> None:
     assert not alone.arrivals and alone.gaps
 
 
-@pytest.mark.parametrize("report", [None, {"fallback": "no room"}, BLENDED | {"missing": {"key": "gone"}}])
-def test_prompt_that_was_prefilled_passes_for_a_blend(report: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    "report", [None, BlendReport(fallback="no room"), BlendReport(missing={"key": "gone"})]
+)
+def test_prompt_that_was_prefilled_passes_for_a_blend(report: BlendReport | None) -> None:
     with pytest.raises(EngineError, match="was not blended, so its numbers would mean nothing"):
         window("blended", lambda: Scripted(report))
     assert window("blended", lambda: Scripted(BLENDED)).waits

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.load_summary import overlap_share, summarise_run, sustained
 from blendrag.lab.bench.timed import Timed
@@ -42,7 +43,7 @@ def test_warm_up_is_counted_but_for_what_it_completes_later() -> None:
 
 def test_request_that_was_not_blended_passes_for_a_blend() -> None:
     requests = [request(1, 2) for _ in range(4)]
-    reports = ({"missing": {}}, {"missing": {"key": "gone"}}, {"fallback": "no room"}, None)
+    reports = (BlendReport(), BlendReport(missing={"key": "gone"}), BlendReport(fallback="no room"), None)
     for each, report in zip(requests, reports, strict=True):
         each.report = report
     assert summarise_run(requests, 0, 10, 10)["not_blended"] == 2

@@ -1,0 +1,61 @@
+"""What the engine says of one request's blend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+from blendrag.load.trace import Event
+
+Cause = Literal["recipe", "salt", "memory", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlendReport:
+    """Made by the worker, or by the scheduler for a request that it does not blend.
+
+    cached: prompt tokens whose KV was loaded. fresh: those that had none. recomputed: of the cached ones,
+    mean over the layers from the selector's first choice on. missing: why chunks could not be had, by key.
+    selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
+    slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
+    load, select, recompute. trace: what was loaded and computed when, if that was asked for.
+    fallback: why the prompt was prefilled plainly instead, in words; None if it was blended. cause: the same
+    as a metric's label.
+    """
+
+    cached: int = 0
+    fresh: int = 0
+    recomputed: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    selector: str = ""
+    ratio: float = 0.0
+    decision: str = ""
+    slices: int = 1
+    tiers: dict[str, int] = field(default_factory=dict)
+    ms: dict[str, float] = field(default_factory=dict)
+    trace: tuple[Event, ...] = ()
+    fallback: str | None = None
+    cause: Cause | None = None
+
+    @classmethod
+    def failed(cls, error: Exception) -> Self:
+        """Of a request whose blend raised this."""
+        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+        return cls(fallback=f"{type(error).__name__}: {error}", cause="memory" if memory else "error")
+
+    @property
+    def problem(self) -> str | None:
+        """Why not all that was asked for was blended; None if it was."""
+        return self.fallback or (f"chunks are missing: {self.missing}" if self.missing else None)
+
+    def to_plain(self) -> dict[str, Any]:
+        """What crosses between processes."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any] | None) -> Self | None:
+        if plain is None:
+            return None
+        trace = tuple((str(lane), str(name), begin, end) for lane, name, begin, end in plain["trace"])
+        return cls(**{**plain, "trace": trace})
