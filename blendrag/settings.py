@@ -56,6 +56,9 @@ class Settings(BaseSettings):
         None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
     )
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
+    call_timeout_s: float = Field(
+        600.0, gt=0, description="Seconds the engine may take for one batch of an ingest, or to open a store."
+    )
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
 
     # Blending (ratio and check layer: CacheBlend sections 4.3 and 7.2; selector and prefix: docs/results.md)

@@ -190,6 +190,6 @@ class BlendIndex:
             "eviction": self._library.eviction(),
             "reuse": [asdict(row) for row in catalogue.reuse(_MOST_REUSED)],
         }
-        if self._library.session.store_id:
-            facts |= self._library.session.call("stats")
+        if store := self._library.session.store:
+            facts |= asdict(store.stats())
         return facts

@@ -45,8 +45,8 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     source = find_source(source, pipeline.ledger.sources() | set(catalogue.owners()))
     owned = len(catalogue.owners(source).get(source, ()))
     keys = catalogue.only_of(source)
-    if session.store_id:
-        _, unreachable = session.call("delete", keys, True)
+    if store := session.store:
+        unreachable = list(store.delete(keys, everywhere=True).unreachable)
         tiers = [spec.label for spec in library.settings.stack if spec.writes != "never"]
     else:
         with other_tiers(catalogue, library.settings.stack) as others:

@@ -12,7 +12,9 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
+from blendrag.lab.prompts import StoredChunk
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -98,7 +100,7 @@ class _Check:
     def rows(self) -> list[Row]:
         prompts = [self._prompt(names, question) for names, question in _PROMPTS]
         chunks = {
-            key: list(prompt.token_ids[start : start + length])
+            key: prompt.token_ids[start : start + length]
             for prompt in prompts
             for key, start, length in prompt.spans
         }
@@ -108,18 +110,18 @@ class _Check:
 
         store = self._open_store()
         try:
-            self.engine.call("ingest", store, [[key, ids] for key, ids in chunks.items()])
-            self.engine.call("flush", store)
+            store.ingest(StoredChunk(key, ids) for key, ids in chunks.items())
+            store.flush()
             full = [self._first_token(prompt, None) for prompt in prompts]
-            repaired = [self._first_token(prompt, self._recipe(store, prompt, 1.0)) for prompt in prompts]
-            reused = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
-            self.engine.call("close_store", store)  # forgets the KV in memory: what comes next is from disk
+            repaired = [self._first_token(prompt, self._recipe(store.id, prompt, 1.0)) for prompt in prompts]
+            reused = [self._first_token(prompt, self._recipe(store.id, prompt, 0.0)) for prompt in prompts]
+            store.close()  # forgets the KV in memory: what comes next is from disk
             store = self._open_store()
-            reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
+            reread = [self._first_token(prompt, self._recipe(store.id, prompt, 0.0)) for prompt in prompts]
             # two chunks' worth: the second stands alone once, and once behind the first
             facts = self.engine.call("selfcheck", list(prompts[0].token_ids), len(prompts[0].token_ids) // 2)
         finally:
-            self.engine.call("close_store", store)
+            store.close()
         return [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
@@ -129,10 +131,8 @@ class _Check:
             _above_zero("last layer: the same (what blending repairs)", facts["deeper_deviation"]),
         ]
 
-    def _open_store(self) -> str:
-        stack = [spec.plain() for spec in self.settings.local_stack]
-        store: str = self.engine.call("open_store", str(self.root), asdict(self.identity), stack)
-        return store
+    def _open_store(self) -> StoreClient:
+        return StoreClient.open(self.engine, self.root, self.identity, self.settings.local_stack)
 
     def _prompt(self, names: Sequence[str], question: str) -> _Prompt:
         ids: list[int] = self.tokenizer(_OPENING).input_ids

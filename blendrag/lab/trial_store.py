@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.cold import drop_page_cache, temporary_folder
 from blendrag.lab.prompts import StoredChunk
@@ -21,19 +22,21 @@ from blendrag.store.spec import TierSpec
 
 @dataclass(frozen=True, slots=True)
 class TrialStore:
-    """``id``: for recipes and the engine's operations; the folder of its catalogue and files."""
-
-    id: str
+    store: StoreClient
     identity: KVIdentity
     tier: str
     chunks: tuple[StoredChunk, ...]
-    engine: Engine
+
+    @property
+    def id(self) -> str:
+        """For recipes; the folder of its catalogue and files."""
+        return self.store.id
 
     def make_cold(self) -> None:
         """Have RAM forget what came from the tier below, and the system what the files hold; unless the tier
         is RAM itself."""
         if self.tier != "ram":
-            self.engine.call("empty_ram", self.id)
+            self.store.empty_ram()
             drop_page_cache(Path(self.id))
 
 
@@ -55,15 +58,14 @@ def trial_store(
     with temporary_folder(settings, spec) as folder:
         with contextlib.closing(Catalogue.open(folder, identity)) as catalogue:
             catalogue.register("trial", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
-        plain = [each.plain() for each in stack]
-        store = engine.call("open_store", str(folder), asdict(identity), plain, None, list(prefix))
+        store = StoreClient.open(engine, folder, identity, stack, prefix)
         try:
             for chunk in chunks:
-                engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)]])
-            engine.call("flush", store)
-            yield TrialStore(store, identity, spec.label, chunks, engine)
+                store.ingest([chunk])
+            store.flush()
+            yield TrialStore(store, identity, spec.label, chunks)
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed
-                engine.call("delete", store, [chunk.key for chunk in chunks])
+                store.delete([chunk.key for chunk in chunks])
             with contextlib.suppress(BlendragError):
-                engine.call("close_store", store)
+                store.close()

@@ -153,10 +153,10 @@ class Foresight:
 
     def _teach(self) -> None:
         """Have ``lpc+`` go by the latest model, in this store, now or when it is chosen."""
-        if not self._session.store_id:
+        if (store := self._session.store) is None:
             return
         try:
-            self._session.call("learn", str(self._folder))
+            store.learn(self._folder)
         except BlendragError as error:
             if any(spec.evicts and POLICIES[spec.policy].learns() for spec in self._session.stack):
                 _log.warning("lpc+ goes by LRU: %s", error)
@@ -165,8 +165,8 @@ class Foresight:
         return OutcomeLog(self._folder, predictor.features)
 
     def _tell(self, chances: Mapping[str, float]) -> None:
-        to_prefixes = self._settings.prefix_forecasts
-        if not self._session.store_id or not (to_prefixes or wants_forecasts(self._session.stack)):
+        store, to_prefixes = self._session.store, self._settings.prefix_forecasts
+        if store is None or not (to_prefixes or wants_forecasts(self._session.stack)):
             return
         with self._lock:  # the ends of prompts first, as policies hear of uses
             forecasts = [
@@ -175,7 +175,7 @@ class Foresight:
                 if conversation in self._conversations
             ]
         for part in _parts(forecasts):  # waits for each: what requests ask of the worker comes in between
-            self._session.call("forecast", part)
+            store.forecast(part)
 
 
 def _read(

@@ -70,14 +70,14 @@ class Library:
     def start(self, progress: Progress | None = None) -> Engine:
         """The engine, started if it is not running."""
         engine = self.session.start(progress)
-        self._look_ahead(bool(self.session.store_id))
+        self._look_ahead(self.session.store is not None)
         return engine
 
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on, in all tiers of this machine: what is held is carried over.
         Starts no engine. Raises ConfigError for an unknown policy."""
         self.session.use_policy(name)
-        self._look_ahead(bool(self.session.store_id))
+        self._look_ahead(self.session.store is not None)
 
     def _look_ahead(self, running: bool) -> None:
         """Have foresight exactly as long as somebody has use for it."""
@@ -157,8 +157,8 @@ class Library:
                 if self._recogniser is not None:
                     for key in keys:
                         self._recogniser.remove(key)
-            if self.session.store_id:  # else swept when the store is next opened
-                self.session.call("delete", keys)
+            if store := self.session.store:  # else swept when the store is next opened
+                store.delete(keys)
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
@@ -168,14 +168,14 @@ class Library:
                 return
             engine = self.start(progress)
             report.not_blended = engine.facts["reason"]
-            if not engine.blends:
+            if (store := self.session.open(progress)) is None:
                 return
             before, window = len(self._prefix), engine.max_model_len
             fitting = [entry for entry in pending if before + len(entry.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if fitting:
                 batch = self.settings.ingest_batch_tokens
-                prefill_pending(fitting, self.session.call, batch, report, progress, before)
+                prefill_pending(fitting, store, batch, report, progress, before)
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.
@@ -193,8 +193,9 @@ class Library:
                 BlendragWarning,
                 stacklevel=2,
             )
-        if self.session.store_id and (keys := [text.key for text in known if text is not None]):
-            self.session.call_later("prefetch", keys)
+        keys = [text.key for text in known if text is not None]
+        if keys and (store := self.session.store):
+            self.session.later(store.prefetch(keys))
 
     def documents_changed(self) -> None:
         """Read the texts from the catalogue again before the next prompt."""
@@ -238,14 +239,14 @@ class Library:
         engine = self.start()
         if not options.blend:
             return None, "blending is switched off"
-        if not engine.blends:
+        if (store := self.session.open()) is None:
             return None, f"this model is not blended: {engine.facts['reason']}"
         ready = self.catalogue.ready(plan.cached_keys)
         spans = spans_of([span for span in plan.transfer_params() if span[0] in ready])
         cached, least = sum(length for _, _, length in spans), options.min_cached_tokens
         if not spans or cached < least:
             return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
-        return Recipe(self.session.store_id, spans, options), None
+        return Recipe(store.id, spans, options), None
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, while the user reads the answer.
@@ -253,7 +254,6 @@ class Library:
         Returns their tokens.
         """
         entries = [entry for entry in self.catalogue.entries_of(missing) if entry.state == "pending"]
-        if entries:
-            self.session.call_later("ingest", [[entry.key, list(entry.token_ids)] for entry in entries])
-            self.session.call_later("flush")
+        if entries and (store := self.session.store):
+            self.session.later(store.ingest_later(entries))
         return sum(len(entry.token_ids) for entry in entries)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from blendrag.engine.client.stores import StoreClient
 from blendrag.progress import Progress
 from blendrag.store.catalogue import Entry
-
-Call = Callable[..., Any]
 
 
 class _Text(Protocol):
@@ -44,7 +43,7 @@ class PrefillReport:
 
 def prefill_pending(
     entries: Sequence[Entry],
-    call: Call,
+    store: StoreClient,
     batch_tokens: int,
     report: PrefillReport,
     progress: Progress,
@@ -52,23 +51,22 @@ def prefill_pending(
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
 
-    ``call(method, *args)`` reaches the data plane, which puts ``prefix_tokens`` tokens before
-    each. Raises StoreFullError; what is stored stays.
+    prefix_tokens: how many the store puts before each. Raises StoreFullError; what is stored stays.
     """
     progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
         for batch in batches(entries, batch_tokens, prefix_tokens):
-            done = call("ingest", [[entry.key, list(entry.token_ids)] for entry in batch])
+            done = store.ingest(batch)
             report.chunks += len(batch)
-            report.tokens += done["tokens"]
-            report.prefill_s += done["seconds"]
-            report.nbytes += done["bytes"]
+            report.tokens += done.tokens
+            report.prefill_s += done.seconds
+            report.nbytes += done.nbytes
             rate = report.tokens / (time.perf_counter() - begin)
             progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
-            progress.advance(done["tokens"])
+            progress.advance(done.tokens)
     finally:  # an interrupt too leaves complete records behind
-        report.nbytes += call("flush")
+        report.nbytes += store.flush()
 
 
 def batches(entries: Iterable[T], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[T]]:

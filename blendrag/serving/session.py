@@ -7,20 +7,22 @@ import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction import make_policy
+from blendrag.machine import describe_machine
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
 
 class EngineSession:
-    """Thread-safe. ``store_id`` is empty until the engine runs, and for a model that is not blended."""
+    """Thread-safe."""
 
     def __init__(
         self, root: Path, settings: Settings, identity: KVIdentity, prefix: Sequence[int] = ()
@@ -32,13 +34,14 @@ class EngineSession:
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
-        self._store_id = ""
+        self._store: StoreClient | None = None
         self._closed = self._warned = False
 
     @property
-    def store_id(self) -> str:
-        engine = self._engine
-        return self._store_id if engine is not None and engine.alive else ""
+    def store(self) -> StoreClient | None:
+        """None until the engine runs, and for a model that is not blended."""
+        store = self._store
+        return store if store is not None and store.engine.alive else None
 
     @property
     def running(self) -> bool:
@@ -51,18 +54,14 @@ class EngineSession:
                 raise EngineClosedError(f"{str(self._root)!r} was closed: open it again")
             if self._engine is not None and not self._engine.alive:
                 self._engine.release()
-                self._engine, self._store_id = None, ""
+                self._engine = self._store = None
             if self._engine is None:
                 engine = Engine.shared(self._settings, (progress or SILENT).note)
                 try:
                     if engine.blends:
-                        self._store_id = engine.call(
-                            "open_store",
-                            str(self._root),
-                            asdict(self._identity),
-                            [spec.plain() for spec in self.stack],
-                            self._profile(engine.facts),
-                            self._prefix,
+                        profile = self._profile(engine.facts)
+                        self._store = StoreClient.open(
+                            engine, self._root, self._identity, self.stack, self._prefix, profile
                         )
                 except BaseException:
                     engine.release()
@@ -70,33 +69,30 @@ class EngineSession:
                 self._engine = engine
             return self._engine
 
-    def _profile(self, facts: dict[str, Any]) -> dict[str, Any] | None:
+    def open(self, progress: Progress | None = None) -> StoreClient | None:
+        """The store, with the engine started as by :meth:`start`; None for a model that is not blended."""
+        self.start(progress)
+        return self._store
+
+    def _profile(self, facts: dict[str, Any]) -> Profile | None:
         """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
         there and cannot be used is warned of, once. facts: the engine's."""
-        from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
-        from blendrag.machine import describe_machine
-
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not self._settings.controller or not any_profile(cache_dir, digest):
             return None
         machine = describe_machine(self._settings.model, facts)
         found = load_profile(cache_dir, digest, machine, self._settings.selector)
         if isinstance(found, Profile):
-            return found.model_dump(mode="json")
+            return found
         if found != NO_PROFILE and not self._warned:
             self._warned = True
             warnings.warn(f"the controller is off: {found}", BlendragWarning, stacklevel=2)
         return None
 
-    def call(self, method: str, *args: Any) -> Any:
-        """One of the data plane's operations on this index's store."""
-        return self.start().call(method, self.store_id, *args)
-
-    def call_later(self, method: str, *args: Any) -> None:
-        """``call`` without waiting; :meth:`close` does. What goes wrong is left to the next ingest."""
-        future = self.start().call_later(method, self.store_id, *args)
+    def later(self, work: Future[Any]) -> None:
+        """Have :meth:`close` wait for an operation that nobody else waits for."""
         with self._lock:
-            self._later = [one for one in self._later if not one.done()] + [future]
+            self._later = [one for one in self._later if not one.done()] + [work]
 
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on, in all tiers of this machine, and when the engine is started
@@ -104,8 +100,8 @@ class EngineSession:
         make_policy(name)
         with self._lock:  # a start that goes on is waited for
             self.stack = tuple(spec.with_policy(name) for spec in self.stack)
-        if self.store_id:
-            self.call("use_policy", name)
+        if store := self.store:
+            store.use_policy(name)
 
     def close(self) -> None:
         """Finish what was left for later and give the engine back. Safe to call twice."""
@@ -117,7 +113,7 @@ class EngineSession:
             if self._engine is None:
                 return
             with contextlib.suppress(BlendragError):
-                if self.store_id:
-                    self._engine.call("close_store", self.store_id)
+                if store := self.store:
+                    store.close()
             self._engine.release()
-            self._engine, self._store_id = None, ""
+            self._engine = self._store = None

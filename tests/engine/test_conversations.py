@@ -47,7 +47,7 @@ def chat(
     tiers = [{"kind": "ram", "chunks": 2, "policy": "lpc"}, {"kind": "disk"}]
     opened = Chat(Settings.load(**engine_options, min_cached_tokens=16, tiers=tiers), tmp_path / "kv")
     Collection(opened.library, "tests").add({str(number): [text] for number, text in enumerate(texts[:4])})
-    opened.library.session.call("empty_ram")
+    opened.library.session.open().empty_ram()
     yield opened
     opened.close()
 
@@ -71,12 +71,12 @@ def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
         """Tiers that the answer's chunk came from; when the policy knows of the prompt."""
         message = {"role": "user", "content": f"{text}\n\n{words}"}
         before = library.eviction()["forecasts"]["answered"]
-        promoted = library.session.call("stats")["tiers"]["ram"]["promotions"]
+        promoted = library.session.open().stats().tiers["ram"]["promotions"]
         request = ChatRequest([message], Sampling(max_tokens=2), conversation=conversation)
         evidence = chat.complete(request).evidence
         until(lambda: library.eviction()["forecasts"]["answered"] == before + 1)
         if "disk" in evidence.tiers:
-            until(lambda: library.session.call("stats")["tiers"]["ram"]["promotions"] == promoted + 1)
+            until(lambda: library.session.open().stats().tiers["ram"]["promotions"] == promoted + 1)
         return evidence.tiers
 
     assert asks("a", texts[0], "where is the hotel") == {"disk": 1}
@@ -84,7 +84,7 @@ def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
     assert asks("c", texts[2], "when is the show") == {"disk": 1}  # RAM is full: the oldest is that of a
     assert asks("a", texts[0], "how much is the room") == {"ram": 1}
     assert asks("b", texts[1], "when is the train") == {"disk": 1}
-    stats = library.session.call("stats")["policy_calls"]
+    stats = library.session.open().stats().policy_calls
     assert (stats["used"]["calls"], stats["forecast"]["calls"]) == (5, 5)
     assert library.eviction()["forecasts"]["reason"] == ""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blendrag.engine.client.generation import Sampling
+from blendrag.engine.operations import Deleted
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import PromptTooLongError
 from blendrag.options import BlendOptions
@@ -98,7 +99,7 @@ def test_a_key_of_other_tokens_is_not_believed(bench: Bench) -> None:
 def test_a_deleted_chunk_is_computed_and_can_be_stored_again(own_bench: Bench) -> None:
     bench, gone = own_bench, own_bench.pieces[1]
     prompt = bench.prompt(bench.pieces[:3])
-    assert list(bench.engine.call("delete", bench.store, [gone.key])) == [1, []]
+    assert bench.client.delete([gone.key]) == Deleted(1, ())
     full, exact = bench.plain(prompt), bench.blended(prompt, ratio=1.0)
     assert exact.report and exact.report.missing == {gone.key: "missing"}
     assert distance(full, exact) < CLOSE
@@ -119,7 +120,7 @@ def test_a_damaged_file_is_recomputed_reported_and_replaced(own_bench: Bench, ha
     full, exact = bench.plain(prompt), bench.blended(prompt, ratio=1.0)
     assert exact.report and exact.report.missing == {hurt.key: "missing"}
     assert distance(full, exact) < CLOSE
-    assert bench.engine.call("stats", bench.store)["tiers"]["disk"]["damaged"] == 1
+    assert bench.client.stats().tiers["disk"]["damaged"] == 1
     assert not file.exists()
     bench.ingest([hurt])
     again = bench.blended(prompt, ratio=0.0)

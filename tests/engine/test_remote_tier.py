@@ -74,7 +74,7 @@ def test_server_in_trouble_costs_time_and_no_answer_and_its_recovery_is_noticed(
         lonely = bench.blended(prompt, ratio=0.0)
         assert lonely.report and lonely.report.cached == 0 and len(lonely.report.missing) == 4
         assert distance(full, lonely) < CLOSE
-    stats = bench.engine.call("stats", bench.store)["tiers"][kind]
+    stats = bench.client.stats().tiers[kind]
     assert stats["errors"] >= 1
     proxy.mode = "pass"
     time.sleep(2 * COOLDOWN_S)
@@ -90,19 +90,20 @@ def test_two_stores_on_one_server_reuse_each_others_chunks(
     first = remote_bench
     second = Bench(first.engine, first.tokenizer, first.identity, tmp_path / "other", first.pieces)
     second.open(stack=[{"kind": "ram"}, {"kind": "disk"}, tier(kind, proxy.port)])
-    chunks = [[piece.key, list(piece.token_ids)] for piece in first.pieces]
     third = Bench(first.engine, first.tokenizer, first.identity, tmp_path / "third", first.pieces)
     try:
-        assert len(list((tmp_path / "other").glob("kv/??/*.safetensors"))) == len(chunks)  # copied, and home
-        stats = second.engine.call("stats", second.store)["tiers"]
-        assert stats[kind]["hits"] == len(chunks) and stats["disk"]["promotions"] == len(chunks)
+        assert len(list((tmp_path / "other").glob("kv/??/*.safetensors"))) == len(
+            first.pieces
+        )  # copied, and home
+        stats = second.client.stats().tiers
+        assert stats[kind]["hits"] == stats["disk"]["promotions"] == len(first.pieces)
         prompt = second.prompt(second.pieces)
         assert second.blended(prompt, ratio=0.0).logprobs == first.blended(prompt, ratio=0.0).logprobs
     finally:
         second.close()
     third.open(stack=[{"kind": "disk"}])  # and without it, they are prefilled
     try:
-        done = third.engine.call("ingest", third.store, chunks)
-        assert done["adopted"] == 0 and done["tokens"] == sum(len(ids) for _, ids in chunks)
+        done = third.client.ingest(third.pieces)
+        assert done.adopted == 0 and done.tokens == sum(len(piece.token_ids) for piece in third.pieces)
     finally:
         third.close()

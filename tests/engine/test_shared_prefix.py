@@ -58,10 +58,9 @@ def behind(bench: Bench, settings: Settings) -> Iterator[Behind]:
     pieces = [piece.token_ids for piece in bench.pieces[:2]]
     prefix = shared_prefix(bench.tokenizer, shared.system_prompt, shared.separator)
     with temporary_store(bench.engine, shared, pieces) as store:
-        chunks = [[chunk.key, list(chunk.token_ids)] for chunk in store.chunks]
-        done = bench.engine.call("ingest", store.id, chunks)
-        bench.engine.call("flush", store.id)
-        assert done["tokens"] == sum(map(len, pieces)), "the prefix is not what was ingested"
+        done = store.store.ingest(store.chunks)
+        store.store.flush()
+        assert done.tokens == sum(map(len, pieces)), "the prefix is not what was ingested"
         yield Behind(bench, store, prefix)
 
 
@@ -87,8 +86,8 @@ def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Set
     together = behind.blended(prompt, ratio=0.0)
     with temporary_store(engine, shared, [chunk.token_ids for chunk in behind.store.chunks]) as store:
         for chunk in store.chunks:
-            engine.call("ingest", store.id, [[chunk.key, list(chunk.token_ids)]])
-        engine.call("flush", store.id)
+            store.store.ingest([chunk])
+        store.store.flush()
         apart = replace(behind, store=store).blended(prompt, ratio=0.0)
     assert distance(together, apart) < CLOSE
 

@@ -6,19 +6,21 @@ import importlib.metadata
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from blendrag import BlendIndex
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
 from blendrag.index.answer import Answer
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
+from blendrag.store.spec import TierSpec
 
 CHUNK_TOKENS = 96
 Open = Callable[..., BlendIndex]
@@ -66,7 +68,7 @@ class Bench:
     identity: KVIdentity
     root: Path
     pieces: list[Piece] = field(default_factory=list)
-    store: str = ""
+    client: StoreClient = field(init=False)
 
     def open(self, ram_bytes: int = 1 << 30, stack: Sequence[dict[str, Any]] | None = None) -> Bench:
         """Register and prefill all pieces in a new store: RAM over disk, or another stack."""
@@ -74,18 +76,22 @@ class Bench:
         catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
         catalogue.close()
         tiers = list(stack or [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}])
-        self.store = self.engine.call("open_store", str(self.root), asdict(self.identity), tiers)
+        specs = [TierSpec.model_validate(tier) for tier in tiers]
+        self.client = StoreClient.open(self.engine, self.root, self.identity, specs)
         self.ingest(self.pieces)
         return self
 
     def ingest(self, pieces: Sequence[Piece]) -> None:
         for at in range(0, len(pieces), 16):
-            chunks = [[piece.key, list(piece.token_ids)] for piece in pieces[at : at + 16]]
-            self.engine.call("ingest", self.store, chunks)
-        self.engine.call("flush", self.store)
+            self.client.ingest(pieces[at : at + 16])
+        self.client.flush()
 
     def close(self) -> None:
-        self.engine.call("close_store", self.store)
+        self.client.close()
+
+    @property
+    def store(self) -> str:
+        return self.client.id
 
     def piece(self, text: str) -> Piece:
         """A chunk that is not stored."""

@@ -193,19 +193,26 @@ class Engine:
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Run one of the data plane's operations in the worker (see ``engine.worker``) and wait for it."""
-        return self._submit(self._call(method, *args)).result()
+    def call(self, operation: str, *args: Any) -> Any:
+        """Run one of the worker's operations on plain data, and wait for it (see :class:`StoreClient`)."""
+        return self._submit(self._call(operation, *args)).result()
 
-    def call_later(self, method: str, *args: Any) -> Future[Any]:
+    def call_later(self, operation: str, *args: Any) -> Future[Any]:
         """``call`` without waiting."""
-        return self._submit(self._call(method, *args))
+        return self._submit(self._call(operation, *args))
 
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def _call(self, operation: str, *args: Any) -> Any:
+        limit = self.settings.call_timeout_s
         try:
-            answer = (await self._llm.collective_rpc("blendrag_call", args=(method, *args)))[0]
+            async with asyncio.timeout(limit):
+                answer = (await self._llm.collective_rpc("blendrag_call", args=(operation, *args)))[0]
+        except TimeoutError:
+            raise EngineError(
+                f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
+                " it less at once (ingest_batch_tokens)"
+            ) from None
         except Exception as error:
-            raise EngineError(f"the engine failed at {method}: {error}") from error
+            raise EngineError(f"the engine failed at {operation}: {error}") from error
         if "error" in answer:
             name, message = answer["error"]
             raise getattr(errors, name, EngineError)(message)

@@ -90,7 +90,6 @@ class BlendConnector(KVConnectorBase_V1):
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
-        self._forecasts: dict[str, float] = {}
         self._clock = StepClock()
         self._meter, self._looked = TierMeter(), 0.0
 
@@ -202,11 +201,6 @@ class BlendConnector(KVConnectorBase_V1):
         """Give the worker half its model. Called once, before the first request."""
         self._blender = blender
 
-    def forecast(self, conversation: str, probability: float) -> None:
-        """The conversation goes on with this chance: told to the scheduler with the next step's results."""
-        if self._prefix_forecasts:
-            self._forecasts[conversation] = probability
-
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
@@ -250,11 +244,11 @@ class BlendConnector(KVConnectorBase_V1):
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        if not self._reports and not self._forecasts:
-            return None
         reports, self._reports = self._reports, {}
-        forecasts, self._forecasts = self._forecasts, {}
-        return BlendReports(reports, forecasts)
+        forecasts = self._blender.take_forecasts() if self._blender is not None else {}
+        if not self._prefix_forecasts:
+            forecasts = {}
+        return BlendReports(reports, forecasts) if reports or forecasts else None
 
     # -- metrics, of both halves --------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from blendrag.control.estimate import Estimator
+from blendrag.control.profile import Profile
+from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import Blending, BlendModel
@@ -20,11 +22,13 @@ from blendrag.engine.worker.chunk_prefill import AlonePrefill
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.masks import Mask
 from blendrag.engine.worker.slices import Blend, BlendQueue, Pace
+from blendrag.forecast.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.identity import KVIdentity, prefix_name
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
+from blendrag.store.tiers.local import Forecast
 
 _KEPT_REPORTS = 256
 
@@ -49,6 +53,7 @@ class Blender:
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
+        self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         self.queue = BlendQueue(self.blend)
 
@@ -57,21 +62,19 @@ class Blender:
     def open_store(
         self,
         root: str,
-        identity: KVIdentity,
-        stack: Sequence[TierSpec],
-        estimate: Estimator | None = None,
+        identity: dict[str, Any],
+        stack: Sequence[dict[str, Any]],
         prefix: Sequence[int] = (),
+        profile: dict[str, Any] | None = None,
     ) -> str:
-        """Open the store in folder ``root``; its id. Opening it again gives the same one.
-
-        With an ``estimate``, chunks are loaded only where that is faster than computing them (decision D13).
-        ``prefix``: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
-        """
-        named = prefix_name(identity.prefix_kind, prefix)
-        assert named == identity.prefix, "chunks would be stored under another prefix's name"
+        """Open the store in folder ``root``; its id. Arguments as :meth:`StoreClient.open` sends them."""
+        kind = KVIdentity(**identity)
+        named = prefix_name(kind.prefix_kind, prefix)
+        assert named == kind.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
             dtype = str(self.decoder.dtype).removeprefix("torch.")
-            kv = KVStore.open(Path(root), identity, dtype, stack)
+            kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
+            estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
             self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
         return root
 
@@ -98,24 +101,38 @@ class Blender:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
         self._stores[store].prefetcher.begin(keys)
 
-    def stats(self, store: str) -> dict[str, Any]:
-        """Counters per tier, of the prefetch, and of what eviction policies were told."""
+    def delete(self, store: str, keys: Sequence[str], everywhere: bool = False) -> Deleted:
+        chunks, unreachable = self.store(store).delete(keys, everywhere=everywhere)
+        return Deleted(chunks, tuple(unreachable))
+
+    def empty_ram(self, store: str) -> None:
+        self.store(store).empty_ram()
+
+    def forecast(self, store: str, forecasts: Sequence[Forecast]) -> None:
+        """For the store's policies now, for vLLM's prefix cache with :meth:`take_forecasts`."""
+        self.store(store).forecast(forecasts)
+        self._forecasts |= {conversation: chance for conversation, chance, _ in forecasts}
+
+    def take_forecasts(self) -> dict[str, float]:
+        """The chance that conversations go on, as told since the last call."""
+        taken, self._forecasts = self._forecasts, {}
+        return taken
+
+    def use_policy(self, store: str, name: str) -> None:
+        self.store(store).use_policy(name)
+
+    def learn(self, store: str, folder: str) -> None:
+        self.store(store).learn(load_hazard(Path(folder))[0])
+
+    def stats(self, store: str) -> StoreStats:
         opened = self._stores[store]
-        return {
-            "tiers": opened.kv.stats(),
-            "prefetch": opened.prefetcher.stats(),
-            "policy_calls": opened.kv.policy_stats(),
-        }
+        return StoreStats(opened.kv.stats(), opened.prefetcher.stats(), opened.kv.policy_stats())
 
     # -- ingest -------------------------------------------------------------------------------------------
 
-    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Any]:
+    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> Ingested:
         """Prefill chunks alone, but for those that a shared tier has; they are written while the next call
-        computes. Raises what an earlier write did.
-
-        Returns tokens and seconds of prefill, tokens that were adopted, and the bytes that were written since
-        the last call.
-        """
+        computes. Raises what an earlier write did."""
         opened = self._stores[store]
         written = self._drain(opened)
         adopted = opened.kv.adopt(chunks)
@@ -125,12 +142,12 @@ class Blender:
             tensors = self._alone.run([ids for _, ids in fresh], opened.prefix)
             for (key, ids), kv in zip(fresh, tensors, strict=True):
                 opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
-        return {
-            "tokens": sum(len(ids) for _, ids in fresh),
-            "adopted": sum(len(ids) for key, ids in chunks if key in adopted),
-            "seconds": time.perf_counter() - begin,
-            "bytes": written,
-        }
+        return Ingested(
+            tokens=sum(len(ids) for _, ids in fresh),
+            adopted=sum(len(ids) for key, ids in chunks if key in adopted),
+            seconds=time.perf_counter() - begin,
+            nbytes=written,
+        )
 
     def flush(self, store: str) -> int:
         """Wait for all writes; bytes written since the last call."""
@@ -164,3 +181,20 @@ class Blender:
     def report(self, ticket: str) -> BlendReport | None:
         """The report of a request that ended in the step that blended it: its output left without one."""
         return self._reports.get(ticket)
+
+
+# What a client may ask for by name, with plain data. Arguments: see :class:`StoreClient`.
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "open_store": Blender.open_store,
+    "close_store": Blender.close_store,
+    "ingest": Blender.ingest,
+    "flush": Blender.flush,
+    "prefetch": Blender.prefetch,
+    "delete": Blender.delete,
+    "empty_ram": Blender.empty_ram,
+    "forecast": Blender.forecast,
+    "use_policy": Blender.use_policy,
+    "learn": Blender.learn,
+    "stats": Blender.stats,
+    "report": Blender.report,
+}

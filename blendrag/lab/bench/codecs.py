@@ -82,7 +82,7 @@ def _measure(
         progress.total(len(names) + (1 + len(names) * len(options.ratios)) * (options.repeats + 1))
         for name, store in stores.items():
             progress.note(f"ingest: {name}")
-            ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
+            ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
             progress.step()
         records = _read_back(stores[REFERENCE], _layout(engine, own[REFERENCE]))
         costs = {name: measure_codec(_layout(engine, own[name]).codec, records) for name in names}

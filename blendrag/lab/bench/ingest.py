@@ -7,12 +7,13 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
+from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.arms import reset
 from blendrag.lab.progress import BenchProgress
@@ -53,10 +54,13 @@ class IngestCost:
 
 @dataclass(frozen=True, slots=True)
 class TemporaryStore:
-    """``id``: for recipes and the engine's operations."""
-
-    id: str
+    store: StoreClient
     chunks: tuple[StoredChunk, ...]
+
+    @property
+    def id(self) -> str:
+        """For recipes."""
+        return self.store.id
 
 
 @contextlib.contextmanager
@@ -70,13 +74,12 @@ def temporary_store(
     with tempfile.TemporaryDirectory(prefix="blendrag-bench-", ignore_cleanup_errors=True) as folder:
         with contextlib.closing(Catalogue.open(Path(folder), identity)) as catalogue:
             catalogue.register("bench", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
-        stack = [spec.plain() for spec in settings.local_stack]
-        store = engine.call("open_store", folder, asdict(identity), stack, None, list(prefix))
+        store = StoreClient.open(engine, Path(folder), identity, settings.local_stack, prefix)
         try:
             yield TemporaryStore(store, chunks)
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed
-                engine.call("close_store", store)
+                store.close()
 
 
 def rounds_of(chunks: Sequence[StoredChunk], batch_tokens: int) -> list[list[list[StoredChunk]]]:
@@ -87,15 +90,15 @@ def rounds_of(chunks: Sequence[StoredChunk], batch_tokens: int) -> list[list[lis
 
 
 def ingest_all(
-    engine: Engine, store: str, chunks: Iterable[StoredChunk], batch_tokens: int, prefix_tokens: int = 0
+    store: StoreClient, chunks: Iterable[StoredChunk], batch_tokens: int, prefix_tokens: int = 0
 ) -> None:
     """Prefill and store chunks, batched as in a real ingest; on disk when it returns.
 
     Raises StoreFullError, EngineError.
     """
     for batch in batches(chunks, batch_tokens, prefix_tokens):
-        engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-    engine.call("flush", store)
+        store.ingest(batch)
+    store.flush()
 
 
 def fill(
@@ -106,35 +109,35 @@ def fill(
     A round ends when its records are on disk, so that no writing slows the plain prefill after it.
     """
     warm_up = rounds[0][0]
-    engine.call("ingest", store.id, [[f"warm-up {chunk.key}", list(chunk.token_ids)] for chunk in warm_up])
-    engine.call("flush", store.id)  # nothing: the catalogue does not know these keys
+    store.store.ingest(replace(chunk, key=f"warm-up {chunk.key}") for chunk in warm_up)
+    store.store.flush()  # nothing: the catalogue does not know these keys
     _prefill_plainly(engine, warm_up)
     cost = IngestCost()
     for number, calls in enumerate(rounds):
         steps = [_ingest_round, _plain_round]
         for step in steps if number % 2 == 0 else reversed(steps):
             progress.note("ingest" if step is _ingest_round else "plain prefill of the same")
-            step(engine, store.id, calls, cost)
+            step(store.store, calls, cost)
             progress.step()
     return cost
 
 
-def _ingest_round(engine: Engine, store: str, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
+def _ingest_round(store: StoreClient, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
     begin = time.perf_counter()
     for batch in calls:
-        done = engine.call("ingest", store, [[chunk.key, list(chunk.token_ids)] for chunk in batch])
-        cost.tokens += done["tokens"]
-        cost.prefill_s += done["seconds"]
-        cost.nbytes += done["bytes"]
-    cost.nbytes += engine.call("flush", store)
+        done = store.ingest(batch)
+        cost.tokens += done.tokens
+        cost.prefill_s += done.seconds
+        cost.nbytes += done.nbytes
+    cost.nbytes += store.flush()
     cost.seconds += time.perf_counter() - begin
 
 
-def _plain_round(engine: Engine, store: str, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
-    reset(engine)
+def _plain_round(store: StoreClient, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
+    reset(store.engine)
     begin = time.perf_counter()
     for batch in calls:
-        _prefill_plainly(engine, batch)
+        _prefill_plainly(store.engine, batch)
     cost.plain_s += time.perf_counter() - begin
 
 

@@ -77,7 +77,7 @@ def _measure(
         measured = engine.call("kernels", len(prompt.token_ids), spans, options.ratio, options.repeats)
         progress.step()
         progress.note("ingest")
-        ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
+        ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
         progress.step()
         arm = Blending(Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,))))
         samples = []

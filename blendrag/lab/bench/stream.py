@@ -64,7 +64,7 @@ def _measure(
         rounds = rounds_of(store.chunks, settings.ingest_batch_tokens)
         progress.total(2 * len(rounds) + options.questions + 2)
         fill(engine, store, rounds, progress)
-        before = engine.call("stats", store.id)["tiers"]
+        before = store.store.stats().tiers
         full = FullPrefill()
         blend = Blending(recipe_of(settings, store.id, options.ratio))
         rng, asked = random.Random(options.seed), []
@@ -79,7 +79,7 @@ def _measure(
                 asked.append(_row(sample, reference, blend.report.tiers))
             seen.add(combination)
             progress.step()
-        after = engine.call("stats", store.id)["tiers"]
+        after = store.store.stats().tiers
     quarters = [_speed_up(part) for part in _cut(asked)]
     return {
         "questions": asked,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.bench.ingest import ingest_all
 from blendrag.lab.evaluate.formats import Format, Row
@@ -45,12 +46,16 @@ def unstored(documents: Documents) -> list[list[StoredChunk]]:
 class ChunkStore:
     """A store for one kind of KV. A row owns its chunks from the beginning to :meth:`release`."""
 
-    engine: Engine
-    id: str
+    store: StoreClient
     identity: KVIdentity
     catalogue: Catalogue
     batch_tokens: int
     prefix_tokens: int
+
+    @property
+    def id(self) -> str:
+        """For recipes."""
+        return self.store.id
 
     def chunks(self, documents: Documents) -> list[list[StoredChunk]]:
         return [[StoredChunk(self.identity.chunk_key(ids), ids) for ids in each] for each in documents]
@@ -60,12 +65,12 @@ class ChunkStore:
         wanted = {chunk.key: chunk for each in self.chunks(documents) for chunk in each}
         there = self.catalogue.ready(wanted)
         fresh = [chunk for key, chunk in wanted.items() if key not in there]
-        ingest_all(self.engine, self.id, fresh, self.batch_tokens, self.prefix_tokens)
+        ingest_all(self.store, fresh, self.batch_tokens, self.prefix_tokens)
 
     def release(self, row: Row) -> None:
         """Delete the KV that no later row uses: a run over long documents would fill the disk."""
         if over := self.catalogue.release(row.id):
-            self.engine.call("delete", self.id, over)
+            self.store.delete(over)
 
 
 @contextlib.contextmanager
@@ -78,12 +83,11 @@ def chunk_store(
     """
     prefix = prefix_ids(settings, engine.model_path, tokenizer)
     identity = kv_identity(settings, engine.model_path, prefix)
-    stack = [spec.plain() for spec in settings.local_stack]
     with contextlib.ExitStack() as exits:
         folder = exits.enter_context(_temporary_folder())
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(Path(folder), identity)))
-        opened = engine.call("open_store", folder, asdict(identity), stack, None, list(prefix))
-        store = ChunkStore(engine, opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
+        opened = StoreClient.open(engine, Path(folder), identity, settings.local_stack, prefix)
+        store = ChunkStore(opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
         try:
             for row, documents in to_come:
                 chunks = [chunk for each in store.chunks(documents) for chunk in each]
@@ -91,7 +95,7 @@ def chunk_store(
             yield store
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed
-                engine.call("close_store", opened)
+                opened.close()
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:

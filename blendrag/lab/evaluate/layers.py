@@ -78,7 +78,7 @@ def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgres
             check_prompts(prompts, engine.max_model_len)
             progress.total(1 + len(prompts))
             progress.note("ingest")
-            ingest_all(engine, store.id, store.chunks, settings.ingest_batch_tokens)
+            ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
             progress.step()
             probes = _probe(engine, store, prompts, options, progress)
     return summarise_probes(probes, options.ratios) | {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
+from blendrag.engine.operations import Ingested
 from blendrag.errors import EngineError
 from blendrag.serving.library import Library
+from blendrag.store.catalogue import Entry
 from langchain_blendrag import ChatBlend
 
 
@@ -24,7 +26,7 @@ class EngineRecorder:
         self.forget()
 
     def forget(self) -> None:
-        self.store_id = ""
+        self.store: EngineRecorder | None = None  # itself: it is the store's client, too
         self.fails = False
         self.starts = 0
         self.tokens = 0
@@ -35,34 +37,38 @@ class EngineRecorder:
     def start(self, progress: Any = None) -> Any:
         if self.fails:
             raise EngineError("the engine did not start")
-        if not self.store_id:
-            self.store_id = "recorder"
+        if self.store is None:
+            self.store = self
             self.starts += 1
         return SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=8192)
 
-    def call(self, method: str, *args: Any) -> Any:
+    def open(self, progress: Any = None) -> EngineRecorder:
         self.start()
-        match method:
-            case "ingest":
-                catalogue, tokens = self._library.catalogue, 0
-                entries = catalogue.entries_of(key for key, _ in args[0])
-                self._texts |= {entry.key: entry.text for entry in entries}
-                for key, token_ids in args[0]:
-                    self.prefilled.append(self._texts[key])
-                    tokens += len(token_ids)
-                    catalogue.mark_ready(key, len(token_ids))
-                self.tokens += tokens
-                return {"tokens": tokens, "seconds": 0.0, "bytes": 0}
-            case "delete":
-                self.deleted += [self._texts[key] for key in args[0]]
-            case "prefetch":
-                self.prefetched.append([self._texts[key] for key in args[0]])
+        return self
+
+    def later(self, work: None) -> None:
+        pass
+
+    def ingest(self, chunks: Sequence[Entry]) -> Ingested:
+        self._texts |= {chunk.key: chunk.text for chunk in chunks}
+        for chunk in chunks:
+            self.prefilled.append(chunk.text)
+            self._library.catalogue.mark_ready(chunk.key, len(chunk.token_ids))
+        tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        self.tokens += tokens
+        return Ingested(tokens, 0, 0.0, 0)
+
+    def flush(self) -> int:
         return 0
 
-    call_later = call
+    def delete(self, keys: Sequence[str]) -> None:
+        self.deleted += [self._texts[key] for key in keys]
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        self.prefetched.append([self._texts[key] for key in keys])
 
     def close(self) -> None:
-        self.store_id = ""
+        self.store = None
 
     @property
     def kept(self) -> set[str]:

@@ -244,11 +244,13 @@ def test_forecast_does_not_come_from_the_worker_to_the_scheduler(wanted: bool, l
     pool = Pool(8, ordered=False)
     scheduler = connector(KVConnectorRole.SCHEDULER, prefix_forecasts=wanted)
     worker = connector(KVConnectorRole.WORKER, prefix_forecasts=wanted)
+    told: list[dict[str, float]] = []
+    worker.bind(SimpleNamespace(take_forecasts=lambda: told.pop() if told else {}))  # type: ignore[arg-type]
     scheduler.bind_kv_cache_manager(pool.manager)
     for whose, tokens in (("lively", text("a", 4)), ("over", text("b", 4)), ("new", text("c", 4))):
         request = pool.begin(whose, tokens)
         scheduler.on_new_request(request)
-        worker.forecast(whose, 0.01 if whose == "over" else 0.9)
+        told.append({whose: 0.01 if whose == "over" else 0.9})
         step(scheduler, worker)
         scheduler.request_finished(request, pool.manager.get_block_ids(request.request_id)[0])
         pool.manager.free(request)

@@ -37,17 +37,17 @@ class Session:
     """An engine's session as far as foresight sees it, over a store in this process."""
 
     def __init__(self, store: KVStore | None = None, stack: tuple[TierSpec, ...] = LPC) -> None:
-        self.store_id, self.stack = "a store", stack
+        self.store: Session | None = self  # its client
+        self.stack = stack
         self.calls: list[list[Any]] = []
         self._store = store
 
-    def call(self, method: str, forecasts: Any) -> None:
-        if method == "learn":
-            hazard, _ = load_hazard(Path(forecasts))
-            if self._store:
-                self._store.learn(hazard)
-            return
-        assert method == "forecast"
+    def learn(self, folder: Path) -> None:
+        hazard, _ = load_hazard(folder)
+        if self._store:
+            self._store.learn(hazard)
+
+    def forecast(self, forecasts: Any) -> None:
         self.calls.append(forecasts)
         if self._store:
             self._store.forecast(forecasts)
@@ -225,7 +225,7 @@ def test_outcomes_are_logged_without_being_asked_for(begin: Open, settings: Sett
 @pytest.mark.usefixtures("trained_here")
 def test_store_that_is_not_open_is_told(begin: Open) -> None:
     session = Session()
-    session.store_id = ""  # no engine, or one that died
+    session.store = None  # no engine, or one that died
     foresight = begin(session)
     foresight.answered("hi", plan("a"), "mine")
     settled(foresight, 1)

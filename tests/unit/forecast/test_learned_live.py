@@ -89,14 +89,12 @@ def test_policy_that_is_chosen_later_has_no_model() -> None:
 class Session:
     """An engine's session as far as foresight sees it, over a tier in this process."""
 
-    store_id = "a store"
-
     def __init__(self, one: RamTier) -> None:
         self.stack, self._tier = (one.spec,), one
+        self.store = self  # its client
 
-    def call(self, method: str, folder: str) -> None:
-        assert method == "learn"
-        self._tier.learn(load_hazard(Path(folder))[0])
+    def learn(self, folder: Path) -> None:
+        self._tier.learn(load_hazard(folder)[0])
 
 
 Begin = Callable[[RamTier], Foresight]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
@@ -31,10 +31,10 @@ def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
     settings = Settings.load(max_model_len=512, model=str(model_dir), prefix_forecasts=wanted)
     library = Library(tmp_path / "kv", settings)
     engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
-    calls: list[tuple[Any, ...]] = []
+    store = Mock(id="opened")
     monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
-    monkeypatch.setattr(EngineSession, "store_id", "opened")
-    monkeypatch.setattr(library.session, "call", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(EngineSession, "store", store)
+    monkeypatch.setattr(library.session, "open", lambda progress=None: store)
     said = [{"role": "user", "content": "How long does it last?"}]
     names = set()
     for answer in ("Eight years.", "Longer."):
@@ -50,7 +50,7 @@ def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
     assert library.foresight is not None and name is not None
     library.foresight._tell({name: 0.1})
     library.close()
-    assert [part for method, part in calls if method == "forecast"] == [[(name, 0.1, [])]]
+    assert store.forecast.call_args_list == [call([(name, 0.1, [])])]
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.floats(0, 1), KEYS), max_size=6))

@@ -43,7 +43,7 @@ def test_profile_of_this_machine_is_not_refused(session: EngineSession, save: Sa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = session._profile(FACTS)
-    assert found is not None and found["identity"] == DIGEST
+    assert found is not None and found.identity == DIGEST
 
 
 @pytest.mark.parametrize("fact", ["cpu", "threads", "dtype", "vllm"])

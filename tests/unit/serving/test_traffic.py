@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,10 +35,11 @@ def opened(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, **opt
     settings = Settings.load(max_model_len=512, model=str(model_dir), embedder="./none", **options)
     library = Library(folder / "kv", settings)
     library.register({"a": [FIRST], "b": [SECOND]})
+    store = Mock(id="opened")
     engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
     monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
-    monkeypatch.setattr(EngineSession, "store_id", "opened")
-    monkeypatch.setattr(library.session, "call", lambda *arguments: None)
+    monkeypatch.setattr(EngineSession, "store", store)
+    monkeypatch.setattr(library.session, "open", lambda progress=None: store)
     return library
 
 

@@ -114,7 +114,7 @@ def test_chunk_that_is_damaged_is_not_stored_again_or_not_counted(
     texts = [document.page_content for document in documents[3:]]
     keys = [library.keys_of([text]) for text in texts]
     (first,) = keys[0]
-    library.session.call("delete", [first])  # as if the file had been lost
+    library.session.open().delete([first])  # as if the file had been lost
     reset(chat_blend)
     answer = chat_blend.invoke(ask(documents[3:], "Lost?"))
     created = answer.usage_metadata["input_token_details"]["cache_creation"]

@@ -45,7 +45,7 @@ class TestChatBlend(ChatModelIntegrationTests):
 
     def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
         llm, keys = self._with_document("creation")
-        llm.chat.library.session.call("delete", keys)  # as if the file had been lost
+        llm.chat.library.session.open().delete(keys)  # as if the file had been lost
         return _answer(llm, stream)
 
     def _with_document(self, name: str) -> tuple[ChatBlend, list[str]]:

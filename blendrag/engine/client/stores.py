@@ -1,0 +1,114 @@
+"""A store in the engine's worker, as everything outside the engine uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from blendrag.control.profile import Profile
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.operations import Deleted, Ingested, StoreStats
+from blendrag.store.identity import KVIdentity
+from blendrag.store.spec import TierSpec
+from blendrag.store.tiers.local import Forecast
+
+
+class Chunk(Protocol):
+    """What is ingested: token ids, and the key under which their KV is kept."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreClient:
+    """Made by :meth:`open`. ``id`` names the store in recipes.
+
+    Methods wait for the worker, between two of the engine's steps, and raise what it raised there
+    (StoreError, StoreFullError); EngineError if it does not answer in ``call_timeout_s``.
+    """
+
+    engine: Engine
+    id: str
+
+    @classmethod
+    def open(
+        cls,
+        engine: Engine,
+        root: Path,
+        identity: KVIdentity,
+        stack: Iterable[TierSpec],
+        prefix: Sequence[int] = (),
+        profile: Profile | None = None,
+    ) -> StoreClient:
+        """Open the store in folder ``root``; opening it again gives the same one.
+
+        prefix: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
+        profile: with it, chunks are loaded only where that is faster than computing them (decision D13).
+        """
+        measured = profile and profile.model_dump(mode="json")
+        tiers = [spec.plain() for spec in stack]
+        opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured)
+        return cls(engine, opened)
+
+    def close(self) -> None:
+        """Wait for what is being written, and forget what is in RAM."""
+        self._call("close_store")
+
+    def ingest(self, chunks: Iterable[Chunk]) -> Ingested:
+        """Prefill chunks, but for those that a shared tier has; they are written while the next call
+        computes. Raises what an earlier write did."""
+        return Ingested(**self._call("ingest", _plain(chunks)))
+
+    def flush(self) -> int:
+        """Wait for all writes; bytes written since the last ingest or flush."""
+        nbytes: int = self._call("flush")
+        return nbytes
+
+    def ingest_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
+        """``ingest`` and ``flush`` without waiting. What goes wrong is left to the next ingest."""
+        self._later("ingest", _plain(chunks))
+        return self._later("flush")
+
+    def prefetch(self, keys: Iterable[str]) -> Future[Any]:
+        """Have the worker begin to read chunks into memory. Returns at once."""
+        return self._later("prefetch", list(keys))
+
+    def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> Deleted:
+        """Drop chunks from all tiers; with ``everywhere``, nothing unless all tiers can be reached."""
+        found = self._call("delete", list(keys), everywhere)
+        return Deleted(found["chunks"], tuple(found["unreachable"]))
+
+    def empty_ram(self) -> None:
+        """Have the RAM tier forget what a tier below it has too."""
+        self._call("empty_ram")
+
+    def forecast(self, forecasts: Iterable[Forecast]) -> None:
+        """Tell the eviction policies, and vLLM's prefix cache, how likely conversations go on."""
+        self._call("forecast", list(forecasts))
+
+    def use_policy(self, name: str) -> None:
+        """Evict by another policy from now on, in all tiers of this machine."""
+        self._call("use_policy", name)
+
+    def learn(self, folder: Path) -> None:
+        """Have ``lpc+`` go by the model in this folder. Raises PredictorError if there is none that works."""
+        self._call("learn", str(folder))
+
+    def stats(self) -> StoreStats:
+        return StoreStats(**self._call("stats"))
+
+    def _call(self, operation: str, *args: Any) -> Any:
+        return self.engine.call(operation, self.id, *args)
+
+    def _later(self, operation: str, *args: Any) -> Future[Any]:
+        return self.engine.call_later(operation, self.id, *args)
+
+
+def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
+    return [(chunk.key, list(chunk.token_ids)) for chunk in chunks]
