@@ -28,7 +28,7 @@ from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.options import DEFAULTS, BlendOptions, Metric
-from blendrag.store.spec import DEFAULT_POLICY, TierSpec
+from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
 
@@ -61,7 +61,8 @@ class Settings(BaseSettings):
     )
     cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
 
-    # Blending (ratio and check layer: CacheBlend sections 4.3 and 7.2; selector and prefix: docs/results.md)
+    # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
+    # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
     blend: bool = Field(DEFAULTS.blend, description="False serves every prompt by plain prefill.")
     selector: str = Field(DEFAULTS.selector, description="Which cached tokens are recomputed.")
     recompute_ratio: float = Field(
@@ -74,12 +75,20 @@ class Settings(BaseSettings):
         ge=0.0,
         description="Recompute only tokens deviating by more than this; ratio is the cap.",
     )
-    controller: bool = Field(
-        True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
-    )
     auto_ratio: bool = Field(
         DEFAULTS.auto_ratio,
         description="Recompute more than the ratio where loading leaves time for it; needs a profile.",
+    )
+    min_cached_tokens: int = Field(
+        DEFAULTS.min_cached_tokens,
+        ge=0,
+        description="Below this many cached tokens a prompt is prefilled plainly.",
+    )
+    trace: bool = Field(
+        DEFAULTS.trace, description="Have the evidence say what was loaded and computed when."
+    )
+    controller: bool = Field(
+        True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
     )
     mask: Literal["auto", "runs", "dense"] = Field(
         "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
@@ -87,10 +96,8 @@ class Settings(BaseSettings):
     blend_share: float = Field(
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
     )
-    min_cached_tokens: int = Field(
-        DEFAULTS.min_cached_tokens,
-        ge=0,
-        description="Below this many cached tokens a prompt is prefilled plainly.",
+    layers_in_flight: int = Field(
+        8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
     )
 
     # Ingest
@@ -120,16 +127,8 @@ class Settings(BaseSettings):
     namespace: str = Field(
         "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."
     )
-    layers_in_flight: int = Field(
-        8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
-    )
-
     prices: Prices | None = Field(
         None, description="What storing KV costs, for `blendrag plan`; None: an example."
-    )
-
-    trace: bool = Field(
-        DEFAULTS.trace, description="Have the evidence say what was loaded and computed when."
     )
 
     # Asking

@@ -27,8 +27,8 @@ def export(
     json: options.Json = False,
 ) -> None:
     """Write a whole index into one file. Starts no engine."""
-    from blendrag.store.maintenance.export import export_index
-    from blendrag.store.maintenance.folder import closed_index
+    from blendrag.store.maintenance.archive import export_index
+    from blendrag.store.maintenance.closed_index import closed_index
 
     with (
         interruptible("interrupted: no file was left behind"),
@@ -44,7 +44,7 @@ def export(
 
 def import_(file: File, folder: Folder, json: options.Json = False) -> None:
     """Make an index from an exported file, after checking all of it."""
-    from blendrag.store.maintenance.importing import import_archive
+    from blendrag.store.maintenance.archive import import_archive
 
     with interruptible("interrupted: no folder was left behind"), progress_bar(unit="bytes") as bar:
         header = import_archive(file, folder, progress=bar)

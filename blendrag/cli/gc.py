@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def gc(index: options.Index = options.DEFAULT_INDEX, json: options.Json = False) -> None:
     """Remove files that nothing needs, and compact the databases."""
     from blendrag.settings import Settings
-    from blendrag.store.maintenance.folder import closed_index
+    from blendrag.store.maintenance.closed_index import closed_index
     from blendrag.store.maintenance.gc import collect
 
     stack = Settings.load().stack

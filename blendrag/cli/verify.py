@@ -26,8 +26,7 @@ def verify(
 ) -> None:
     """Read every stored record and compare its checksums. Exit code 1 if anything is (still) wrong."""
     from blendrag.settings import Settings
-    from blendrag.store.maintenance.elsewhere import other_tiers
-    from blendrag.store.maintenance.folder import closed_index
+    from blendrag.store.maintenance.closed_index import closed_index, other_tiers
     from blendrag.store.maintenance.verify import Verifier
 
     stack = Settings.load().stack

@@ -27,7 +27,7 @@ from blendrag.select import make_selector
 from blendrag.serving.foresight import FORECASTS
 from blendrag.serving.library import Library, Messages
 from blendrag.settings import Settings
-from blendrag.store.maintenance.folder import no_index
+from blendrag.store.maintenance.closed_index import no_index
 
 _MOST_REUSED = 10  # documents, in stats
 

@@ -12,9 +12,8 @@ from typing import Any
 from blendrag.errors import SourceError, StoreError
 from blendrag.index.ingest import DocumentPipeline
 from blendrag.serving.library import Library
-from blendrag.store.maintenance import sqlite
-from blendrag.store.maintenance.disk import disk_errors
-from blendrag.store.maintenance.elsewhere import other_tiers
+from blendrag.store import sqlite
+from blendrag.store.maintenance.closed_index import disk_errors, other_tiers
 from blendrag.store.tiers import Tier, TierError
 from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
 

@@ -11,7 +11,7 @@ import xxhash
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.private import make_file, make_folder
-from blendrag.store.maintenance import sqlite
+from blendrag.store import sqlite
 
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory

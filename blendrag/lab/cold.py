@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blendrag.errors import StoreError
 from blendrag.settings import Settings
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ import torch
 from blendrag.load.layers import StoredLayers
 from blendrag.load.slots import Slots, make_slots
 from blendrag.load.trace import Trace
-from blendrag.store.miss import Reason
-from blendrag.store.record import DamagedError, Head, Layout, Record
+from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
 
 _BYTE = torch.uint8

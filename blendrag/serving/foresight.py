@@ -27,7 +27,7 @@ from blendrag.forecast.words import open_embedder
 from blendrag.prompt import PromptPlan
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import Forecast
 
 FORECASTS = "forecasts"  # their counters' name, beside those of tiers

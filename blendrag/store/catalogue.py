@@ -1,23 +1,50 @@
 """The catalogue: which chunks belong to the index, who owns them, and whether their KV is there.
 
-SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker use it at once.
+SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker use it at once. ``records``
+has what changes with every use, and nothing else: sums and sorts over a million chunks read a small table,
+apart from the texts. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
+transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs a look
+into this table instead of one at every file.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from blendrag.errors import StoreMismatchError
-from blendrag.store.catalogue_owners import CatalogueOwners, doom
-from blendrag.store.catalogue_schema import LAST, CatalogueFile
-from blendrag.store.catalogue_usage import CatalogueUsage
+from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.store import sqlite
 from blendrag.store.identity import KVIdentity
+
+_VERSION = 2
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE records (
+    key TEXT PRIMARY KEY, state TEXT NOT NULL DEFAULT 'pending', bytes INTEGER NOT NULL DEFAULT 0,
+    tokens INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0, uses INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX records_pending ON records(state) WHERE state = 'pending';
+CREATE TABLE chunks (
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, token_ids BLOB NOT NULL
+) STRICT;
+CREATE TABLE owners (
+    owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX owners_by_key ON owners(key);
+CREATE TABLE doomed (key TEXT PRIMARY KEY, kept INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE counters (
+    tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
+) STRICT, WITHOUT ROWID;
+"""
+_LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
 State = Literal["pending", "ready", "evicted"]
 
@@ -35,36 +62,71 @@ class Entry:
     bytes: int
 
 
-class Catalogue(CatalogueOwners, CatalogueUsage):
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Chunks and bytes by state, and owners."""
+
+    chunks: int
+    ready: int
+    pending: int
+    evicted: int
+    tokens: int
+    bytes: int
+    owners: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """How often the chunks of an owner were used from the store."""
+
+    owner: str
+    chunks: int
+    tokens: int
+    uses: int
+
+
+class Catalogue:
     """Open with :meth:`open`. Safe for several threads; every call is one short transaction.
 
     All methods raise StoreError if the file cannot be used, StoreFullError if there is no room for it.
+    ``identity``: what it was made with.
     """
 
-    def __init__(self, file: CatalogueFile, root: Path) -> None:
-        super().__init__(file)
-        self._root = root
+    def __init__(self, db: sqlite3.Connection, identity: KVIdentity, root: Path) -> None:
+        self._db, self.identity, self._root = db, identity, root
+        self._lock = threading.Lock()
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity | None) -> Catalogue:
-        """Open or create; without an identity, open what there is, whatever it was made with.
+        """Open or create, for this user only; without an identity, open what there is, whatever it was made
+        with.
 
         Raises StoreMismatchError if the store was made with another identity.
         """
-        return cls(CatalogueFile.open(root, identity), root)
+        path = root / "catalogue.sqlite"
+        if identity is None and not path.is_file():
+            raise StoreError(f"no index at {str(root)!r}")
+        db = sqlite.connect(path)
+        try:
+            with sqlite.errors_of("the catalogue"), sqlite.transaction(db):
+                if identity is not None:
+                    _create(db, identity)
+                stored = _stored_identity(db, root)
+            if identity is not None and stored.digest() != identity.digest():
+                raise _mismatch(root, stored, identity)
+        except BaseException:
+            db.close()
+            raise
+        return cls(db, stored, root)
 
     def close(self) -> None:
-        self._file.close()
-
-    @property
-    def identity(self) -> KVIdentity:
-        """What it was made with."""
-        return self._file.identity
+        with self._lock:
+            self._db.close()
 
     @property
     def dtype(self) -> str | None:
         """What the KV was computed in; None until the first engine has said so."""
-        rows = self._file.rows("SELECT value FROM meta WHERE name = 'dtype'")
+        rows = self._rows("SELECT value FROM meta WHERE name = 'dtype'")
         return rows[0][0] if rows else None
 
     def settle_dtype(self, dtype: str) -> None:
@@ -72,7 +134,7 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
         Raises StoreMismatchError if an engine with another has written to this store.
         """
-        with self._file.transaction() as db:
+        with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES ('dtype', ?)", (dtype,))
             (stored,) = db.execute("SELECT value FROM meta WHERE name = 'dtype'").fetchone()
         if stored != dtype:
@@ -98,7 +160,7 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
     def knows(self, key: str) -> bool:
         """Whether a chunk belongs to the index."""
-        return bool(self._file.rows("SELECT 1 FROM records WHERE key = ?", (key,)))
+        return bool(self._rows("SELECT 1 FROM records WHERE key = ?", (key,)))
 
     def known(self, keys: Iterable[str] | None = None) -> set[str]:
         """Those of ``keys`` that belong to the index; None: all that do."""
@@ -112,7 +174,7 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
     def ready_from(self, prefix: str) -> set[str]:
         """The keys of ready chunks that begin with ``prefix``: what is to be found in one folder of files."""
-        query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {LAST} AND state = 'ready'"
+        query = f"SELECT key FROM records WHERE key >= ? AND key < ? || {_LAST} AND state = 'ready'"
         return set(self._keys(query, (prefix, prefix)))
 
     def pending_among(self, keys: Iterable[str]) -> set[str]:
@@ -125,13 +187,13 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
     def recent(self) -> list[tuple[str, int]]:
         """Ready keys and the bytes of their KV, least recently used first."""
-        return self._file.rows("SELECT key, bytes FROM records WHERE state = 'ready' ORDER BY used")
+        return self._rows("SELECT key, bytes FROM records WHERE state = 'ready' ORDER BY used")
 
     # -- what is stored -----------------------------------------------------------------------------------
 
     def mark_ready(self, key: str, nbytes: int) -> bool:
         """Note that a chunk's KV of ``nbytes`` is stored. False if the chunk is not (any more) known."""
-        with self._file.transaction() as db:
+        with self._transaction() as db:
             changed = db.execute(
                 "UPDATE records SET state = 'ready', bytes = ? WHERE key = ?", (nbytes, key)
             ).rowcount
@@ -141,7 +203,7 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
     def mark(self, keys: Iterable[str], state: Literal["pending", "evicted"]) -> None:
         """Note that the KV of these chunks is gone: wanted again, or not."""
-        with self._file.transaction() as db:
+        with self._transaction() as db:
             _mark(db, keys, state)
 
     def evict(self, keys: Iterable[str], *, keep_ready: bool = False) -> None:
@@ -150,10 +212,10 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
         keep_ready: their KV stays ready, because another tier has it.
         """
         keys = list(keys)
-        with self._file.transaction() as db:
+        with self._transaction() as db:
             if not keep_ready:
                 _mark(db, keys, "evicted")
-            doom(db, keys, kept=keep_ready)
+            _doom(db, keys, kept=keep_ready)
 
     def doomed(self) -> list[str]:
         """Keys whose files can be deleted: there are any after a crash between saying so and doing it."""
@@ -164,13 +226,116 @@ class Catalogue(CatalogueOwners, CatalogueUsage):
 
     def buried(self, keys: Iterable[str]) -> None:
         """Note that the files of doomed keys are gone."""
-        with self._file.transaction() as db:
+        with self._transaction() as db:
             db.executemany("DELETE FROM doomed WHERE key = ?", [(key,) for key in keys])
 
-    # -- reading ------------------------------------------------------------------------------------------
+    # -- owners -------------------------------------------------------------------------------------------
+
+    def register(self, owner: str, entries: Iterable[tuple[str, str, Sequence[int]]]) -> list[str]:
+        """Make (key, text, token_ids) the owner's whole list of chunks.
+
+        New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
+        """
+        rows = [(key, text, np.asarray(ids, "<i4").tobytes()) for key, text, ids in entries]
+        keys = [(key,) for key, _, _ in rows]
+        with self._transaction() as db:
+            before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
+            db.executemany(
+                "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
+                [(key, len(ids) // 4) for key, _, ids in rows],
+            )
+            db.executemany("INSERT OR IGNORE INTO chunks (key, text, token_ids) VALUES (?, ?, ?)", rows)
+            # A chunk that was evicted is wanted again.
+            db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
+            db.executemany("DELETE FROM doomed WHERE key = ?", keys)
+            db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
+            return _disown(db, owner, before - {key for (key,) in keys})
+
+    def release(self, owner: str) -> list[str]:
+        """Forget an owner. Returns the keys that nobody owns any more; their rows are gone."""
+        with self._transaction() as db:
+            keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
+            return _disown(db, owner, keys)
+
+    def only_of(self, owner: str) -> list[str]:
+        """The keys that nobody else owns: what :meth:`release` would return."""
+        return self._keys(
+            "SELECT key FROM owners AS own WHERE owner = ? AND NOT EXISTS"
+            " (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner != own.owner)",
+            (owner,),
+        )
+
+    def owners(self, prefix: str = "") -> dict[str, list[str]]:
+        """Chunk keys by owner, of the owners whose name begins with ``prefix``."""
+        found: dict[str, list[str]] = {}
+        begins = f"SELECT owner, key FROM owners WHERE owner >= ? AND owner < ? || {_LAST}"
+        for owner, key in self._rows(begins, (prefix, prefix)):
+            found.setdefault(owner, []).append(key)
+        return found
+
+    # -- usage --------------------------------------------------------------------------------------------
+
+    def touch(self, uses: Mapping[str, tuple[int, int]]) -> None:
+        """Note (time of the last use, number of uses since the last note) by key.
+
+        The time is in any unit that grows. An earlier one than noted before, from a clock that was set back,
+        is not believed.
+        """
+        with self._transaction() as db:
+            db.executemany(
+                "UPDATE records SET used = MAX(used, ?), uses = uses + ? WHERE key = ?",
+                [(at, count, key) for key, (at, count) in uses.items()],
+            )
+
+    def count(self, tier: str, counts: Mapping[str, int]) -> None:
+        """Add to a tier's counters, which outlive the process."""
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT INTO counters VALUES (?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                [(tier, name, by) for name, by in counts.items()],
+            )
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What was counted, by tier and name."""
+        found: dict[str, dict[str, int]] = {}
+        for tier, name, value in self._rows("SELECT tier, name, value FROM counters"):
+            found.setdefault(tier, {})[name] = value
+        return found
+
+    def totals(self) -> Totals:
+        ((chunks, ready, pending, evicted, tokens, size),) = self._rows(
+            "SELECT COUNT(*), IFNULL(SUM(state = 'ready'), 0), IFNULL(SUM(state = 'pending'), 0),"
+            " IFNULL(SUM(state = 'evicted'), 0), IFNULL(SUM(tokens), 0), IFNULL(SUM(bytes), 0) FROM records"
+        )
+        ((owners,),) = self._rows("SELECT COUNT(*) FROM (SELECT DISTINCT owner FROM owners)")
+        return Totals(chunks, ready, pending, evicted, tokens, size, owners)
+
+    def reuse(self, limit: int) -> list[Reuse]:
+        """The owners whose chunks were used most often, at most ``limit``."""
+        rows = self._rows(
+            "SELECT owner, COUNT(*), SUM(tokens), SUM(uses) AS total FROM owners JOIN records USING (key)"
+            " GROUP BY owner ORDER BY total DESC, owner LIMIT ?",
+            (limit,),
+        )
+        return [Reuse(*row) for row in rows]
+
+    # -- the file -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, sqlite.errors_of("the catalogue"), sqlite.transaction(self._db):
+            yield self._db
+
+    def _rows(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
+        with self._lock, sqlite.errors_of("the catalogue"):
+            return self._db.execute(query, values).fetchall()
+
+    def _keys(self, query: str, values: Sequence[str] = ()) -> list[str]:
+        return [key for (key,) in self._rows(query, values)]
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
-        rows = self._file.rows(
+        rows = self._rows(
             "SELECT key, text, token_ids, state, bytes FROM chunks JOIN records USING (key)"
             f" {where} ORDER BY number",
             values,
@@ -196,3 +361,74 @@ def _marks(part: Sequence[Any]) -> str:
 
 def _mark(db: sqlite3.Connection, keys: Iterable[str], state: State) -> None:
     db.executemany("UPDATE records SET state = ?, bytes = 0 WHERE key = ?", [(state, key) for key in keys])
+
+
+def _doom(db: sqlite3.Connection, keys: Iterable[str], *, kept: bool) -> None:
+    """Note that the files of these keys are to be deleted. kept: their KV stays ready in another tier."""
+    db.executemany("INSERT OR REPLACE INTO doomed VALUES (?, ?)", [(key, kept) for key in keys])
+
+
+def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:
+    orphans = []
+    for key in sorted(keys):
+        db.execute("DELETE FROM owners WHERE owner = ? AND key = ?", (owner, key))
+        if not db.execute("SELECT 1 FROM owners WHERE key = ? LIMIT 1", (key,)).fetchone():
+            db.execute("DELETE FROM chunks WHERE key = ?", (key,))
+            db.execute("DELETE FROM records WHERE key = ?", (key,))
+            orphans.append(key)
+    _doom(db, orphans, kept=False)
+    return orphans
+
+
+def _create(db: sqlite3.Connection, identity: KVIdentity) -> None:
+    if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+        for statement in _SCHEMA.split(";\n"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+        db.execute("INSERT INTO meta VALUES ('identity', ?)", (json.dumps(asdict(identity)),))
+
+
+def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        raise _made_by_another_version(root)
+    (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+    try:
+        values = json.loads(stored)
+        identity = KVIdentity(**values)
+    except (TypeError, ValueError):
+        raise _made_by_another_version(root) from None
+    if set(values) != {field.name for field in fields(KVIdentity)}:
+        raise _made_by_another_version(root)  # no default stands for a field that it does not name
+    return identity
+
+
+def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
+    different = stored.differences(identity)
+    if set(different) <= {"codec", "namespace", "dtype", "prefix"}:  # settings, and not another model
+        had = ", ".join(_setting(stored, name) for name in different)
+        has = ", ".join(_setting(identity, name) for name in different)
+        if "prefix" in different and had == has:
+            had, has = "another shared prefix (system_prompt, separator or chat template)", "this one"
+        return StoreMismatchError(
+            f"the index {str(root)!r} was made with {had}, not {has}: open it with that, or ingest into a new"
+            " folder"
+        )
+    return StoreMismatchError(
+        f"the index {str(root)!r} was made with model {stored.model!r}, not {identity.model!r}"
+        f" (different: {', '.join(different)}):"
+        " open it with that model, or ingest into a new folder"
+    )
+
+
+def _setting(identity: KVIdentity, name: str) -> str:
+    """What a user has set to get this."""
+    if name == "prefix":
+        return f"shared_prefix={identity.prefix_kind!r}"
+    return f"{name}={getattr(identity, name)!r}"
+
+
+def _made_by_another_version(root: Path) -> StoreMismatchError:
+    return StoreMismatchError(
+        f"the index {str(root)!r} was made by another version of blendrag: ingest into a new folder"
+    )

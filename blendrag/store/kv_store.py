@@ -12,15 +12,15 @@ import torch
 
 from blendrag.eviction.hazard import Hazard
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.copies import Copies
-from blendrag.store.home import Home, delete_from, home_at
 from blendrag.store.identity import KVIdentity
-from blendrag.store.miss import Miss, Reason
 from blendrag.store.policies import Policies
-from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.tiers import DiskTier, Opened, RamTier, Read, Tier, TierError, TierSpec, make_tier
+from blendrag.store.primary import Primary, delete_from
+from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
+from blendrag.store.replicas import Replicas
+from blendrag.store.stack import TierSpec, primary_at
+from blendrag.store.tiers import Context, DiskTier, Opened, RamTier, Read, Tier, TierError, make_tier
 from blendrag.store.tiers.local import Forecast, LocalTier
-from blendrag.store.usage import UsageLog
+from blendrag.store.usage_log import UsageLog
 
 Wanted = Sequence[tuple[str, Sequence[int]]]
 
@@ -29,17 +29,17 @@ class KVStore:
     """Open with :meth:`open`. Thread-safe. Tiers are asked in order; what a slower one had, the faster ones
     get.
 
-    Its *home* is the first tier below RAM that may be written: a chunk that is there counts as stored.
+    Its *primary* is the first tier below RAM that may be written: a chunk that is there counts as stored.
     Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
-    (D3). ``copies`` are what the other tiers have.
+    (D3). ``replicas`` are what the other tiers have.
     """
 
-    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, home: Home) -> None:
+    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, primary: Primary) -> None:
         self.layout, self.tiers = layout, tuple(tiers)
-        self._catalogue, self._home = catalogue, home
+        self._catalogue, self._primary = catalogue, primary
         self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
         self._usage, self._policies = UsageLog(catalogue, tiers), Policies(tiers)
-        self.copies = Copies(catalogue, tiers, home)
+        self.replicas = Replicas(catalogue, tiers, primary)
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
@@ -51,13 +51,13 @@ class KVStore:
         tiers: list[Tier] = []
         try:
             catalogue.settle_dtype(dtype)
-            layout, at = Layout(identity, dtype), home_at(stack)
-            home = Home(catalogue)
+            layout, at = Layout(identity, dtype), primary_at(stack)
+            primary = Primary(catalogue)
             for own, spec in enumerate(stack):
-                evicting = home.evicting if own == at else None
-                tiers.append(make_tier(spec, layout, root / "kv", catalogue.recent, evicting))
-            home.move_in(tiers[at], tiers[:at], tiers[at + 1 :])
-            store = cls(catalogue, tiers, layout, home)
+                evicting = primary.evicting if own == at else None
+                tiers.append(make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting)))
+            primary.attach(tiers[at], tiers[:at], tiers[at + 1 :])
+            store = cls(catalogue, tiers, layout, primary)
             store._recover()
         except BaseException:
             _close_all(tiers)
@@ -79,39 +79,40 @@ class KVStore:
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""
-        if not self.copies.store(record):
+        if not self.replicas.store(record):
             return 0
         self._usage.seen(record.key)
         return record.head.nbytes
 
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> tuple[int, list[str]]:
-        """Drop chunks from all tiers: how many home had, and the names of tiers that could not be reached.
+        """Drop chunks from all tiers: how many the primary tier had, and the names of tiers that could not be
+        reached.
 
         Those are tried again when the store is next opened. With ``everywhere``, nothing is dropped here
         unless all of them could be reached.
         """
         keys = list(keys)
-        with self.copies.leaving(keys):
+        with self.replicas.leaving(keys):
             return self._delete(keys, everywhere)
 
     def _delete(self, keys: Sequence[str], everywhere: bool) -> tuple[int, list[str]]:
-        home = self._home.tier
+        primary = self._primary.tier
         unreachable = [
             tier.name
             for tier in reversed(self.tiers)
-            if tier.local is False and tier is not home and delete_from(tier, keys) is None
+            if tier.local is False and tier is not primary and delete_from(tier, keys) is None
         ]
         dropped = 0
         if not (everywhere and unreachable):
             for tier in reversed(self.tiers):  # RAM last: what is read meanwhile comes from below
-                if tier is home or tier.local:
+                if tier is primary or tier.local:
                     there = delete_from(tier, keys)
                     if there is None:
                         unreachable.append(tier.name)
-                    elif tier is home:
+                    elif tier is primary:
                         dropped = there
             if not unreachable:
-                self._home.bury(keys)
+                self._primary.bury(keys)
         return dropped, unreachable
 
     # -- reading ------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class KVStore:
             prompt = [key for key, _ in wanted]
             self._policies.used(prompt, itertools.compress(prompt, there))
         if self._usage.due():
-            self.copies.beside_promotions(self._usage.flush)
+            self.replicas.beside_promotions(self._usage.flush)
         return answers
 
     @staticmethod
@@ -180,7 +181,7 @@ class KVStore:
             return Miss("unavailable")
         finally:
             self.close_records([opened])
-        self.copies.promote(record, opened.tier)
+        self.replicas.promote(record, opened.tier)
         return record
 
     def prefetch(self, key: str) -> None:
@@ -195,8 +196,9 @@ class KVStore:
             self.ram.clear()
 
     def adopt(self, wanted: Wanted) -> set[str]:
-        """Keys of those chunks that another engine has put into a tier below home: they are home now."""
-        if self.tiers[-1] is self._home.tier:
+        """Take over those chunks that another engine has put into a tier below the primary one; their
+        keys."""
+        if self.tiers[-1] is self._primary.tier:
             return set()
         wanted = [(key, token_ids) for key, token_ids in wanted if self._catalogue.knows(key)]
         adopted: set[str] = set()
@@ -205,8 +207,8 @@ class KVStore:
                 continue
             with contextlib.suppress(DamagedError, TierError):  # then it is prefilled, as any other
                 if opened.head.tokens == len(token_ids):
-                    self.copies.promote(read_whole(opened), opened.tier)
-                    if self._home.tier.has([key]):
+                    self.replicas.promote(read_whole(opened), opened.tier)
+                    if self._primary.tier.has([key]):
                         adopted.add(key)
             self.close_records([opened])
         return adopted
@@ -226,7 +228,7 @@ class KVStore:
 
     def _miss(self, key: str, reason: Reason) -> Miss:
         if reason in ("missing", "damaged"):
-            self._home.lost(key)
+            self._primary.lost(key)
         return Miss(reason)
 
     # -- eviction -----------------------------------------------------------------------------------------
@@ -253,17 +255,17 @@ class KVStore:
     def stats(self) -> dict[str, Any]:
         """Counters per tier, fastest first."""
         counts = {tier.name: tier.stats() for tier in self.tiers}
-        if isinstance(self._home.tier, DiskTier):  # the catalogue knows, whatever the tier has seen
+        if isinstance(self._primary.tier, DiskTier):  # the catalogue knows, whatever the tier has seen
             totals = self._catalogue.totals()
-            counts[self._home.tier.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
+            counts[self._primary.tier.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
         return counts
 
     def wait(self) -> None:
         """Until what is written behind is written."""
-        self.copies.wait()
+        self.replicas.wait()
 
     def close(self) -> None:
-        self.copies.close()
+        self.replicas.close()
         self._usage.flush()
         _close_all(self.tiers)
         self._catalogue.close()
@@ -272,14 +274,14 @@ class KVStore:
         for tier in self.tiers:
             if isinstance(tier, DiskTier) and tier.spec.writes != "never":
                 tier.sweep()
-        written = self._home.recover()
-        self.delete(self._home.released())
+        written = self._primary.recover()
+        self.delete(self._primary.released())
         for key in written:
             record = self.get(key, ())
             if isinstance(record, Record):
                 self._catalogue.mark_ready(key, record.head.nbytes)
-        if isinstance(self._home.tier, LocalTier):
-            self._home.tier.trim()
+        if isinstance(self._primary.tier, LocalTier):
+            self._primary.tier.trim()
 
 
 def _close_all(tiers: Iterable[Tier]) -> None:

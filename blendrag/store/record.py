@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from blendrag.store.codec import Codec, make_codec
 from blendrag.store.identity import KVIdentity
 
 TokenIds = npt.NDArray[np.int32]
+Reason = Literal["missing", "damaged", "mismatch", "unavailable"]
 
 HEAD_READ = 16 << 10  # one read of this size has the head of a chunk of up to 2,000 tokens
 _ALIGN = 1024
@@ -36,6 +38,14 @@ class DamagedError(Exception):
     @property
     def key(self) -> str:
         return str(self).partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why a chunk's KV could not be had: never stored or evicted; damaged; made of other tokens; on a tier
+    that cannot be reached now."""
+
+    reason: Reason
 
 
 class Layout:

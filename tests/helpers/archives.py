@@ -13,10 +13,8 @@ from pathlib import Path
 import xxhash
 
 from blendrag.index.ledger import Ledger
-from blendrag.store.maintenance.export import export_index
-from blendrag.store.maintenance.folder import closed_index
-from blendrag.store.maintenance.manifest import Header
-from blendrag.store.maintenance.tar import read_members
+from blendrag.store.maintenance.archive import Header, export_index
+from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, A, B, C, open_stack, register
 
@@ -81,8 +79,10 @@ def with_manifest(files: Files, header: Header | None = None) -> Files:
 def contents(archive: bytes) -> Files:
     """Up to the manifest, after which nothing is read."""
     files: Files = []
-    for member in read_members(io.BytesIO(archive)):
-        files.append((member.name, b"".join(member.pieces)))
-        if member.name == "manifest.txt":
-            break
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            files.append((member.name, file.read() if file else b""))
+            if member.name == "manifest.txt":
+                break
     return files

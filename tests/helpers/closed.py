@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.gc import Freed, collect
 from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.record import Record

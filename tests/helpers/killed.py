@@ -20,7 +20,7 @@ from typing import NoReturn
 import torch
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
 from stores import IDENTITY, Chunk, get, make_chunk, open_store, problems, put, same, size, states
 

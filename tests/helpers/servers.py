@@ -21,7 +21,7 @@ import torch
 
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 from blendrag.store.tiers.object import ObjectTier
 from blendrag.store.tiers.redis import RedisTier

@@ -15,9 +15,8 @@ import torch
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore, read_whole
-from blendrag.store.miss import Miss
-from blendrag.store.record import DamagedError, Head, Layout, Record
-from blendrag.store.spec import DEFAULT_POLICY
+from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
+from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
 from places import ROOT
 
@@ -100,7 +99,7 @@ def ask(store: KVStore, *chunks: Chunk) -> None:
     """A prompt with these chunks: they are used, and the faster tiers get them."""
     found = [one for one in store.open_records(wanted(*chunks), use=True) if isinstance(one, Opened)]
     for one in {one.head.key: one for one in found}.values():
-        store.copies.promote(read_whole(one), one.tier)
+        store.replicas.promote(read_whole(one), one.tier)
     store.close_records(found)
 
 

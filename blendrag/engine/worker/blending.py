@@ -26,7 +26,7 @@ from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_r
 from blendrag.load.trace import Trace
 from blendrag.select import Selector, make_selector
 from blendrag.store.kv_store import KVStore
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
 Prefill = TypeVar("Prefill", bound=FusedPrefill)
@@ -206,10 +206,10 @@ class Blending:
         kv = self._kv
         try:
             load = [
-                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.copies.wants(opened) else None)
+                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.replicas.wants(opened) else None)
                 for span, opened in spans
             ]
-            filled = kv.copies.promote_behind
+            filled = kv.replicas.promote_behind
             return self._loader.load(load, kv.layout, self._model.device, self._trace, filled)
         except BaseException:
             kv.close_records([opened for _, opened in spans])

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from blendrag.engine.report import BlendReport, Cause
-from blendrag.store.miss import Reason
+from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
 
 # By metric and value of its label: an increment, a level, or observations. Plain data, as vLLM sends it.

@@ -25,7 +25,7 @@ from blendrag.lab.trial_store import trial_store
 from blendrag.machine import describe_machine
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 CONDITIONS = ("alone", "full", "blended")
 _POOL = 2  # chunks in the store, per chunk of a prompt

@@ -28,7 +28,7 @@ from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.settings import Settings
 from blendrag.store.codec import Codec, codec_names
 from blendrag.store.record import Layout, Record
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
 

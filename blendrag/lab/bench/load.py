@@ -21,7 +21,7 @@ from blendrag.machine import describe_machine
 from blendrag.models import resolve_embedder
 from blendrag.prompt.template import decode
 from blendrag.settings import Settings
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 
 def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from blendrag.load.trace import Event
 from blendrag.machine import describe_machine
 from blendrag.settings import Settings
 from blendrag.store.record import Layout
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 LOCAL = {"ram": TierSpec(kind="ram"), "disk": TierSpec(kind="disk")}
 _POOL = 2  # chunks in a store, per chunk of a prompt

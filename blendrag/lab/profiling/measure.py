@@ -20,7 +20,7 @@ from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 _CHUNK_TOKENS = 512
 _ROOM = 192  # tokens of a prompt around its chunks, at most

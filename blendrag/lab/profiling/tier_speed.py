@@ -19,11 +19,10 @@ from blendrag.lab.progress import BenchProgress
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
 from blendrag.settings import Settings
-from blendrag.store.home import home_at
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
-from blendrag.store.spec import TierSpec
-from blendrag.store.tiers import Opened, Tier, TierError, make_tier
+from blendrag.store.stack import TierSpec, primary_at
+from blendrag.store.tiers import Context, Opened, Tier, TierError, make_tier
 
 _CHUNKS, _TOKENS, _FEW_TOKENS = 6, 512, 1
 _REPEATS = 5
@@ -38,7 +37,7 @@ def measure_tiers(
     tier that may not be written is left out. Raises StoreError, naming the tier that cannot be used, and
     ConfigError if none may be written.
     """
-    home_at(settings.stack)
+    primary_at(settings.stack)
     own = replace(identity, namespace=f"profile-{uuid.uuid4().hex}")
     layout = Layout(own, dtype)
     found: dict[str, TierSpeed] = {}
@@ -54,7 +53,7 @@ def measure_tiers(
 def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight: int) -> TierSpeed:
     """``folder``: where a disk tier keeps its files. Raises StoreError."""
     unlimited = {"bytes": None, "chunks": None, "path": None}
-    tier = make_tier(spec.model_copy(update=unlimited), layout, folder)
+    tier = make_tier(spec.model_copy(update=unlimited), layout, Context(folder))
     few, many = _records(layout, _FEW_TOKENS), _records(layout, _TOKENS)
     try:
         try:

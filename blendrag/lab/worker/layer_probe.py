@@ -17,7 +17,7 @@ from blendrag.select import Selector, make_selector
 from blendrag.select.deviation import squared_deviation, squared_norm
 from blendrag.select.interface import CachedTokens
 from blendrag.store.kv_store import KVStore
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
 if TYPE_CHECKING:

@@ -8,13 +8,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blendrag.progress import SILENT, Progress
-from blendrag.store.home import home_at
-from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
-from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
-from blendrag.store.maintenance.manifest import DATABASES
-from blendrag.store.maintenance.sqlite import compact
+from blendrag.store.maintenance.closed_index import (
+    DATABASES,
+    ClosedIndex,
+    RecordFolder,
+    record_folders,
+    remove,
+)
 from blendrag.store.record import Layout
-from blendrag.store.tiers import DiskTier, TierError, TierSpec, make_tier
+from blendrag.store.sqlite import compact
+from blendrag.store.stack import OWN_FOLDER, TierSpec, primary_at
+from blendrag.store.tiers import Context, DiskTier, TierError, make_tier
 
 
 @dataclass(slots=True)
@@ -72,13 +76,13 @@ def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress
 
 
 def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed: Freed) -> int:
-    """Delete doomed records from where they may be: those of chunks that are still known left home only. How
-    many there are still."""
+    """Delete doomed records from where they may be: chunks that are still known left the primary tier only.
+    How many there are still."""
     released = doomed - index.catalogue.known(doomed)
-    home, left = home_at(stack), set[str]()
+    primary, left = primary_at(stack), set[str]()
     for at, spec in enumerate(stack):
         if spec.kind != "ram" and spec.writes != "never":
-            left |= _delete(index, spec, doomed if at == home else released, freed)
+            left |= _delete(index, spec, doomed if at == primary else released, freed)
     index.catalogue.buried(doomed - left)
     return len(left)
 
@@ -91,7 +95,7 @@ def _delete(index: ClosedIndex, spec: TierSpec, keys: set[str], freed: Freed) ->
     if spec.path is not None and not spec.path.expanduser().is_dir():  # not mounted now, say
         return keys
     unlimited = spec.model_copy(update={"bytes": None, "chunks": None})
-    tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), index.kv.root)
+    tier = make_tier(unlimited, Layout(index.catalogue.identity, dtype), Context(index.kv.root))
     with contextlib.closing(tier):
         try:
             there = tier.has(keys)

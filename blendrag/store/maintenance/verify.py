@@ -14,11 +14,11 @@ import torch
 
 from blendrag.errors import StoreError
 from blendrag.progress import SILENT, Progress
-from blendrag.store.maintenance.elsewhere import OWN_FOLDER, record_folders
-from blendrag.store.maintenance.folder import ClosedIndex, RecordFolder, remove
-from blendrag.store.maintenance.sqlite import check
+from blendrag.store.maintenance.closed_index import ClosedIndex, RecordFolder, record_folders, remove
 from blendrag.store.record import DamagedError, Layout
-from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError, TierSpec
+from blendrag.store.sqlite import check
+from blendrag.store.stack import OWN_FOLDER, TierSpec
+from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError
 
 Kind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
 
@@ -70,7 +70,8 @@ class VerifyReport:
 class Verifier:
     """Reads every record of an index once, a few layers at a time. Memory does not grow with the index.
 
-    stack: where its KV is: own folder and home are read. others: tiers that may have what is in neither.
+    stack: where its KV is: own folder and primary tier are read. others: tiers that may have what is in
+    neither.
     repair: damaged records are put aside, orphans and half-written files deleted, and chunks whose KV is gone
     made pending, so that the next ingest prefills them. Strangers and the catalogue's file are left alone.
     """

@@ -14,8 +14,8 @@ import torch
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.record import HEAD_READ, DamagedError, Layout, Record
-from blendrag.store.spec import TierSpec
-from blendrag.store.tiers.interface import Opened, Read, TierError
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.interface import Context, Found, Opened, Read, Tier, TierError, register_tier
 from blendrag.store.tiers.local import LocalTier
 
 SUFFIX = ".safetensors"
@@ -25,9 +25,8 @@ _MOST_QUARANTINED = 16
 LONGEST_WRITE_S = 3600.0
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
-Found = Callable[[], Iterable[tuple[str, int]]]
 
-
+@register_tier("disk")
 class DiskTier(LocalTier):
     """Files in ``root``, sharded by the first two digits of the key, mode 0600 in folders of mode 0700.
 
@@ -55,6 +54,12 @@ class DiskTier(LocalTier):
             if spec.writes == "never" and root.is_dir():
                 return
             raise StoreError(f"cannot open the KV store {str(root)!r}: {error.strerror}") from error
+
+    @classmethod
+    def make(cls, spec: TierSpec, layout: Layout, context: Context) -> Tier:
+        if spec.path is None:
+            return cls(spec, layout, context.folder, context.found, context.on_evict)
+        return cls(spec, layout, spec.path.expanduser() / layout.digest, None, context.on_evict)
 
     def path(self, key: str) -> Path:
         """Where a record's file is, or would be."""

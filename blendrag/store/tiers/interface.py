@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from blendrag.store.record import Head, Layout, Record
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 
 class TierError(Exception):
@@ -67,6 +70,23 @@ class Read:
     into: torch.Tensor
 
 
+Found = Callable[[], Iterable[tuple[str, int]]]
+"""Tells (key, bytes) of the records that are there, least recently used first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a tier on this machine has to know of its index.
+
+    folder: of the files of a disk tier without a path of its own. found: what is in it; None: it is searched.
+    on_evict: see LocalTier.
+    """
+
+    folder: Path
+    found: Found | None = None
+    on_evict: Callable[[str], None] | None = None
+
+
 class Tier(ABC):
     """Keeps records. Thread-safe. ``group``: layers that are best asked for at once (more where a call is
     slow)."""
@@ -78,6 +98,12 @@ class Tier(ABC):
         self.spec, self.layout, self.name = spec, layout, spec.label
         self._stats = TierStats()
         self._lock = threading.RLock()  # bookkeeping: held for moments
+
+    @classmethod
+    def make(cls, spec: TierSpec, layout: Layout, context: Context) -> Tier:
+        """The tier that ``spec`` describes. Raises ConfigError (a url that cannot be used), StoreError. A
+        server is not asked yet."""
+        return cls(spec, layout)
 
     @property
     def counted(self) -> bool:
@@ -126,3 +152,40 @@ class Tier(ABC):
         with self._lock:
             for name, by in counts.items():
                 setattr(self._stats, name, getattr(self._stats, name) + by)
+
+
+TIERS: dict[str, type[Tier]] = {}
+T = TypeVar("T", bound=type[Tier])
+
+
+def register_tier(kind: str) -> Callable[[T], T]:
+    """Class decorator: make a kind of tier available."""
+
+    def register(cls: T) -> T:
+        TIERS[kind] = cls
+        return cls
+
+    return register
+
+
+def make_tier(spec: TierSpec, layout: Layout, context: Context) -> Tier:
+    """:meth:`Tier.make` of the kind that ``spec`` names, as slow as it says."""
+    tier = TIERS[spec.kind].make(spec, layout, context)
+    return throttle(tier, spec.throttle) if spec.throttle else tier
+
+
+def throttle(tier: Tier, bytes_per_s: int) -> Tier:
+    """Let ``tier`` read at most ``bytes_per_s``, to see what a slower device would cost. It is changed, and
+    returned."""
+    read = tier.read
+    due = time.perf_counter()
+
+    def slowly(wanted: Sequence[Read]) -> list[torch.Tensor]:
+        nonlocal due
+        due = max(due, time.perf_counter()) + sum(one.into.numel() for one in wanted) / bytes_per_s
+        rows = read(wanted)
+        time.sleep(max(0.0, due - time.perf_counter()))
+        return rows
+
+    tier.read = slowly  # type: ignore[method-assign]
+    return tier

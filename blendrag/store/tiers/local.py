@@ -15,7 +15,7 @@ from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.eviction.handover import Handover
 from blendrag.eviction.hazard import Hazard
 from blendrag.store.record import Layout, Record
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Tier
 
 Forecast = tuple[str, float, Sequence[str]]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.spec import TierSpec
-from blendrag.store.tiers.interface import GoneError, Read, TierError
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.interface import GoneError, Read, TierError, register_tier
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _CLIENT = {
 T = TypeVar("T")
 
 
+@register_tier("object")
 class ObjectTier(RemoteTier):
     """``{prefix}/{layout}/{first two digits of the key}/{key}.safetensors`` holds a record.
 

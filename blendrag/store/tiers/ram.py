@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from blendrag.store.record import Layout, Record
-from blendrag.store.spec import TierSpec
-from blendrag.store.tiers.interface import Opened, Read
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.interface import Context, Opened, Read, Tier, register_tier
 from blendrag.store.tiers.local import LocalTier
 
 
+@register_tier("ram")
 class RamTier(LocalTier):
     """Records as they came, verified already; their rows are handed out without a copy."""
 
@@ -19,6 +20,10 @@ class RamTier(LocalTier):
         super().__init__(spec, layout, on_evict)
         self._records: dict[str, Record] = {}
         self._sizes = {}  # books cost nothing here, limits or not
+
+    @classmethod
+    def make(cls, spec: TierSpec, layout: Layout, context: Context) -> Tier:
+        return cls(spec, layout, context.on_evict)
 
     def admits(self, nbytes: int) -> bool:
         """Whether a record of so many bytes could be kept at all."""

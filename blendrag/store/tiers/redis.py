@@ -12,8 +12,8 @@ import numpy as np
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError, Layout, Record
-from blendrag.store.spec import TierSpec
-from blendrag.store.tiers.interface import GoneError, Read, TierError
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.interface import GoneError, Read, TierError, register_tier
 from blendrag.store.tiers.remote import First, GarbageError, Place, RemoteTier, describe, public
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 Command = tuple[str | bytes | int, ...]
 
 
+@register_tier("redis")
 class RedisTier(RemoteTier):
     """``blendrag:{layout}:{key}`` holds a record.
 

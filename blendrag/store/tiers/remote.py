@@ -15,7 +15,7 @@ import torch
 
 from blendrag.errors import BlendragError
 from blendrag.store.record import HEAD_READ, DamagedError, Head, Layout, Record
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.breaker import Breaker
 from blendrag.store.tiers.interface import Opened, Read, Tier, TierError
 

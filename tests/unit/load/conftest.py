@@ -52,7 +52,7 @@ class Bench:
     ) -> StoredLayers:
         self._loader._in_flight = in_flight
         spans = [
-            LoadSpan(one, length, whole_rows(one.head) if filled and self.store.copies.wants(one) else None)
+            LoadSpan(one, length, whole_rows(one.head) if filled and self.store.replicas.wants(one) else None)
             for one, length in zip(opened, lengths, strict=False)
         ]
         layout, cpu = self.store.layout, torch.device("cpu")

@@ -139,7 +139,7 @@ def test_records_read_whole_are_handed_over_with_the_layers_nobody_asked_for(
     bench.store.ram.delete([chunk.key for chunk in bench.chunks])
     opened = bench.open()
     assert {one.tier.name for one in opened} == {"disk"}
-    with bench.load(opened, (5, 40, 1), filled=bench.store.copies.promote_behind) as layers:
+    with bench.load(opened, (5, 40, 1), filled=bench.store.replicas.promote_behind) as layers:
         fetched(layers, range(first_layer, LAYERS))
     bench.finish()
     for file in bench.root.glob("kv/??/*"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blendrag.load.loader import LoadFailedError
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from stores import get, record_of, same
 
 LAYERS = 12
@@ -81,7 +81,7 @@ def test_damage_in_a_layer_nobody_asked_for_keeps_the_record_out_of_ram(
     bench = make_bench("raw", 1 << 22)
     bench.store.ram.delete([chunk.key for chunk in bench.chunks])
     flip(bench, 1, 0)
-    with bench.load(bench.open(), filled=bench.store.copies.promote_behind) as layers:
+    with bench.load(bench.open(), filled=bench.store.replicas.promote_behind) as layers:
         layers.fetch_kv(1)
         for number in range(1, LAYERS):
             layers.synchronize(number)  # the request itself has what it needs

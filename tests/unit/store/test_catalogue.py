@@ -163,7 +163,7 @@ def test_failed_registration_changes_nothing(catalogue: Catalogue) -> None:
 
 
 def test_failed_commit_does_not_block_what_follows(catalogue: Catalogue) -> None:
-    with pytest.raises(StoreError), catalogue._file.transaction() as db:
+    with pytest.raises(StoreError), catalogue._transaction() as db:
         db.execute("PRAGMA defer_foreign_keys = ON")  # checked, and refused, by COMMIT only
         db.execute("INSERT INTO owners VALUES ('doc', 'no such chunk')")
     catalogue.register("doc", rows("a"))
@@ -171,7 +171,7 @@ def test_failed_commit_does_not_block_what_follows(catalogue: Catalogue) -> None
 
 
 def test_full_disk_under_the_catalogue_is_called_so_and_changes_nothing(catalogue: Catalogue) -> None:
-    db = catalogue._file._connection
+    db = catalogue._db
     (pages,) = db.execute("PRAGMA page_count").fetchone()
     db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite answers as on a full disk
     with pytest.raises(StoreFullError):

@@ -30,8 +30,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A catalogue of ready chunks, filled in one transaction; every tenth has been used."""
     root = tmp_path_factory.mktemp("million")
     catalogue = Catalogue.open(root, IDENTITY)
-    catalogue._file._connection.execute("PRAGMA cache_size = -500000")
-    with catalogue._file.transaction() as db:
+    catalogue._db.execute("PRAGMA cache_size = -500000")
+    with catalogue._transaction() as db:
         db.executemany(
             "INSERT INTO records VALUES (?, 'ready', 1000, 8, ?, ?)",
             sorted((key(n), n * 7919 % CHUNKS, int(n % 10 == 0)) for n in range(CHUNKS)),

@@ -11,7 +11,7 @@ import pytest
 
 from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from blendrag.store.tiers import DiskTier, TierSpec
 from stores import (
     LAYOUT,

@@ -13,7 +13,7 @@ import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from blendrag.store.tiers import TierSpec
 from stores import (
     IDENTITY,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from stores import (
     LAYOUT,
     A,

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Record
+from blendrag.store.record import Miss, Record
 from stores import (
     IDENTITY,
     RECORD,

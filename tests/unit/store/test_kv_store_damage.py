@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.kv_store import read_whole
-from blendrag.store.miss import Miss
-from blendrag.store.record import DamagedError
+from blendrag.store.record import DamagedError, Miss
 from blendrag.store.tiers import Opened
 from stores import (
     IDENTITY,

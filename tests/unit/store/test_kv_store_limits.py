@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from blendrag.errors import StoreFullError
 from blendrag.eviction import POLICIES
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Record
+from blendrag.store.record import Miss, Record
 from blendrag.store.tiers import DiskTier, Opened, TierSpec
 from stores import (
     IDENTITY,

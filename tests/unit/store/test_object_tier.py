@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from blendrag.errors import ConfigError
 from blendrag.store.record import DamagedError
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.object import ObjectTier
 from servers import BUCKET, LAYOUT, S3_OPTIONS, Served, free_port, make_record, raw, rows_of, serving

@@ -11,7 +11,7 @@ import redis
 
 from blendrag.errors import ConfigError, StoreFullError
 from blendrag.store.record import DamagedError
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
 from servers import LAYOUT, Served, make_record, raw, redis_server, rows_of, running, serving, tier_at

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.miss import Miss
-from blendrag.store.record import Layout
+from blendrag.store.record import Layout, Miss
 from blendrag.store.tiers import TierSpec
 from stores import (
     IDENTITY,

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.kv_store import KVStore
-from blendrag.store.miss import Miss
-from blendrag.store.record import Record
+from blendrag.store.record import Miss, Record
+from blendrag.store.replicas import Background
 from blendrag.store.tiers import TierSpec
 from servers import Process, redis_server, running
 from stores import IDENTITY, A, B, get, holds, open_stack, put, register, same, shared, states, wanted
@@ -81,7 +80,7 @@ def test_copy_that_was_still_waiting_does_not_outlive_its_chunk(
 ) -> None:
     register(tmp_path, [A, B])
     store, gate = open_stack(tmp_path, DISK, redis_tier(server)), threading.Event()
-    store.copies._behind.do(gate.wait)  # the server is busy with something else
+    store.replicas._behind.do(gate.wait)  # the server is busy with something else
     put(store, A)
     put(store, B)
     if released:
@@ -127,12 +126,12 @@ def test_without_ram_what_a_server_had_is_kept_on_disk(tmp_path: Path) -> None:
     store.close()
     store = open_stack(second, DISK, shared(tmp_path / "shared"))
     (opened,) = store.open_records(wanted(A))
-    assert not isinstance(opened, Miss) and store.copies.wants(opened)
+    assert not isinstance(opened, Miss) and store.replicas.wants(opened)
     store.close_records([opened])
     assert same(get(store, A), A)
     assert holds(store, A) == [[True], [True]]
     (opened,) = store.open_records(wanted(A))
-    assert not isinstance(opened, Miss) and not store.copies.wants(opened)
+    assert not isinstance(opened, Miss) and not store.replicas.wants(opened)
     store.close_records([opened])
     store.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blendrag.errors import ConfigError, StoreError
-from blendrag.store.miss import Miss
+from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened, TierSpec
 from stores import (
     RECORD,
@@ -121,7 +121,7 @@ def test_get_promotes_at_once_and_the_loaders_path_behind(tmp_path: Path) -> Non
     assert holds(store, B)[0] == [False]  # the loader hands it over when it has read it
     found = get(store, B)
     store.tiers[0].delete([B.key])
-    store.copies.promote_behind([found], [store.tiers[1]])  # type: ignore[list-item]
+    store.replicas.promote_behind([found], [store.tiers[1]])  # type: ignore[list-item]
     store.wait()
     assert holds(store, B)[0] == [True]
     assert store.stats()["ram"]["promotions"] == 3

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from blendrag.store.record import DamagedError, Layout
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Opened, TierError
 from blendrag.store.tiers.redis import RedisTier
 from places import DOCS

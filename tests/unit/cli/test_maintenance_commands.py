@@ -101,8 +101,7 @@ def test_interrupted_command_says_what_is_left(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("blendrag.store.maintenance.tar.write_member", interrupt)
-    monkeypatch.setattr("blendrag.store.maintenance.export.write_member", interrupt)
+    monkeypatch.setattr("tarfile.TarFile.addfile", interrupt)
     result = blendrag("export", "moved.tar")
     assert result.exit_code == 130 and "no file was left behind" in result.stderr
     assert {path.name for path in workdir.iterdir()} == {"blendrag-index"}

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import blendrag
 from blendrag.errors import ConfigError, StoreError
 from blendrag.lab.profiling import tier_speed
 from blendrag.lab.profiling.tier_speed import measure_tier, measure_tiers
@@ -31,7 +30,9 @@ class SlowDisk(DiskTier):
 
 
 def test_slow_tier_is_not_taken_for_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_speed, "make_tier", lambda spec, layout, folder: SlowDisk(spec, layout, folder))
+    monkeypatch.setattr(
+        tier_speed, "make_tier", lambda spec, layout, context: SlowDisk(spec, layout, context.folder)
+    )
     speed = measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path, 8)
     assert 0.4 * SLOW < speed.bytes_per_s < 1.1 * SLOW
     assert speed.latency_s > 0.7 * WAIT_S
@@ -76,7 +77,7 @@ class FailingDisk(DiskTier):
 
 def test_tier_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        tier_speed, "make_tier", lambda spec, layout, folder: FailingDisk(spec, layout, folder)
+        tier_speed, "make_tier", lambda spec, layout, context: FailingDisk(spec, layout, context.folder)
     )
     with pytest.raises(StoreError, match="'disk' cannot be measured"):
         measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path, 8)
@@ -94,9 +95,3 @@ def test_stack_without_a_tier_to_measure_is_refused(tmp_path: Path) -> None:
     settings = Settings(cache_dir=tmp_path, tiers=(TierSpec(kind="disk", write="never"),))
     with pytest.raises(ConfigError, match="none of the tiers may be written"):
         measure_tiers(settings, IDENTITY, "bfloat16", BenchProgress())
-
-
-def test_benchmarks_do_not_need_the_controller_that_needs_them() -> None:
-    """Else neither could be imported first, or read alone."""
-    folder = Path(blendrag.__file__).parent / "bench"
-    assert [path.name for path in folder.glob("*.py") if "blendrag.control" in path.read_text()] == []

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
 from blendrag.errors import StoreError
-from blendrag.store.background import Background
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.home import Home, delete_from
+from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import Record
 from blendrag.store.tiers import Opened, RamTier, Tier, TierError
 
 _MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 
-class Copies:
-    """Thread-safe. What fails is counted by the tier; the record is at home. A chunk that is deleted while a
-    copy of it is under way is deleted there, too."""
+class Replicas:
+    """Thread-safe. What fails is counted by the tier; the primary tier has the record. A chunk that is
+    deleted while a copy of it is under way is deleted there, too."""
 
-    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], home: Home) -> None:
-        self._catalogue, self._tiers, self._home = catalogue, tiers, home
+    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], primary: Primary) -> None:
+        self._catalogue, self._tiers, self._primary = catalogue, tiers, primary
         self._behind = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
         self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
         self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
 
     def store(self, record: Record) -> bool:
-        """Store the record at home, and copy it to the tiers that are written through or behind; False if
-        the catalogue does not want it (any more). Raises StoreError, leaving nothing behind."""
+        """Store the record in the primary tier, and copy it to the tiers that are written through or behind;
+        False if the catalogue does not want it (any more). Raises StoreError, leaving nothing behind."""
         self._leaving.discard(record.key)
         try:
-            if not self._home.put(record):
+            if not self._primary.put(record):
                 return False
         except TierError as error:
-            raise StoreError(f"the {self._home.tier.name} tier cannot be written: {error}") from error
+            raise StoreError(f"the {self._primary.tier.name} tier cannot be written: {error}") from error
         for tier in self._tiers:
-            if tier is not self._home.tier and tier.spec.writes == "through":
+            if tier is not self._primary.tier and tier.spec.writes == "through":
                 self._copy(tier, record)
-            elif tier is not self._home.tier and tier.spec.writes == "behind":
+            elif tier is not self._primary.tier and tier.spec.writes == "behind":
                 self._behind.do(partial(self._copy, tier, record), record.nbytes)
         if not self._wanted(record.key):  # of two threads, one may copy what the other has just deleted
             for tier in self._tiers:
@@ -91,8 +92,8 @@ class Copies:
             return False
         there = False
         with contextlib.suppress(StoreError, TierError):
-            if tier is self._home.tier:
-                self._home.put(record)
+            if tier is self._primary.tier:
+                self._primary.put(record)
             else:
                 tier.put(record)
             there = True
@@ -109,3 +110,50 @@ class Copies:
             for tier in self._tiers[: self._tiers.index(found_in)]
             if tier.spec.writes != "never" and not (isinstance(tier, RamTier) and not tier.admits(nbytes))
         ]
+
+
+class Background:
+    """Runs what it is given in order. What is given when more than ``most`` bytes wait is waited for, or
+    left."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._most, self._waiting = most, 0
+        self._room = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"blendrag-{name}")
+
+    def do(self, work: Callable[[], object], nbytes: int = 0) -> None:
+        """Run ``work``, which keeps ``nbytes`` in memory, later; first wait for room for it."""
+        with self._room:
+            self._room.wait_for(lambda: self._fits(nbytes))
+            self._begin(work, nbytes)
+
+    def do_if_room(self, work: Callable[[], object], nbytes: int = 0) -> bool:
+        """Run ``work`` later; False, and nothing done, if there is no room for it now."""
+        with self._room:
+            if not self._fits(nbytes):
+                return False
+            self._begin(work, nbytes)
+            return True
+
+    def wait(self) -> None:
+        """Until everything given so far is done."""
+        self._thread.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Do what was given, and end."""
+        self._thread.shutdown()
+
+    def _fits(self, nbytes: int) -> bool:
+        return not self._waiting or self._waiting + nbytes <= self._most
+
+    def _begin(self, work: Callable[[], object], nbytes: int) -> None:
+        self._waiting += nbytes
+        self._thread.submit(self._run, work, nbytes)
+
+    def _run(self, work: Callable[[], object], nbytes: int) -> None:
+        try:
+            work()
+        finally:
+            with self._room:
+                self._waiting -= nbytes
+                self._room.notify_all()

@@ -1,24 +1,39 @@
-"""An index folder that this process alone has open, and the files of its KV."""
+"""An index that this process alone has open: the files of its KV, and the tiers elsewhere that have more."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blendrag.errors import StoreError
+from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.lock import IndexLock
-from blendrag.store.maintenance.disk import disk_errors
+from blendrag.store.record import Layout
+from blendrag.store.stack import TierSpec, primary_at
+from blendrag.store.tiers import Context, Tier, TierError, make_tier
 from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
+
+DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # of an index
 
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Raises StoreFullError or StoreError, "what: reason", for an OSError inside."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise (StoreFullError if full else StoreError)(f"{what}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,41 @@ def closed_index(folder: Path) -> Iterator[ClosedIndex]:
             yield ClosedIndex(root, catalogue)
     finally:
         lock.release()
+
+
+def record_folders(index: ClosedIndex, stack: Sequence[TierSpec]) -> list[RecordFolder]:
+    """The index's own folder, if the stack has it, and that of a primary tier elsewhere, if there can be one:
+    some engine has written to the index.
+
+    Raises ConfigError for a stack without a primary tier.
+    """
+    primary, dtype = stack[primary_at(stack)], index.catalogue.dtype
+    folders = [index.kv] if any((spec.kind, spec.path) == ("disk", None) for spec in stack) else []
+    if primary.path is not None and dtype is not None:
+        digest = Layout(index.catalogue.identity, dtype).digest
+        folders.append(RecordFolder(primary.path.expanduser() / digest, shared=True))
+    return folders
+
+
+@contextlib.contextmanager
+def other_tiers(catalogue: Catalogue, stack: Sequence[TierSpec]) -> Iterator[list[Tier]]:
+    """Folders and servers of the stack, opened; none if no engine has written to the index yet.
+
+    Raises ConfigError for a tier that cannot be used as it is described.
+    """
+    own = {("disk", None), ("ram", None)}
+    elsewhere = [spec for spec in stack if (spec.kind, spec.path) not in own]
+    tiers: list[Tier] = []
+    try:
+        if elsewhere and catalogue.dtype is not None:
+            layout = Layout(catalogue.identity, catalogue.dtype)
+            for spec in elsewhere:
+                tiers.append(make_tier(spec, layout, Context(Path())))
+        yield tiers
+    finally:
+        for tier in tiers:
+            with contextlib.suppress(TierError):
+                tier.close()
 
 
 def no_index(folder: Path | str) -> StoreError:

@@ -1,11 +1,14 @@
-"""One tier of a stack, as settings describe it."""
+"""A stack of tiers, as settings describe it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from blendrag.errors import ConfigError
 
 Kind = Literal["ram", "disk", "redis", "object"]
 Write = Literal["through", "behind", "never"]
@@ -75,3 +78,20 @@ class TierSpec(BaseModel):
     def label(self) -> str:
         """Its name in statistics, without what may be secret."""
         return self.kind if self.kind != "disk" or self.path is None else f"disk {self.path}"
+
+
+OWN_FOLDER = (TierSpec(kind="disk"),)  # the stack of an index that has its KV in its own folder
+
+
+def primary_at(stack: Sequence[TierSpec]) -> int:
+    """Which tier of a stack is primary, so that a chunk counts as stored when it is there: the first that is
+    not RAM and may be written, else the first that may be.
+
+    Raises ConfigError if none may be written, or two are the same.
+    """
+    if len({spec.label for spec in stack}) < len(stack):
+        raise ConfigError("two tiers of a stack are the same")
+    writable = [at for at, spec in enumerate(stack) if spec.writes != "never"]
+    if not writable:
+        raise ConfigError("none of the tiers may be written")
+    return next((at for at in writable if stack[at].kind != "ram"), writable[0])

@@ -11,7 +11,7 @@ from blendrag.errors import StoreError
 from blendrag.progress import Progress
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.maintenance import verify
-from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import DiskTier, TierError, TierSpec
 from closed import filled, found, verified

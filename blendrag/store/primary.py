@@ -1,4 +1,4 @@
-"""Home: the tier where a chunk counts as stored, kept in step with the catalogue, which says so."""
+"""The primary tier, where a chunk counts as stored, kept in step with the catalogue, which says so."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 
-from blendrag.errors import ConfigError, StoreError
+from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Record
-from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError, TierSpec
+from blendrag.store.tiers import DiskTier, RamTier, Tier, TierError
 
 
-class Home:
+class Primary:
     """Also over a crash: before a file may be deleted the catalogue notes it, and a file that nobody waits
     for is noted before it is written. So :meth:`recover` has to look at few files, however many there are.
     """
@@ -26,7 +26,7 @@ class Home:
         self._evicted: list[str] = []
         self._state = threading.Lock()  # whether a record is there and what the catalogue says of it
 
-    def move_in(self, tier: Tier, faster: Iterable[Tier], slower: Sequence[Tier]) -> None:
+    def attach(self, tier: Tier, faster: Iterable[Tier], slower: Sequence[Tier]) -> None:
         """``faster``: the tiers above, which do not keep a chunk that has left for good. ``slower``: those
         below, from which it can still be had if they have it."""
         self.tier, self._slower = tier, slower
@@ -124,17 +124,3 @@ def delete_from(tier: Tier, keys: Sequence[str]) -> int | None:
         return tier.delete(keys)
     except TierError:
         return None
-
-
-def home_at(stack: Sequence[TierSpec]) -> int:
-    """Which tier of a stack is home: the first that is not RAM and may be written, else the first that may
-    be.
-
-    Raises ConfigError if none may be written, or two are the same.
-    """
-    if len({spec.label for spec in stack}) < len(stack):
-        raise ConfigError("two tiers of a stack are the same")
-    writable = [at for at, spec in enumerate(stack) if spec.writes != "never"]
-    if not writable:
-        raise ConfigError("none of the tiers may be written")
-    return next((at for at in writable if stack[at].kind != "ram"), writable[0])

@@ -15,9 +15,8 @@ from blendrag.errors import StoreError
 from blendrag.index.ledger import Ledger
 from blendrag.progress import Progress
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.maintenance.export import export_index
-from blendrag.store.maintenance.folder import closed_index
-from blendrag.store.maintenance.importing import import_archive
+from blendrag.store.maintenance.archive import export_index, import_archive
+from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, A, B, C, open_stack, record_of, register, states

@@ -9,8 +9,7 @@ import pytest
 
 from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.maintenance.elsewhere import other_tiers
-from blendrag.store.maintenance.folder import closed_index
+from blendrag.store.maintenance.closed_index import closed_index, other_tiers
 from blendrag.store.maintenance.gc import Freed, collect
 from blendrag.store.maintenance.verify import Verifier, VerifyReport
 from blendrag.store.tiers import TierSpec
