@@ -20,7 +20,7 @@ from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 
 CHUNK_TOKENS = 96
 Open = Callable[..., BlendIndex]

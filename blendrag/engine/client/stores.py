@@ -12,7 +12,7 @@ from blendrag.control.profile import Profile
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.store.identity import KVIdentity
-from blendrag.store.spec import TierSpec
+from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import Forecast
 
 
