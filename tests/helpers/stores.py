@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +15,9 @@ from blendrag.store.kv_store import KVStore, read_whole
 from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
 from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
-from places import ROOT
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 LAYOUT = Layout(IDENTITY, "bfloat16")
-FOLDERS = [str(ROOT), str(Path(__file__).parent)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,18 +204,6 @@ def problems(root: Path) -> list[str]:
                 if record.head.nbytes != recorded[key]:
                     lines.append(f"{key}: the row says {recorded[key]} bytes")
     return lines
-
-
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process running ``script``, with blendrag and this module importable."""
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)},
-    )
 
 
 A, B, C, D = (make_chunk(seed) for seed in range(4))

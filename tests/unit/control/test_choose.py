@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.control.choose import LEAST_RATIO, ChunkCost, Controller, cheapest_tier, ratio_for
@@ -135,7 +135,6 @@ def test_tier_that_everything_waits_for_is_not_said_to_add_no_delay() -> None:
     speed=SPEED,
     selector=st.sampled_from(["hkvd", "gradual_query"]),
 )
-@settings(max_examples=200)
 def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
     own: list[ChunkCost], fresh: int, ratio: float | None, speed: float, selector: str
 ) -> None:

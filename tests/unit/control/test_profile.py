@@ -95,7 +95,7 @@ def test_profile_that_cannot_be_estimated_with_is_ignored(tmp_path: Path, change
 _JSON = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=4))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).encode()))
 def test_broken_profile_is_never_an_error(tmp_path: Path, content: bytes) -> None:
     path = profile_path(tmp_path, DIGEST, "cpu")
@@ -105,7 +105,7 @@ def test_broken_profile_is_never_an_error(tmp_path: Path, content: bytes) -> Non
 
 
 @given(at=st.integers(min_value=0, max_value=10_000))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_profile_cut_off_by_a_crash_is_ignored(tmp_path: Path, at: int) -> None:
     path = saved(tmp_path)
     whole = path.read_bytes()

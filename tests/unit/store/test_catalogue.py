@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreFullError
@@ -99,7 +99,6 @@ def take_step(catalogue: Catalogue, model: Model, action: str, owner: str, keys:
             model.state(keys, "evicted")
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.lists(STEPS, max_size=20))
 def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str, str, list[str]]]) -> None:
     """And its file is doomed from the moment that nobody does until it is gone or wanted again."""
@@ -133,7 +132,6 @@ def test_chunk_is_kept_exactly_as_long_as_somebody_owns_it(steps: list[tuple[str
         catalogue.close()
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(0, 2**31 - 1), max_size=9))
 def test_text_and_ids_come_back_as_they_were(text: str, ids: list[int]) -> None:
     with TemporaryDirectory() as folder:

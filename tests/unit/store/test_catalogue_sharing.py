@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from blendrag.store.catalogue import Catalogue
-from stores import IDENTITY, rows, start
+from forked import Forked
+from stores import IDENTITY, rows
 
 # -- permissions ----------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ def test_index_that_cannot_be_written_to_is_called_so(what: str) -> None:
         Catalogue.open(root, IDENTITY).close()
         os.chmod(root / "catalogue.sqlite", 0o444 if what != "folder" else 0o666)
         os.chmod(root, 0o555 if what != "file" else 0o777)
-        process = start(READER, root)
+        process = Forked(READER, root)
         _, errors = process.communicate(timeout=60)
         os.chmod(root, 0o700)
     assert process.returncode == 1
@@ -105,13 +106,13 @@ sys.exit(any(worker.exitcode for worker in workers))
 
 
 def test_processes_that_create_the_catalogue_at_once_all_open_it(tmp_path: Path) -> None:
-    process = start(CREATORS, tmp_path)
+    process = Forked(CREATORS, tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
 
 
 def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
-    processes = [start(WRITER, tmp_path, name) for name in ("a", "b")]
+    processes = [Forked(WRITER, tmp_path, name) for name in ("a", "b")]
     for process in processes:  # both create it at once
         assert process.stdin
         process.stdin.write("go\n")

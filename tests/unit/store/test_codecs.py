@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -85,7 +85,6 @@ def half_steps(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     return torch.stack([key, value], 1) * (1 + 2 * kind.eps) + rounding
 
 
-@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(LOSSY))
 def test_number_is_off_by_more_than_half_a_step(name: str, kv: torch.Tensor) -> None:
     codec = make_codec(name, *kv.shape[3:], kv.dtype)
@@ -94,7 +93,6 @@ def test_number_is_off_by_more_than_half_a_step(name: str, kv: torch.Tensor) -> 
     assert (error <= half_steps(codec, kv)).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL))
 def test_finite_becomes_infinite_or_nan(name: str, kv: torch.Tensor) -> None:
     assert both_ways(make_codec(name, *kv.shape[3:], kv.dtype), kv).isfinite().all()
@@ -111,7 +109,6 @@ def test_largest_numbers_overflow(name: str, dtype: torch.dtype) -> None:
     assert (error <= half_steps(codec, kept)).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL), data=st.data())
 def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data: st.DataObject) -> None:
     codec, tokens = make_codec(name, *kv.shape[3:], kv.dtype), kv.shape[2]
@@ -124,7 +121,6 @@ def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data
     assert (cached[[0, -1]] == 7).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(kv=kvs(), name=st.sampled_from(ALL))
 def test_row_is_not_as_long_as_announced(name: str, kv: torch.Tensor) -> None:
     codec = make_codec(name, *kv.shape[3:], kv.dtype)
@@ -133,7 +129,6 @@ def test_row_is_not_as_long_as_announced(name: str, kv: torch.Tensor) -> None:
     assert rows.shape == (len(kv), codec.row_bytes(kv.shape[2]))
 
 
-@settings(max_examples=60, deadline=None)
 @given(kv=kvs())
 def test_raw_changes_a_bit(kv: torch.Tensor) -> None:
     found = both_ways(make_codec("raw", *kv.shape[3:], kv.dtype), kv)

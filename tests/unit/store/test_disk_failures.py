@@ -13,6 +13,7 @@ from blendrag.errors import StoreError, StoreFullError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Miss
 from blendrag.store.tiers import DiskTier, TierSpec
+from forked import Forked
 from stores import (
     LAYOUT,
     files,
@@ -25,7 +26,6 @@ from stores import (
     register,
     same,
     size,
-    start,
     states,
 )
 
@@ -55,7 +55,7 @@ store.close()
 
 def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> None:
     register(tmp_path, [A, LARGE, B])
-    process = start(FULL, tmp_path)
+    process = Forked(FULL, tmp_path)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     message, *rest = output.splitlines()
@@ -222,7 +222,7 @@ put(store, A)  # which nobody has asked for since it left
 def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path: Path, when: str) -> None:
     cut = make_chunk(2, tokens=50)
     register(tmp_path, [A, cut])
-    process = start(KILLED, tmp_path, when)
+    process = Forked(KILLED, tmp_path, when)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors
     assert len(files(tmp_path)) == 2  # there is something to clean up
@@ -243,7 +243,7 @@ def test_kill_in_the_middle_of_a_write_leaves_a_store_that_opens_clean(tmp_path:
 def test_kill_in_the_middle_of_an_eviction_leaves_no_orphan(tmp_path: Path, when: str) -> None:
     chunks = [make_chunk(seed) for seed in range(3)]
     register(tmp_path, chunks)
-    process = start(EVICTION_KILLED, tmp_path, when)
+    process = Forked(EVICTION_KILLED, tmp_path, when)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, errors
     again = when.startswith("put again")

@@ -15,6 +15,7 @@ from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.record import Miss
 from blendrag.store.tiers import TierSpec
+from forked import Forked
 from stores import (
     IDENTITY,
     RECORD,
@@ -34,7 +35,6 @@ from stores import (
     register,
     same,
     shared,
-    start,
     states,
 )
 
@@ -179,7 +179,7 @@ def test_two_processes_writing_the_same_chunks_never_tear_one(tmp_path: Path) ->
     chunks = [make_chunk(seed, tokens=200) for seed in range(5)]
     for name in ("one", "two"):
         register(tmp_path / name, chunks)
-    writers = [start(WRITER, tmp_path / name, tmp_path / "common") for name in ("one", "two")]
+    writers = [Forked(WRITER, tmp_path / name, tmp_path / "common") for name in ("one", "two")]
     for writer in writers:
         assert writer.stdout and writer.stdout.readline() == "open\n", writer.communicate()[1]
     for writer in writers:

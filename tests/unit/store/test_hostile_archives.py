@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from archives import SEGMENT, around, contents, exported, filled, make_tar, with_manifest
@@ -130,7 +130,6 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(root, folder / "index.tar")
 
 
-@settings(deadline=None, max_examples=120)
 @given(st.data())
 def test_flipped_bit_anywhere_in_an_archive_is_found(
     archive: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -143,7 +142,6 @@ def test_flipped_bit_anywhere_in_an_archive_is_found(
     survives_or_is_refused(tmp_path_factory.mktemp("flip"), bytes(harmed), whole)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_archive_that_is_cut_off_anywhere_is_refused(
     archive: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

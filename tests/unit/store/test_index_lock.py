@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.store.lock import IndexLock
-from stores import start
+from forked import Forked
 
 HOLDER = """
 import sys
@@ -23,20 +22,20 @@ lock.release()
 
 
 def test_index_open_elsewhere_is_refused_with_the_process_named(tmp_path: Path) -> None:
-    process = start(HOLDER, tmp_path)
+    process = Forked(HOLDER, tmp_path)
     assert process.stdout and process.stdout.readline() == "held\n"
     with pytest.raises(StoreInUseError, match=rf"process {process.pid}\b") as caught:
         IndexLock(tmp_path)
     assert str(tmp_path) in str(caught.value)
-    process.communicate("go on\n", timeout=30)
+    process.communicate(timeout=30)
     assert process.returncode == 0
     IndexLock(tmp_path).release()
 
 
 def test_killed_process_does_not_leave_the_index_locked(tmp_path: Path) -> None:
-    process = start(HOLDER, tmp_path)
+    process = Forked(HOLDER, tmp_path)
     assert process.stdout and process.stdout.readline() == "held\n"
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate(timeout=30)
     lock = IndexLock(tmp_path)
     with pytest.raises(StoreInUseError, match=rf"process {os.getpid()}\b"):  # not the dead one

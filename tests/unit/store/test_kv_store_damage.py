@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.store.catalogue import Catalogue
@@ -41,7 +41,6 @@ from stores import (
 # -- damage ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_flipped_byte_is_dropped_and_wanted_again(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreFullError
@@ -118,7 +118,6 @@ POOL = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 8, 8, 16, 30,
 STEPS = st.lists(st.tuples(st.sampled_from(["put", "ask", "get"]), st.sampled_from(POOL)), max_size=25)
 
 
-@settings(deadline=None, max_examples=40)
 @given(STEPS, st.integers(0, 6000), st.integers(0, 10_000))
 def test_lru_gives_up_another_than_the_least_recently_used(
     steps: list[tuple[str, Chunk]], ram: int, limit: int
@@ -169,7 +168,6 @@ def test_lru_gives_up_another_than_the_least_recently_used(
         store.close()
 
 
-@settings(deadline=None, max_examples=60)
 @given(STEPS, st.integers(0, 6000), st.integers(0, 10_000), st.sampled_from(sorted(POLICIES)))
 def test_limit_is_exceeded_or_the_catalogue_forgets_who_left(
     steps: list[tuple[str, Chunk]], ram: int, limit: int, policy: str

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.store.codec import codec_names
@@ -48,7 +48,6 @@ def read_in_steps(layout: Layout, key: str, data: bytes) -> Head:
 # -- what is written can be read ------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300), st.sampled_from(CODECS), st.sampled_from(DTYPES))
 def test_record_comes_back_as_it_was(tokens: int, codec: str, dtype: str) -> None:
     layout = layout_of(codec, dtype)
@@ -218,7 +217,6 @@ HOSTILE = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=400)
 @given(HOSTILE, st.binary(max_size=40), st.one_of(st.integers(0, 1 << 62), st.none()))
 def test_no_bytes_make_the_parser_raise_anything_else(data: bytes, rest: bytes, size: int | None) -> None:
     data += rest
@@ -229,7 +227,6 @@ def test_no_bytes_make_the_parser_raise_anything_else(data: bytes, rest: bytes, 
     assert isinstance(found, int) and len(data) < found < 1 << 25  # cut off in a header, at most
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(0, SIZE - 1), st.binary(min_size=1, max_size=30))
 def test_head_is_the_true_one_or_none(at: int, patch: bytes) -> None:
     data = (DATA[:at] + patch + DATA[at + len(patch) :])[:SIZE]

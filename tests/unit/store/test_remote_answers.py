@@ -15,7 +15,7 @@ from servers import KINDS, LAYOUT, A, B, Kind, answering, raw, rows_of, seconds,
 
 MODIFIED = "Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT"
 
-fast = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+fast = settings(suppress_health_check=list(HealthCheck))
 
 
 def http(headers: str, body: bytes = b"", status: str = "206 Partial Content") -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from blendrag.store.record import DamagedError
 from servers import OTHER, A, B, Served, make_record, raw, whole
 
-fast = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+fast = settings(suppress_health_check=list(HealthCheck))
 
 
 def claims(tokens: int, header_bytes: int | None = None) -> bytes:

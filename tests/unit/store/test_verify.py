@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError, StoreInUseError
@@ -53,7 +53,6 @@ def test_sound_index_is_called_sound(root: Path) -> None:
     assert report.bytes == sum(record_of(root, chunk.key).stat().st_size for chunk in (A, B, C, D))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_flipped_bit_anywhere_in_a_record_is_found(shared: Path, data: st.DataObject) -> None:
     path = record_of(shared, A.key)
