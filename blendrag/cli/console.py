@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
@@ -15,17 +16,24 @@ from typer.core import TyperGroup
 
 from blendrag.errors import BlendragError
 
+_WIDE = 1000  # columns
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def out() -> Console:
     """Results."""
-    return Console(file=sys.stdout, highlight=False)
+    return _console(sys.stdout)
 
 
 def err() -> Console:
     """Notes, bars and errors: never mixed with results that a script reads."""
-    return Console(file=sys.stderr, highlight=False)
+    return _console(sys.stderr)
+
+
+def _console(file: TextIO) -> Console:
+    """Where nobody looks and nobody said how wide it is, no column of a table is cut off."""
+    narrow = file.isatty() or "COLUMNS" in os.environ
+    return Console(file=file, highlight=False, width=None if narrow else _WIDE)
 
 
 def say(message: str) -> None:

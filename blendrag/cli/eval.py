@@ -47,7 +47,7 @@ def evaluate(
     json: Json = None,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
-    from blendrag.lab.bench.ttft import parse_ratios
+    from blendrag.lab.bench.axes import parse_ratios
     from blendrag.lab.evaluate.arms import parse_arms
     from blendrag.lab.evaluate.plot import draw
     from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE

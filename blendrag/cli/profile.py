@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,19 +27,16 @@ def profile(
     """Measure prefill, blending and the tiers here, and keep the result for the engine."""
     from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
     from blendrag.lab.progress import bench_progress
-    from blendrag.lab.report import check_json_path, write_json
+    from blendrag.lab.report import check_json, write_json
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, prefix_caching=True)
-    if json and json != "-":
-        check_json_path(Path(json))
+    check_json(json)
     with interruptible("interrupted: nothing was written"), bench_progress() as progress:
         measured = measure_profile(settings, QUICK if quick else Grid(), progress)
     path = measured.save(settings.cache_dir)
-    if json and json != "-":
-        write_json(measured.model_dump(mode="json"), Path(json))
-    if json == "-":
-        sys.stdout.write(measured.model_dump_json(indent=2) + "\n")
+    if json:
+        write_json(measured.model_dump(mode="json"), json)
     _print(measured, err() if json == "-" else out())
     for spec in settings.stack:
         if spec.label not in measured.tiers:

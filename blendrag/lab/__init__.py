@@ -1,1 +1,14 @@
-"""The laboratory: everything that measures, evaluates, replays and trains. Serving never imports it."""
+"""Everything that measures, evaluates, replays, trains and draws. Serving never imports it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from blendrag.errors import MissingDependencyError
+
+
+def require(*modules: str) -> None:
+    """Raise MissingDependencyError, naming the extra, unless these can be imported."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise MissingDependencyError(f'{name} is not installed: pip install "blendrag[lab]"')

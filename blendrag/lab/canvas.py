@@ -6,10 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blendrag.errors import ConfigError
+from blendrag.lab import require
+from blendrag.lab.report import where as where
+
 INK = "#24292f"
 _GRID = "#e6e8eb"
+SUFFIXES = (".png", ".svg", ".pdf")
 ARM_COLOURS = {"full": "#6e7781", "prefix": "#8e6cc0", "reuse": "#e9a23b", "blended": "#2f81c7"}
 ARM_LABELS = {"full": "full prefill", "prefix": "prefix caching", "reuse": "full reuse", "blended": "blended"}
+
+
+def check_plot_path(path: Path) -> None:
+    """Raise ConfigError unless a picture can be written there, and MissingDependencyError if there is nothing
+    to draw it with: better before measuring than after."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
+    if not path.resolve().parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
+    require("matplotlib")
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -47,8 +62,3 @@ def save(figure: Any, path: Path, machine: Mapping[str, Any] | None = None) -> N
     if machine is not None:
         figure.supxlabel(where(machine), color=INK, fontsize=8)
     figure.savefig(path, facecolor="white", transparent=False)
-
-
-def where(machine: Mapping[str, Any]) -> str:
-    """A machine in a line, for a footnote."""
-    return f"{Path(str(machine['model'])).name} on {machine['cpu']}, {machine['threads']} threads"

@@ -14,7 +14,7 @@ class BenchProgress:
     """Told what is being done. This one is silent."""
 
     def total(self, steps: int) -> None:
-        """How many steps there will be."""
+        """So many steps more than were told before."""
 
     def note(self, message: str) -> None:
         """What is being done now."""
@@ -28,10 +28,11 @@ class BenchBar(BenchProgress):
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("starting", total=None)
+        self._task, self._total = progress.add_task("starting", total=None), 0
 
     def total(self, steps: int) -> None:
-        self._progress.update(self._task, total=steps)
+        self._total += steps
+        self._progress.update(self._task, total=self._total)
 
     def note(self, message: str) -> None:
         self._progress.update(self._task, description=message)

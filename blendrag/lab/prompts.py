@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blendrag.errors import ModelError
+from blendrag.engine.client.engine import Engine
+from blendrag.errors import ModelError, PromptTooLongError
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
+from blendrag.settings import Settings
 
 QUESTIONS = (
     "What is the first text about?",
@@ -44,18 +46,29 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What every arm of one repeat is given: the same prompt. ``reordered``: its chunks in another order."""
+    """What every arm of trial ``number`` is given: the same prompt. before: what prefix caching is asked
+    before it, its chunks in another order."""
 
+    number: int
     prompt: Prompt
-    reordered: Prompt
+    before: Prompt
 
 
 class PromptMaker:
     """Makes prompts for one tokenizer, in the model's chat template if it has one."""
 
     def __init__(self, tokenizer: Any, *, system_prompt: str, separator: str) -> None:
-        self._tokenizer, self._system = tokenizer, system_prompt
+        self.tokenizer, self._system = tokenizer, system_prompt
         self._separator_text, self._separator = separator, encode_document(tokenizer, separator)
+
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings, system_prompt: str | None = None) -> PromptMaker:
+        """For the engine's model. system_prompt: another than that of the settings."""
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(engine.model_path))
+        system = settings.system_prompt if system_prompt is None else system_prompt
+        return cls(tokenizer, system_prompt=system, separator=settings.separator)
 
     def make(self, chunks: Sequence[StoredChunk], question: str) -> Prompt:
         """Every chunk is a document."""
@@ -67,7 +80,7 @@ class PromptMaker:
         spans: list[tuple[str, int, int]] = []
         for part in self._parts(question):
             if part.message is None:
-                ids += encode_markup(self._tokenizer, part.text)
+                ids += encode_markup(self.tokenizer, part.text)
                 continue
             if part.message == _USER:
                 for document in documents:
@@ -75,22 +88,22 @@ class PromptMaker:
                         spans.append((chunk.key, len(ids), len(chunk.token_ids)))
                         ids += chunk.token_ids
                     ids += self._separator
-            ids += encode_document(self._tokenizer, part.text)
+            ids += encode_document(self.tokenizer, part.text)
         return Prompt(tuple(ids), tuple(spans))
 
     def _parts(self, question: str) -> list[Part]:
         """The question is message ``_USER``; documents go before it."""
         system = {"role": "system", "content": self._system}
         user = {"role": "user", "content": question}
-        if not getattr(self._tokenizer, "chat_template", None):  # a base model
-            before = f"{implied_bos(self._tokenizer) or ''}{self._system}{self._separator_text}"
+        if not getattr(self.tokenizer, "chat_template", None):  # a base model
+            before = f"{implied_bos(self.tokenizer) or ''}{self._system}{self._separator_text}"
             return [Part(before), Part(question, _USER), Part(self._separator_text)]
         try:
-            return render_parts(self._tokenizer, [system, user])
+            return render_parts(self.tokenizer, [system, user])
         except ModelError:  # no system role: its text goes before the documents
             text = Part(f"{self._system}{self._separator_text}", 0)
             parts: list[Part] = []
-            for part in render_parts(self._tokenizer, [user]):
+            for part in render_parts(self.tokenizer, [user]):
                 parts += [text, replace(part, message=_USER)] if part.message == 0 else [part]
             return parts
 
@@ -108,4 +121,14 @@ class PromptMaker:
         while other == chosen:
             rng.shuffle(other)
         question = questions[number % len(questions)]
-        return Trial(self.make(chosen, question), self.make(other, question))
+        return Trial(number, self.make(chosen, question), self.make(other, question))
+
+
+def check_prompts(prompts: Iterable[Prompt], window: int, answer: int = 1) -> None:
+    """Raise PromptTooLongError unless every prompt and ``answer`` tokens fit into the model's window."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest + answer > window:
+        raise PromptTooLongError(
+            f"the prompts have up to {longest} tokens, the model's window {window}:"
+            " ask for fewer or smaller chunks, or use a model with a longer window"
+        )

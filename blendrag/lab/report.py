@@ -1,96 +1,120 @@
-"""The results for people (a table) and for scripts (JSON)."""
+"""Results for people (tables), for scripts (JSON) and for pages (Markdown)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 
 from blendrag.errors import ConfigError
-from blendrag.lab.statistics import PARTS
 
 
-def to_json(results: Mapping[str, Any]) -> str:
+class Typed(Protocol):
+    """Results with a type of their own."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+Results = Mapping[str, Any] | Typed
+
+
+def plain(results: Results) -> Mapping[str, Any]:
+    return results if isinstance(results, Mapping) else results.to_dict()
+
+
+def to_json(results: Results) -> str:
     """The results as one JSON document; numbers that are not finite are refused."""
-    return json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def check_json_path(path: Path, option: str = "--json") -> None:
-    """Raise ConfigError unless a file can be written there: better before measuring than after."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ConfigError(f"{option} {path}: not a file in a folder that exists")
+def check_json(target: str | None) -> None:
+    """Raise ConfigError unless ``write_json`` can write there: better before measuring than after."""
+    if target and target != "-":
+        path = Path(target)
+        if path.is_dir() or not path.resolve().parent.is_dir():
+            raise ConfigError(f"--json {target}: not a file in a folder that exists")
 
 
-def write_json(results: Mapping[str, Any], path: Path) -> None:
-    """Write ``to_json``. Raises ConfigError if the file cannot be written."""
+def write_json(results: Results, target: str) -> None:
+    """To a file, or to standard output if that is ``-``. Raises ConfigError if the file cannot be written."""
+    if target == "-":
+        sys.stdout.write(to_json(results))
+        return
     try:
-        path.write_text(to_json(results), encoding="utf-8")
+        Path(target).write_text(to_json(results), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
-
-
-def print_table(results: Mapping[str, Any], console: Console) -> None:
-    """A row per arm: how fast and how close to full prefill; then where the time went; then what it was."""
-    speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
-    split = table_with("arm", "recomputed", *PARTS, "engine")
-    for name, arm in results["arms"].items():
-        ttft, speedup, parts = arm["ttft_ms"], arm["speedup_vs_full"], arm["split_ms"]
-        speed.add_row(
-            name,
-            f"{ttft['median']:,.0f}",
-            f"{ttft['p10']:,.0f}-{ttft['p90']:,.0f}",
-            f"{speedup['median']:.2f}x",
-            f"{speedup['p10']:.2f}-{speedup['p90']:.2f}",
-            f"{arm['kl_first_token']:.4f}",
-            f"{arm['top1_agreement']:.0%}",
-        )
-        split.add_row(
-            name,
-            f"{arm['tokens_recomputed']:,}",
-            *(f"{parts[part]:,.0f}" if was_blended(arm) else "" for part in PARTS),
-            f"{parts['engine']:,.0f}",
-        )
-    for part in (speed, _LEGEND, split, _facts(results)):
-        console.print(part, markup=False)
-
-
-def was_blended(arm: Mapping[str, Any]) -> bool:
-    """Whether an arm's time has parts; plain prefill is the engine's alone."""
-    return any(arm["split_ms"][part] for part in PARTS)
+        raise ConfigError(f"--json {target}: {error.strerror}") from error
 
 
 def table_with(first: str, *columns: str) -> Table:
     """An empty table: the first column to the left, the others, numbers, to the right."""
     table = Table()
-    table.add_column(first)
+    table.add_column(first, overflow="fold")  # a name cut short would be another one
     for column in columns:
         table.add_column(column, justify="right")
     return table
 
 
-_LEGEND = (
-    "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
-    " another order. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
-    " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
-)
+# -- pages ------------------------------------------------------------------------------------------------
 
 
-def _facts(results: Mapping[str, Any]) -> str:
-    config, machine, ingest = results["config"], results["machine"], results["ingest"]
-    lengths = config["prompt_tokens"]
-    return (
-        f"{config['repeats']} repeats, {config['chunks']} chunks of {config['chunk_tokens']} tokens,"
-        f" prompts of {min(lengths):,} to {max(lengths):,} tokens; {machine['model']} on {machine['cpu']},"
-        f" {machine['threads']} threads{_accelerator(machine['device'])}.\n"
-        f"Ingest {ingest['tokens_per_s']:,.0f} tokens/s ({ingest['prefill_tokens_per_s']:,.0f} but for the"
-        f" disk); plain prefill of the same {ingest['plain_tokens_per_s']:,.0f} tokens/s:"
-        f" {ingest['ratio_to_plain']:.0%}."
-    )
+class Page(RenderHook):
+    """A Markdown page that the tables of a command are pasted into: the first between ``<!-- NAME-table -->``
+    and ``<!-- /NAME-table -->``, the second ``NAME-table-2``, each with what it was measured on."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """name: the command's. Raises ConfigError if the page cannot be read, or has no place for them."""
+        self._path, self._name, self._tables = path, name, list[Table]()
+        self._places()
+
+    def watch(self, console: Console) -> None:
+        """Take every table that is printed there."""
+        console.push_render_hook(self)
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        self._tables += [each for each in renderables if isinstance(each, Table)]
+        return renderables
+
+    def paste(self, machine: Mapping[str, Any]) -> None:
+        """Write the page. machine: as ``describe_machine`` has it."""
+        text = self._places()
+        measured = f"Commit {str(machine['commit'])[:7]}, {where(machine)}."
+        for number, table in enumerate(self._tables, start=1):
+            begin, end = self._markers(number)
+            before, found, rest = text.partition(begin)
+            _, closed, after = rest.partition(end)
+            if found and closed:
+                text = f"{before}{begin}\n{markdown(table)}\n\n{measured}\n{end}{after}"
+        self._path.write_text(text, encoding="utf-8")
+
+    def _markers(self, number: int) -> tuple[str, str]:
+        place = f"{self._name}-table" + (f"-{number}" if number > 1 else "")
+        return f"<!-- {place} -->", f"<!-- /{place} -->"
+
+    def _places(self) -> str:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--paste {self._path}: {error.strerror}") from error
+        begin, end = self._markers(1)
+        if begin not in text or end not in text:
+            raise ConfigError(f"--paste {self._path}: there is no {begin} with its {end} in it")
+        return text
 
 
-def _accelerator(device: str) -> str:
-    return "" if device == "cpu" else f", {device}"
+def markdown(table: Table) -> str:
+    """A table of texts as Markdown has it."""
+    marks = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    cells = zip(*(column.cells for column in table.columns), strict=True)
+    rows: list[Iterable[Any]] = [[column.header for column in table.columns], marks, *cells]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def where(machine: Mapping[str, Any]) -> str:
+    """A machine in a line, for a footnote."""
+    return f"{Path(str(machine['model'])).name} on {machine['cpu']}, {machine['threads']} threads"

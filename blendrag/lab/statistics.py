@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from blendrag.lab.arms import TOP, Sample
+from blendrag.lab.arms import PARTS, TOP, Sample
 
-PARTS = ("load", "select", "recompute")
 _LEAST = 1e-12  # probability; keeps the logarithm finite
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Spread:
     """Median, 10th and 90th percentile (linear between samples)."""
-    low, middle, high = np.percentile(values, (10, 50, 90))
-    return {"median": float(middle), "p10": float(low), "p90": float(high)}
+
+    median: float
+    p10: float
+    p90: float
+
+    def shown(self, form: str = ",.0f") -> tuple[str, str]:
+        """Two cells: the median, and the range."""
+        return format(self.median, form), f"{self.p10:{form}}-{self.p90:{form}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The numbers of an arm.
+
+    ttft_ms: of trials; where prompts are sent at once, their mean is that of the trial.
+    speedup: by arm, that arm's TTFT / this one's, trial by trial.
+    kl_first_token (nats), top1_agreement: means, against full prefill.
+    tokens_recomputed, split_ms: medians; the split's ``engine`` is the rest of the median TTFT.
+    each_ms: [trial][prompt] of TTFT.
+    """
+
+    ttft_ms: Spread
+    speedup: dict[str, Spread]
+    kl_first_token: float
+    top1_agreement: float
+    tokens_recomputed: int
+    split_ms: dict[str, float]
+    each_ms: list[list[float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        speedups = {f"speedup_vs_{rival}": asdict(own) for rival, own in self.speedup.items()}
+        return speedups | {name: value for name, value in asdict(self).items() if name != "speedup"}
+
+    @property
+    def blended(self) -> bool:
+        """Whether its time has parts; plain prefill is the engine's alone."""
+        return any(self.split_ms[part] for part in PARTS)
+
+
+def spread(values: Iterable[float]) -> Spread:
+    low, middle, high = np.percentile(list(values), (10, 50, 90))
+    return Spread(float(middle), float(low), float(high))
 
 
 def first_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:
@@ -39,28 +81,37 @@ def first_token_kl(reference: Mapping[int, float], other: Mapping[int, float], t
     return max(0.0, sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)))
 
 
-def summarise(samples: Mapping[str, Sequence[Sample]]) -> dict[str, dict[str, Any]]:
-    """The numbers of each arm. ``samples``: per arm one per repeat, with ``full`` among the arms.
+def mean_kl(own: Sequence[Sample], reference: Sequence[Sample]) -> float:
+    """Of the first tokens, request by request."""
+    pairs = zip(own, reference, strict=True)
+    return float(np.mean([first_token_kl(there.logprobs, here.logprobs) for here, there in pairs]))
 
-    ttft_ms, speedup_vs_full (repeat by repeat): median, p10, p90.
-    kl_first_token (nats), top1_agreement: means, against ``full``.
-    tokens_recomputed, split_ms: medians; the split's ``engine`` is the rest of the median TTFT.
-    """
+
+def summarise(
+    samples: Mapping[str, Sequence[Sample]], rivals: Sequence[str] = ("full",)
+) -> dict[str, Summary]:
+    """The numbers of each arm, by name, ``full`` among them. rivals: whose times are compared."""
+    each = {name: _by_trial(own) for name, own in samples.items()}
+    means = {name: np.array([np.mean(times) for times in own]) for name, own in each.items()}
     full = samples["full"]
-    return {name: _summary(own, full) for name, own in samples.items()}
+    found = {}
+    for name, own in samples.items():
+        ttft = spread(means[name])
+        split = {part: float(np.median([s.split_ms.get(part, 0.0) for s in own])) for part in PARTS}
+        found[name] = Summary(
+            ttft_ms=ttft,
+            speedup={rival: spread(means[rival] / means[name]) for rival in rivals},
+            kl_first_token=mean_kl(own, full),
+            top1_agreement=float(np.mean([a.token == b.token for a, b in zip(own, full, strict=True)])),
+            tokens_recomputed=round(float(np.median([sample.recomputed for sample in own]))),
+            split_ms=split | {"engine": ttft.median - sum(split.values())},
+            each_ms=each[name],
+        )
+    return found
 
 
-def _summary(own: Sequence[Sample], full: Sequence[Sample]) -> dict[str, Any]:
-    pairs = list(zip(own, full, strict=True))
-    ttft = spread([sample.ttft_ms for sample in own])
-    split = {part: float(np.median([sample.split_ms.get(part, 0.0) for sample in own])) for part in PARTS}
-    return {
-        "ttft_ms": ttft,
-        "speedup_vs_full": spread([reference.ttft_ms / sample.ttft_ms for sample, reference in pairs]),
-        "kl_first_token": float(
-            np.mean([first_token_kl(reference.logprobs, sample.logprobs) for sample, reference in pairs])
-        ),
-        "top1_agreement": float(np.mean([sample.token == reference.token for sample, reference in pairs])),
-        "tokens_recomputed": round(float(np.median([sample.recomputed for sample in own]))),
-        "split_ms": split | {"engine": ttft["median"] - sum(split.values())},
-    }
+def _by_trial(own: Sequence[Sample]) -> list[list[float]]:
+    trials: dict[int, list[float]] = defaultdict(list)
+    for sample in own:
+        trials[sample.trial].append(sample.ttft_ms)
+    return list(trials.values())

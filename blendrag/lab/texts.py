@@ -99,16 +99,20 @@ def cut_chunks(
     return list(found)[:most]
 
 
-def text_pieces(tokenizer: Any, count: int, tokens: int) -> list[tuple[int, ...]]:
-    """Different chunks of real text: which tokens deviate, and how scattered they are, depends on it.
+def text_pieces(
+    tokenizer: Any, count: int, tokens: int, texts: Sequence[str] | None = None, least: int | None = None
+) -> list[tuple[int, ...]]:
+    """``count`` different chunks of real text: which tokens deviate, and how scattered they are, depends on
+    it. texts: others than those of the installed packages. least: so many are enough.
 
-    Raises ConfigError if the installed packages have too little of it.
+    Raises ConfigError if there is too little text.
     """
 
     def encode(text: str) -> Sequence[int]:
         return encode_document(tokenizer, text)
 
-    return cut_chunks(installed_texts(), encode, tokens, least=count, most=count)
+    source = installed_texts() if texts is None else texts
+    return cut_chunks(source, encode, tokens, least=count if least is None else least, most=count)
 
 
 def questions_of(tokenizer: Any, tokens: int, count: int = 8) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from blendrag.cli.bench.shared import Json, Plot, Results, app, measured
+from blendrag.cli.bench.shared import Json, Plot, app, measured
 from blendrag.lab.progress import BenchProgress
 
 
@@ -61,7 +61,7 @@ def eviction(
     workload = Workload(seconds, zipf, arrivals, predictor)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
-    def work(progress: BenchProgress) -> Results:
+    def work(progress: BenchProgress) -> dict[str, Any]:
         sources = []
         for file in trace:
             progress.note(f"reading {file}")

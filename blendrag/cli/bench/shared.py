@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
 from blendrag.cli.console import Commands, err, interruptible, out
 from blendrag.lab.progress import BenchProgress, bench_progress
+
+if TYPE_CHECKING:
+    from blendrag.lab.report import Results
 
 app = typer.Typer(
     cls=Commands,
@@ -21,12 +23,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Results = dict[str, Any]
+R = TypeVar("R", bound="Results")
 
 Json = Annotated[
     str | None, typer.Option(help="Write the results as JSON; - for standard output.", metavar="FILE")
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the results: .png, .svg or .pdf.", metavar="FILE")]
+Paste = Annotated[
+    Path | None, typer.Option(help="Put the tables between their markers in a Markdown page.", metavar="FILE")
+]
 Data = Annotated[Path | None, typer.Option(help="Text or JSONL file to take chunks from.", metavar="FILE")]
 Chunks = Annotated[int, typer.Option(min=2, help="Chunks in a prompt.")]
 ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
@@ -40,33 +45,39 @@ def bench() -> None:
 
 
 def measured(
-    work: Callable[[BenchProgress], Results],
-    table: Callable[[Results, Console], None],
+    work: Callable[[BenchProgress], R],
+    table: Callable[[R, Console], None],
     json: str | None,
     plot: Path | None = None,
-    draw: Callable[[Results, Path], None] | None = None,
+    draw: Callable[[R, Path], None] | None = None,
     interrupted: str = "interrupted",
-) -> Results:
-    """Do ``work`` behind a bar, and show its results: a table, JSON and a picture where they are wanted.
+    paste: tuple[str, Path | None] = ("", None),
+) -> R:
+    """Do ``work`` behind a bar, and show its results: a table, JSON, a picture and in a page where they are
+    wanted.
 
     With JSON on standard output, the table goes to standard error. What cannot be written is refused before
     measuring rather than after; results are in their file before anything is shown. interrupted: what Ctrl-C
-    is answered with.
+    is answered with. paste: what the tables are called there, and the page.
     """
-    from blendrag.lab.bench.plot import check_plot_path
-    from blendrag.lab.report import check_json_path, to_json, write_json
+    from blendrag.lab.canvas import check_plot_path
+    from blendrag.lab.report import Page, check_json, plain, write_json
 
     if plot:
         check_plot_path(plot)
-    if json and json != "-":
-        check_json_path(Path(json))
+    check_json(json)
+    name, path = paste
+    page = Page(path, name) if path else None
     with interruptible(interrupted), bench_progress() as progress:
         results = work(progress)
-    if json == "-":
-        sys.stdout.write(to_json(results))
-    elif json:
-        write_json(results, Path(json))
-    table(results, err() if json == "-" else out())
+    if json:
+        write_json(results, json)
+    console = err() if json == "-" else out()
+    if page:
+        page.watch(console)
+    table(results, console)
+    if page:
+        page.paste(plain(results)["machine"])
     if plot and draw:
         draw(results, plot)
     return results

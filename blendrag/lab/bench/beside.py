@@ -16,9 +16,8 @@ from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.beside_summary import Window, ratios_to_alone, summarise_windows
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
-from blendrag.lab.bench.ttft import check_prompts
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import Prompt, PromptMaker
+from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import trial_store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from blendrag.errors import ConfigError
@@ -60,7 +60,7 @@ def summarise_windows(windows: Sequence[Window]) -> dict[str, Any]:
     return {
         "itl_ms": _itl([gap for window in windows for gap in window.gaps]),
         "during_ms": _itl([gap for window in windows for gap in window.during]),
-        "arrival_ttft_ms": spread(waits) if waits else None,
+        "arrival_ttft_ms": asdict(spread(waits)) if waits else None,
         "tokens_per_s": sum(len(window.gaps) for window in windows)
         / sum(window.end - window.begin for window in windows),
     }
@@ -73,7 +73,7 @@ def ratios_to_alone(windows: Mapping[str, Sequence[Window]]) -> dict[str, dict[s
     return {
         name: {
             which: {
-                key: spread([one[key] / base[key] for one, base in zip(own, alone, strict=True)])
+                key: asdict(spread([one[key] / base[key] for one, base in zip(own, alone, strict=True)]))
                 for key in ("p50", "p95", "max")
             }
             for which, own in (

@@ -88,11 +88,11 @@ def analyse(measured: Mapping[str, Any], mask: str) -> dict[str, Any]:
     for name in ("attention_runs", "attention_dense"):
         least[name] = least["attention"]
     rates = _rates(measured)
-    layer_ms = sum(spread(taken[name])["median"] for name in LAYER)
+    layer_ms = sum(spread(taken[name]).median for name in LAYER)
     pieces: dict[str, dict[str, Any]] = {}
     for name, cost in least.items():
         floor, bound = _floor(cost, rates)
-        best, median = min(taken[name]), spread(taken[name])["median"]
+        best, median = min(taken[name]), spread(taken[name]).median
         products = measured["products"].get(name)
         pieces[name] = {
             "best_ms": best,
@@ -110,7 +110,7 @@ def analyse(measured: Mapping[str, Any], mask: str) -> dict[str, Any]:
         "pieces": pieces,
         "layer": {
             "best_ms": min(taken["layer"]),
-            "median_ms": spread(taken["layer"])["median"],
+            "median_ms": spread(taken["layer"]).median,
             "floor_ms": sum(pieces[name]["floor_ms"] for name in LAYER),
         },
         "blend": {

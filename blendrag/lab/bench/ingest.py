@@ -16,6 +16,7 @@ from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.arms import reset
+from blendrag.lab.experiment import in_turn
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import StoredChunk
 from blendrag.serving.identity import kv_identity, prefix_ids
@@ -82,13 +83,6 @@ def temporary_store(
                 store.close()
 
 
-def rounds_of(chunks: Sequence[StoredChunk], batch_tokens: int) -> list[list[list[StoredChunk]]]:
-    """Chunks (all of one length) in batches of at most ``batch_tokens``, batches in rounds."""
-    size = max(1, batch_tokens // len(chunks[0].token_ids))
-    calls = [list(chunks[at : at + size]) for at in range(0, len(chunks), size)]
-    return [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
-
-
 def ingest_all(
     store: StoreClient, chunks: Iterable[StoredChunk], batch_tokens: int, prefix_tokens: int = 0
 ) -> None:
@@ -101,28 +95,26 @@ def ingest_all(
     store.flush()
 
 
-def fill(
-    engine: Engine, store: TemporaryStore, rounds: Sequence[list[list[StoredChunk]]], progress: BenchProgress
+def measure_ingest(
+    engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]], progress: BenchProgress
 ) -> IngestCost:
-    """Ingest all rounds, each next to plain prefill of the same chunks; which is first takes turns.
+    """Ingest into a store of its own and prefill the same chunks plainly, in turn, a few batches at a time.
 
-    A round ends when its records are on disk, so that no writing slows the plain prefill after it.
+    A turn ends when its records are on disk, so that no writing slows the plain prefill after it.
     """
-    warm_up = rounds[0][0]
-    store.store.ingest(replace(chunk, key=f"warm-up {chunk.key}") for chunk in warm_up)
-    store.store.flush()  # nothing: the catalogue does not know these keys
-    _prefill_plainly(engine, warm_up)
     cost = IngestCost()
-    for number, calls in enumerate(rounds):
-        steps = [_ingest_round, _plain_round]
-        for step in steps if number % 2 == 0 else reversed(steps):
-            progress.note("ingest" if step is _ingest_round else "plain prefill of the same")
-            step(store.store, calls, cost)
-            progress.step()
+    with temporary_store(engine, settings, pieces) as store:
+        calls = list(batches(store.chunks, settings.ingest_batch_tokens, 0))
+        # Keys that the catalogue does not know: what warms up is not stored.
+        unknown = [replace(chunk, key=f"warm-up {chunk.key}") for chunk in calls[0]]
+        rounds = [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
+        ways = {"ingest": _ingest, "plain prefill of the same": _prefill_plainly}
+        for turn in in_turn(ways, [[unknown], *rounds], progress):
+            turn.arm(store.store, turn.trial, IngestCost() if turn.warms_up else cost)
     return cost
 
 
-def _ingest_round(store: StoreClient, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
+def _ingest(store: StoreClient, calls: Sequence[Sequence[StoredChunk]], cost: IngestCost) -> None:
     begin = time.perf_counter()
     for batch in calls:
         done = store.ingest(batch)
@@ -133,16 +125,12 @@ def _ingest_round(store: StoreClient, calls: list[list[StoredChunk]], cost: Inge
     cost.seconds += time.perf_counter() - begin
 
 
-def _plain_round(store: StoreClient, calls: list[list[StoredChunk]], cost: IngestCost) -> None:
+def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[StoredChunk]], cost: IngestCost) -> None:
+    async def all_at_once(batch: Sequence[StoredChunk]) -> None:
+        await asyncio.gather(*(store.engine.agenerate(chunk.token_ids, _ONE_TOKEN) for chunk in batch))
+
     reset(store.engine)
     begin = time.perf_counter()
     for batch in calls:
-        _prefill_plainly(store.engine, batch)
+        asyncio.run(all_at_once(batch))
     cost.plain_s += time.perf_counter() - begin
-
-
-def _prefill_plainly(engine: Engine, batch: Sequence[StoredChunk]) -> None:
-    async def all_at_once() -> None:
-        await asyncio.gather(*(engine.agenerate(chunk.token_ids, _ONE_TOKEN) for chunk in batch))
-
-    asyncio.run(all_at_once())

@@ -12,14 +12,14 @@ import numpy as np
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import Blending
+from blendrag.lab.arms import PARTS, Blending
 from blendrag.lab.bench.floors import CHECK_LAYER, analyse
 from blendrag.lab.bench.ingest import ingest_all, temporary_store
-from blendrag.lab.bench.ttft import check_length
+from blendrag.lab.experiment import measure
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import PromptMaker
+from blendrag.lab.prompts import PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
-from blendrag.lab.statistics import PARTS, spread
+from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
 from blendrag.options import BlendOptions
@@ -69,8 +69,8 @@ def _measure(
     with temporary_store(engine, settings, pieces) as store:
         rng = random.Random(options.seed)
         trials = [maker.trial(store.chunks, options.chunks, rng, n) for n in range(_BLENDS + 1)]
-        check_length(trials, engine.max_model_len)
-        progress.total(2 + len(trials))
+        check_prompts([trial.prompt for trial in trials], engine.max_model_len)
+        progress.total(2)
         prompt = trials[0].prompt
         spans = [[start, length] for _, start, length in prompt.spans]
         progress.note("timing a layer's pieces")
@@ -79,16 +79,12 @@ def _measure(
         progress.note("ingest")
         ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
         progress.step()
-        arm = Blending(Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,))))
-        samples = []
-        for number, trial in enumerate(trials):
-            progress.note(f"blend {number} of {_BLENDS}")
-            samples.append(arm.run(engine, trial))
-            progress.step()
+        recipe = Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,)))
+        arm = Blending([[trial] for trial in trials], recipe)
+        served = measure(engine, {arm.name: arm}, progress)[arm.name]
     found = analyse(measured, engine.facts["mask"])
-    served = samples[1:]  # the first is a warm-up
     found["blend"] |= {
-        "ttft_ms": spread([sample.ttft_ms for sample in served]),
+        "ttft_ms": asdict(spread([sample.ttft_ms for sample in served])),
         "split_ms": {part: float(np.median([s.split_ms.get(part, 0.0) for s in served])) for part in PARTS},
     }
     return found | {

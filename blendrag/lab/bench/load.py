@@ -11,9 +11,8 @@ from blendrag.embedder import Embedder
 from blendrag.lab.arms import recipe_of
 from blendrag.lab.bench.load_runs import LoadOptions, LoadRuns, Ways
 from blendrag.lab.bench.paraphrases import PHRASINGS, extended_set
-from blendrag.lab.bench.ttft import check_prompts
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import PromptMaker
+from blendrag.lab.prompts import PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store

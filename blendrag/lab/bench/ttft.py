@@ -1,157 +1,185 @@
-"""Time to the first token: all arms on the same prompts, in turn, in one process."""
+"""Time to the first token: full prefill, prefix caching, full reuse and blending on the same prompts, at the
+values of one parameter (CacheBlend figures 12, 15, 16 and 17)."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.engine import Engine
-from blendrag.errors import ConfigError, PromptTooLongError
-from blendrag.lab.arms import Arm, Sample, make_arms, recipe_of
-from blendrag.lab.bench.ingest import fill, rounds_of, temporary_store
+from blendrag.errors import ConfigError
+from blendrag.lab.arms import Arm, Blending, FullPrefill, PrefixCaching, recipe_of
+from blendrag.lab.bench.axes import Axis, Point, Value, tiers_of
+from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
+from blendrag.lab.bench.ingest import IngestCost, measure_ingest
+from blendrag.lab.experiment import measure
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import Prompt, PromptMaker, Trial
+from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
-from blendrag.lab.statistics import summarise
-from blendrag.lab.texts import cut_chunks, file_texts, installed_texts
+from blendrag.lab.statistics import Summary, summarise
+from blendrag.lab.texts import file_texts, questions_of, text_pieces
+from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
-from blendrag.prompt import encode_document
 from blendrag.select import make_selector
 from blendrag.settings import Settings
 
-POOL = 4  # chunks in the store, per chunk of a prompt
+Key = tuple[Any, ...]  # of an arm: its name, and what its prompts and its store depend on
+ARMS = ("full", "prefix", "reuse", "blended")
+_POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of the largest batch
 
 
 @dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """What is measured. ``data``: a text or JSONL file instead of the built-in text."""
+class TtftOptions:
+    """What is measured: ``axis`` at ``values``. chunks, chunk_tokens: of every prompt, unless they are what
+    is varied. data: a text or JSONL file instead of the built-in text. ingest: what filling a store costs,
+    too."""
 
+    axis: Axis
+    values: tuple[Value, ...]
     chunks: int = 6
     chunk_tokens: int = 512
     repeats: int = 5
-    ratios: tuple[float, ...] = (0.05, 0.15, 0.3)
     data: Path | None = None
     seed: int = 0
+    ingest: bool = False
 
     def __post_init__(self) -> None:
         if self.chunks < 2:
             raise ConfigError(f"--chunks must be at least 2, not {self.chunks}: one has no other order")
-        if self.chunk_tokens < 1 or self.repeats < 1:
-            raise ConfigError("--chunk-tokens and --repeats must be at least 1")
+        if self.chunk_tokens < 8 or self.repeats < 1 or not self.values:
+            raise ConfigError("there must be 8 tokens in a chunk, one repeat and one value at least")
 
 
-def read_ratio(word: str) -> float:
-    """``"0.15"`` as a number. Raises ValueError, saying what is wrong."""
-    try:
-        ratio = round(float(word), 6)
-    except ValueError:
-        raise ValueError(f"{word.strip()!r} is not a number") from None
-    if not 0.0 < ratio <= 1.0:
-        raise ValueError(f"{ratio:g} is not above 0 and at most 1 (0 is the arm 'reuse')")
-    return ratio
+@dataclass(frozen=True, slots=True)
+class TtftResults:
+    """arms: every arm once, ``full`` first. points: per value of the axis the arms full, prefix, reuse and
+    blended. codecs: by value of that axis. machine: what it ran on. config: the options, and what the
+    settings say."""
+
+    axis: Axis
+    arms: dict[str, Summary]
+    points: dict[Value, dict[str, Summary]]
+    ingest: IngestCost | None
+    codecs: dict[str, CodecCost]
+    machine: dict[str, Any]
+    config: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """``bench ttft``: per arm, with the ingest. ``bench sweep``: per value and arm."""
+        found: dict[str, Any] = {"machine": self.machine, "config": self.config}
+        if self.ingest is not None:
+            arms = {name: arm.to_dict() for name, arm in self.arms.items()}
+            return {"arms": arms, "ingest": self.ingest.to_dict()} | found
+        points = [
+            {"value": value, "arms": {name: arm.to_dict() for name, arm in point.items()}}
+            for value, point in self.points.items()
+        ]
+        codecs = {name: asdict(cost) for name, cost in self.codecs.items()}
+        return {"axis": self.axis.name, "label": self.axis.label, "points": points, "codecs": codecs} | found
 
 
-def parse_ratios(text: str) -> tuple[float, ...]:
-    """``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
-    try:
-        return tuple(dict.fromkeys(map(read_ratio, text.split(","))))
-    except ValueError as error:
-        raise ConfigError(f"--ratios: {error}") from None
+def run_ttft(settings: Settings, options: TtftOptions, progress: BenchProgress) -> TtftResults:
+    """Measure.
 
-
-def run_ttft(settings: Settings, options: BenchOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Measure; the results, JSON-able:
-
-    arms: per arm (full, prefix, reuse, blend@RATIO) what ``statistics.summarise`` says.
-    machine: what it ran on. ingest: tokens per second, alone and next to plain prefill. config: the options.
-
-    Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreFullError, EngineError.
+    Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
     make_selector(settings.blending)  # what is wrong is told before the long start
     texts = file_texts(options.data) if options.data else None
-    with blending_engine(settings, progress) as engine:
-        return _measure(engine, settings, options, texts, progress)
-
-
-def _measure(
-    engine: Engine,
-    settings: Settings,
-    options: BenchOptions,
-    texts: list[str] | None,
-    progress: BenchProgress,
-) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-    progress.note("cutting text into chunks")
-    pieces = cut_chunks(
-        installed_texts() if texts is None else texts,
-        lambda text: encode_document(tokenizer, text),
-        options.chunk_tokens,
-        least=options.chunks,
-        most=POOL * options.chunks,
-    )
-    maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
-    with temporary_store(engine, settings, pieces) as store:
-        rng = random.Random(options.seed)
-        trials = [
-            maker.trial(store.chunks, options.chunks, rng, number) for number in range(options.repeats + 1)
+    start = Point(options.chunks, options.chunk_tokens, settings.recompute_ratio, settings.codec)
+    points = {value: options.axis.at(start, value) for value in options.values}
+    with blending_engine(settings, progress) as engine, ExitStack() as opened:
+        maker = PromptMaker.of(engine, settings)
+        progress.note("cutting text into chunks")
+        most = max(max(point.chunks, point.batch) for point in points.values())
+        pieces = [
+            piece
+            for tokens in sorted({point.chunk_tokens for point in points.values()})
+            for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, texts, least=most)
         ]
-        check_length(trials, engine.max_model_len)
-        arms = make_arms(recipe_of(settings, store.id), options.ratios)
-        rounds = rounds_of(store.chunks, settings.ingest_batch_tokens)
-        progress.total(2 * len(rounds) + len(arms) * len(trials))
-        cost = fill(engine, store, rounds, progress)
-        samples = _interleaved(engine, arms, trials, progress)
-    return {
-        "arms": summarise(samples),
-        "machine": describe_machine(settings.model, engine.facts),
-        "ingest": cost.to_dict(),
-        "config": asdict(options)
-        | {
-            "data": str(options.data) if options.data else None,
-            "prompt_tokens": [len(trial.prompt.token_ids) for trial in trials[1:]],
-            "pool_chunks": len(pieces),
-            "selector": settings.selector,
-            "metric": settings.metric,
-            "check_layers": list(settings.check_layers),
-            "threshold": settings.threshold,
-            "mask": engine.facts["mask"],
-            "ram_bytes": settings.ram_bytes,
-        },
+        cost = measure_ingest(engine, settings, pieces, progress) if options.ingest else None
+        stores: dict[tuple[str, str], TrialStore] = {}
+        for point in points.values():
+            if point.store not in stores:
+                progress.note(f"ingest: {point.codec} in {point.tier}")
+                own = settings.model_copy(update={"codec": point.codec})
+                spec = tiers_of(settings)[point.tier]
+                stores[point.store] = opened.enter_context(trial_store(engine, own, spec, pieces))
+        arms, cases = _arms(settings, options, maker, points, stores)
+        prompts = [trial.prompt for arm in arms.values() for trials in arm.rounds for trial in trials]
+        check_prompts(prompts, engine.max_model_len)
+        samples = measure(engine, arms, progress)
+        codecs = {}
+        if options.axis.name == "codec" and EXACT in points:
+            names = [str(value) for value in points]
+            codecs = measure_codecs(names, stores[points[EXACT].store], engine.facts["dtype"])
+        machine, mask = describe_machine(settings.model, engine.facts), engine.facts["mask"]
+    found = {
+        value: summarise({name: samples[key] for name, key in case.items()}, ("full", "prefix"))
+        for value, case in cases.items()
     }
+    return TtftResults(
+        options.axis,
+        {arms[key].name: found[value][name] for value, case in cases.items() for name, key in case.items()},
+        found,
+        cost,
+        codecs,
+        machine,
+        _config(settings, options)
+        | {
+            "prompt_tokens": sorted({len(prompt.token_ids) for prompt in prompts}),
+            "pool_chunks": len(pieces),
+            "mask": mask,
+        },
+    )
 
 
-def check_length(trials: Sequence[Trial], window: int) -> None:
-    """Raise PromptTooLongError unless every prompt fits into the model's window."""
-    check_prompts([trial.prompt for trial in trials], window)
+def _arms(
+    settings: Settings,
+    options: TtftOptions,
+    maker: PromptMaker,
+    points: Mapping[Value, Point],
+    stores: Mapping[tuple[str, str], TrialStore],
+) -> tuple[dict[Key, Arm], dict[Value, dict[str, Key]]]:
+    """The arms, and per value which four are its own. Points share those that do not depend on what is
+    varied, as full prefill does not depend on the ratio: they are measured once."""
+    arms: dict[Key, Arm] = {}
+    cases: dict[Value, dict[str, Key]] = {}
+    for value, point in points.items():
+        store = stores[point.store]
+        rounds = _rounds(maker, store, point, options)
+        cold = None if point.tier == "ram" else store
+        plain = (FullPrefill(rounds), PrefixCaching(rounds))
+        stored = [
+            Blending(rounds, recipe_of(settings, store.id, ratio), cold) for ratio in (0.0, point.ratio)
+        ]
+        keys = [(arm.name, *point.prompts) for arm in plain]
+        keys += [(arm.name, *point.prompts, *point.store) for arm in stored]
+        for key, arm in zip(keys, (*plain, *stored), strict=True):
+            arms.setdefault(key, arm)
+        cases[value] = dict(zip(ARMS, keys, strict=True))
+    return arms, cases
 
 
-def check_prompts(prompts: Sequence[Prompt], window: int, answer: int = 1) -> None:
-    """``check_length``, with room for ``answer`` tokens."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest + answer > window:
-        raise PromptTooLongError(
-            f"the prompts have up to {longest} tokens, the model's window {window}:"
-            " ask for fewer or smaller chunks, or use a model with a longer window"
-        )
+def _rounds(maker: PromptMaker, store: TrialStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
+    """The same prompts whichever store they are from; the first round is the warm-up."""
+    rng = random.Random(f"{options.seed} {point.prompts}")
+    own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]
+    asked = questions_of(maker.tokenizer, point.question_tokens) if point.question_tokens else QUESTIONS
+    rounds: list[list[Trial]] = []
+    for number in range(options.repeats + 1):
+        batch: dict[str, Trial] = {}  # by first chunk: none of a batch may find its own in the prefix cache
+        while len(batch) < point.batch:
+            trial = maker.trial(own, point.chunks, rng, number, asked)
+            batch.setdefault(trial.prompt.spans[0][0], trial)
+        rounds.append(list(batch.values()))
+    return rounds
 
 
-def _interleaved(
-    engine: Engine, arms: Sequence[Arm], trials: Sequence[Trial], progress: BenchProgress
-) -> dict[str, list[Sample]]:
-    """Samples per arm. The first trial is the warm-up; each later one begins with another arm."""
-    samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
-    for number, trial in enumerate(trials):
-        shift = number % len(arms)
-        for arm in (*arms[shift:], *arms[:shift]):
-            what = f"repeat {number} of {len(trials) - 1}" if number else "warm-up"
-            progress.note(f"{what}: {arm.name}")
-            sample = arm.run(engine, trial)
-            if number:
-                samples[arm.name].append(sample)
-            progress.step()
-    return samples
+def _config(settings: Settings, options: TtftOptions) -> dict[str, Any]:
+    names = ("codec", "selector", "metric", "check_layers", "threshold", "ram_bytes")
+    own = {field.name: getattr(options, field.name) for field in fields(options)}
+    own |= {"axis": options.axis.name, "data": options.data and str(options.data)}
+    return own | {"ratio": settings.recompute_ratio} | settings.model_dump(mode="json", include=set(names))

@@ -22,7 +22,7 @@ from typing import Literal, cast, get_args
 
 from blendrag.engine.recipe import Recipe, Semantics
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.ttft import read_ratio
+from blendrag.lab.bench.axes import read_ratio
 from blendrag.options import BlendOptions, Metric
 from blendrag.select import SELECTORS, make_selector
 from blendrag.settings import Settings, SharedPrefix

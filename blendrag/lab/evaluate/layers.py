@@ -12,13 +12,12 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.ingest import TemporaryStore, ingest_all, temporary_store
-from blendrag.lab.bench.ttft import check_prompts
 from blendrag.lab.evaluate.chunks import Documents, cut
 from blendrag.lab.evaluate.formats import find_format
 from blendrag.lab.evaluate.layer_statistics import summarise_probes
 from blendrag.lab.evaluate.rows import read_rows
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine

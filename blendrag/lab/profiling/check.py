@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from blendrag.control.choose import ChunkCost, Controller
 from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus
 from blendrag.engine.client.engine import Engine
-from blendrag.lab.profiling.runs import Run, blend_run, interleaved, prefill_run
+from blendrag.lab.arms import Arm, Blending, FullPrefill, recipe_of
+from blendrag.lab.experiment import measure
+from blendrag.lab.profiling.measure import repeated
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
 from blendrag.lab.texts import text_pieces
@@ -43,57 +44,55 @@ def check_plan(
 
     Raises PromptTooLongError, ConfigError (too little text), StoreError, EngineError.
     """
-    from transformers import AutoTokenizer
-
     engine = Engine.shared(settings, progress.note)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+        maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
-        pieces = text_pieces(tokenizer, corpus.top_k, corpus.chunk_tokens)
-        maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+        pieces = text_pieces(maker.tokenizer, corpus.top_k, corpus.chunk_tokens)
         with contextlib.ExitStack() as stack:
             stores = [
                 stack.enter_context(trial_store(engine, settings, spec, pieces))
                 for spec in settings.stack
                 if spec.label in estimate.tiers
             ]
-            runs = _runs(engine, settings, estimate, corpus, ratio, stores, maker)
-            progress.total((_REPEATS + 1) * len(runs))
-            times = interleaved({key: run for key, (_, run) in runs.items()}, _REPEATS, progress, "checking")
+            arms = _arms(settings, estimate, corpus, ratio, stores, maker)
+            times = measure(engine, {way: arm for way, (_, arm) in arms.items()}, progress)
         return [
-            Checked(tier, what, seconds, min(ttft for ttft, _ in times[tier, what]))
-            for (tier, what), (seconds, _) in runs.items()
+            Checked(tier, what, seconds, min(sample.ttft_ms for sample in times[tier, what]) / 1e3)
+            for (tier, what), (seconds, _) in arms.items()
         ]
     finally:
         engine.release()
 
 
-def _runs(
-    engine: Engine,
+def _arms(
     settings: Settings,
     estimate: Estimator,
     corpus: Corpus,
     ratio: float,
     stores: Sequence[TrialStore],
     maker: PromptMaker,
-) -> dict[tuple[str, str], tuple[float, Run]]:
+) -> dict[tuple[str, str], tuple[float, Arm]]:
     """(tier, what): the estimate, and what is to be measured."""
-    runs: dict[tuple[str, str], tuple[float, Run]] = {}
+    arms: dict[tuple[str, str], tuple[float, Arm]] = {}
+
+    def blend(store: TrialStore, prompt: Prompt, ratio: float) -> Arm:
+        return Blending(repeated(prompt, _REPEATS), recipe_of(settings, store.id, ratio), store)
+
     for store in stores:
         prompt = maker.make(store.chunks, QUESTIONS[0])
         total, cached = len(prompt.token_ids), prompt.chunk_tokens()
         fresh = total - cached
-        runs["", "plain prefill"] = (estimate.prefill_s(0, total), prefill_run(engine, prompt.token_ids))
+        arms["", "plain prefill"] = (estimate.prefill_s(0, total), FullPrefill(repeated(prompt, _REPEATS)))
         load = estimate.load_s(len(store.chunks) * corpus.chunk_bytes, store.tier)
         seconds = estimate.blend_s(load, estimate.recompute_s(cached, fresh, ratio), ratio)
-        runs[store.tier, f"ratio {ratio:g}"] = seconds, blend_run(engine, settings, store, prompt, ratio)
+        arms[store.tier, f"ratio {ratio:g}"] = seconds, blend(store, prompt, ratio)
         costs = [ChunkCost(len(chunk.token_ids), corpus.chunk_bytes, store.tier) for chunk in store.chunks]
         auto = Controller(estimate, ratio).decide(costs, fresh, None)
         if any(auto.load):
-            part = _only(prompt, auto.load)
             what = f"as chosen: {sum(auto.load)} chunks, ratio {auto.ratio:.2f}"
-            runs[store.tier, what] = auto.blend_s, blend_run(engine, settings, store, part, auto.ratio)
-    return runs
+            arms[store.tier, what] = auto.blend_s, blend(store, _only(prompt, auto.load), auto.ratio)
+    return arms
 
 
 def _only(prompt: Prompt, load: Sequence[bool]) -> Prompt:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.engine.client.engine import Engine
-from blendrag.errors import PromptTooLongError
-from blendrag.lab.profiling.runs import Run, Times, blend_run, interleaved, prefill_run
+from blendrag.errors import EngineError, PromptTooLongError
+from blendrag.lab.arms import Arm, Blending, PrefixCaching, Sample, recipe_of
+from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import QUESTIONS, PromptMaker
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
@@ -47,8 +48,8 @@ class Grid:
 
 QUICK = Grid((0, 512), (64, 512, 1536), ((1, 0), (3, 0), (2, 1)), (0.0, 0.15, 1.0), 1)
 
-_Prefills = Mapping[tuple[int, int], list[Times]]
-_Blends = Mapping[tuple[int, int, float], list[Times]]
+_Prefills = Mapping[tuple[int, int], Sequence[Sample]]
+_Blends = Mapping[tuple[int, int, float], Sequence[Sample]]
 
 
 def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> Profile:
@@ -68,40 +69,41 @@ def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> 
 def _engine_times(
     engine: Engine, settings: Settings, grid: Grid, progress: BenchProgress
 ) -> tuple[_Prefills, _Blends]:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+    maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")
-    pieces = text_pieces(tokenizer, grid.pieces, _CHUNK_TOKENS)
-    maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+    pieces = text_pieces(maker.tokenizer, grid.pieces, _CHUNK_TOKENS)
     with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
-        prefills = _prefill_runs(engine, grid, [token for piece in pieces for token in piece])
-        blends = _blend_runs(engine, settings, grid, store, maker)
+        prefills = _prefills(engine, grid, tuple(token for piece in pieces for token in piece))
+        blends = _blends(engine, settings, grid, store, maker)
         if min(len(prefills), len(blends)) < _LEAST_POINTS:
             raise PromptTooLongError(
                 f"the model's window of {engine.max_model_len} tokens is too short to measure in"
             )
-        progress.total((grid.repeats + 1) * (len(prefills) + len(blends)) + len(settings.stack))
-        return (
-            interleaved(prefills, grid.repeats, progress, "prefill"),
-            interleaved(blends, grid.repeats, progress, "blend"),
-        )
+        progress.total(len(settings.stack))
+        plain = measure(engine, prefills, progress)
+        for (cached, new), samples in plain.items():
+            if any(sample.recomputed != new for sample in samples):
+                raise EngineError(f"the prefix cache did not have the {cached} tokens that it had just seen")
+        return plain, measure(engine, blends, progress)
 
 
-def _prefill_runs(engine: Engine, grid: Grid, text: list[int]) -> dict[tuple[int, int], Run]:
+def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[int, int], Arm]:
+    """By cached and new tokens: plain prefill of the text, whose cached ones were asked before."""
     block = int(engine.facts["block_size"])
-    runs: dict[tuple[int, int], Run] = {}
+    arms: dict[tuple[int, int], Arm] = {}
     for cached in sorted({tokens // block * block for tokens in grid.cached}):
         for new in grid.new:
             if cached + new < engine.max_model_len:
-                runs[cached, new] = prefill_run(engine, text[: cached + new], cached)
-    return runs
+                whole, before = (Prompt(text[:end], (("", 0, end),)) for end in (cached + new, cached))
+                arms[cached, new] = PrefixCaching(repeated(whole, grid.repeats, before))
+    return arms
 
 
-def _blend_runs(
+def _blends(
     engine: Engine, settings: Settings, grid: Grid, store: TrialStore, maker: PromptMaker
-) -> dict[tuple[int, int, float], Run]:
-    runs: dict[tuple[int, int, float], Run] = {}
+) -> dict[tuple[int, int, float], Arm]:
+    """By cached and fresh tokens and ratio."""
+    arms: dict[tuple[int, int, float], Arm] = {}
     for stored, without in grid.blend:
         if (stored + without) * _CHUNK_TOKENS + _ROOM >= engine.max_model_len:
             continue
@@ -112,9 +114,15 @@ def _blend_runs(
         prompt = replace(prompt, spans=tuple(spans))
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
-            point = (cached, len(prompt.token_ids) - cached, ratio)
-            runs[point] = blend_run(engine, settings, store, prompt, ratio)
-    return runs
+            rounds = repeated(prompt, grid.repeats)
+            arm = Blending(rounds, recipe_of(settings, store.id, ratio))
+            arms[cached, len(prompt.token_ids) - cached, ratio] = arm
+    return arms
+
+
+def repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[list[Trial]]:
+    """One prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
+    return [[Trial(number, prompt, before or prompt)] for number in range(repeats + 1)]
 
 
 def _profile(
@@ -135,7 +143,7 @@ def _profile(
         machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=tuple(
-            PrefillPoint(cached=cached, new=new, seconds=min(ttft for ttft, _ in found))
+            PrefillPoint(cached=cached, new=new, seconds=min(one.ttft_ms for one in found) / 1e3)
             for (cached, new), found in prefills.items()
         ),
         blend=tuple(
@@ -143,8 +151,8 @@ def _profile(
                 cached=cached,
                 fresh=fresh,
                 ratio=ratio,
-                seconds=min(fused for _, fused in found),
-                overhead_s=min(max(0.0, ttft - fused) for ttft, fused in found),
+                seconds=min(one.fused_ms for one in found) / 1e3,
+                overhead_s=min(max(0.0, one.ttft_ms - one.fused_ms) for one in found) / 1e3,
             )
             for (cached, fresh, ratio), found in blends.items()
         ),

@@ -8,8 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from blendrag.cli.app import app
-from blendrag.errors import ConfigError
-from blendrag.lab.bench.ttft import BenchOptions, parse_ratios
 
 BAD = [
     (("ttft", "--ratios", "0.15,half"), "'half' is not a number"),
@@ -20,6 +18,7 @@ BAD = [
     (("ttft", "--selector", "hkdv"), "unknown selector"),
     (("ttft", "--plot", "out.gif"), "--plot out.gif"),
     (("ttft", "--json", "absent/out.json"), "--json absent/out.json"),
+    (("ttft", "--paste", "absent.md"), "--paste absent.md"),
     (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
     (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
     (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
@@ -46,13 +45,3 @@ def test_bad_option_is_one_line_without_an_engine(
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout
-
-
-def test_one_chunk_is_refused_because_it_has_no_other_order() -> None:
-    assert CliRunner().invoke(app, ["bench", "ttft", "--chunks", "1"]).exit_code == 2
-    with pytest.raises(ConfigError, match="no other order"):
-        BenchOptions(chunks=1)
-
-
-def test_ratio_given_twice_is_measured_once() -> None:
-    assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)

@@ -52,9 +52,9 @@ def test_reordered_prompt_has_the_same_chunks_never_in_the_same_order(maker: Pro
     rng = random.Random(1)
     for number in range(20):
         trial = maker.trial(POOL, 2, rng, number)
-        keys, others = ([span[0] for span in p.spans] for p in (trial.prompt, trial.reordered))
+        keys, others = ([span[0] for span in p.spans] for p in (trial.prompt, trial.before))
         assert sorted(keys) == sorted(others) and keys != others
-        assert len(trial.prompt.token_ids) == len(trial.reordered.token_ids)
+        assert len(trial.prompt.token_ids) == len(trial.before.token_ids)
 
 
 def test_repeats_choose_and_order_anew(maker: PromptMaker) -> None:

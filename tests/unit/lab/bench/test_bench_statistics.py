@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.lab.arms import Sample
-from blendrag.lab.statistics import first_token_kl, spread, summarise
+from blendrag.lab.statistics import Spread, first_token_kl, spread, summarise
 
 
 def logprobs(weights: list[float], rest: float, first: int = 0) -> dict[int, float]:
@@ -55,33 +56,53 @@ def test_certainty_on_both_sides_does_not_divide_by_zero() -> None:
 
 
 def test_spread_of_one_sample_is_that_sample() -> None:
-    assert spread([3.0]) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
+    assert spread([3.0]) == Spread(median=3.0, p10=3.0, p90=3.0)
 
 
 def test_spread_is_not_minimum_and_maximum() -> None:
-    assert spread([float(i) for i in range(11)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    assert spread([float(i) for i in range(11)]) == Spread(median=5.0, p10=1.0, p90=9.0)
 
 
-def sample(ttft_ms: float, token: int = 7, recomputed: int = 0, **split: float) -> Sample:
-    return Sample(ttft_ms, token, {token: -0.1}, recomputed, split)
+def samples(ttft_ms: list[float], token: int = 7, at_once: int = 1, **split: float) -> list[Sample]:
+    """Trials of ``at_once`` prompts each."""
+    return [
+        Sample("arm", number // at_once, ms, token, {token: -0.1}, 7, split)
+        for number, ms in enumerate(ttft_ms)
+    ]
 
 
 def test_speedup_is_paired_repeat_by_repeat() -> None:
     # A machine that slows down between the repeats: the ratio of medians would be 5.5, not 10.
-    samples = {"full": [sample(100.0), sample(1000.0)], "reuse": [sample(10.0), sample(100.0)]}
-    speedup = summarise(samples)["reuse"]["speedup_vs_full"]
-    assert speedup == pytest.approx({"median": 10.0, "p10": 10.0, "p90": 10.0})
+    found = summarise({"full": samples([100, 1000]), "reuse": samples([10, 100])})
+    assert found["reuse"].speedup["full"] == Spread(10, 10, 10)
+
+
+def test_speed_up_is_not_of_the_means_of_a_trial() -> None:
+    found = summarise(
+        {
+            "full": samples([100, 300, 400, 400], at_once=2),
+            "prefix": samples([100, 100, 200, 200], at_once=2),
+            "blended": samples([50, 150, 50, 150], at_once=2),
+        },
+        ("full", "prefix"),
+    )
+    blended = found["blended"]
+    assert list(found) == ["full", "prefix", "blended"] and list(blended.speedup) == ["full", "prefix"]
+    assert blended.ttft_ms.median == 100 and blended.each_ms == [[50, 150], [50, 150]]
+    assert astuple(blended.speedup["full"]) == pytest.approx((3, 2.2, 3.8))
+    assert blended.speedup["prefix"].median == 1.5
+    assert blended.kl_first_token == 0 and blended.tokens_recomputed == 7
 
 
 def test_split_adds_up_to_the_median_ttft() -> None:
-    own = [sample(50.0 + i, load=3.0 + i, select=1.0, recompute=20.0 - i) for i in range(4)]
-    arm = summarise({"full": [sample(100.0)] * 4, "blend@0.15": own})["blend@0.15"]
-    assert set(arm["split_ms"]) == {"load", "select", "recompute", "engine"}
-    assert sum(arm["split_ms"].values()) == pytest.approx(arm["ttft_ms"]["median"])
+    own = samples([50, 51, 52, 53], load=3.0, select=1.0, recompute=20.0)
+    arm = summarise({"full": samples([100.0] * 4), "blend@0.15": own})["blend@0.15"]
+    assert set(arm.split_ms) == {"load", "select", "recompute", "engine"}
+    assert sum(arm.split_ms.values()) == pytest.approx(arm.ttft_ms.median)
 
 
 def test_agreement_is_the_share_of_repeats_with_the_same_first_token() -> None:
-    full, other = [sample(1.0, 7)] * 4, [sample(1.0, 7)] * 3 + [sample(1.0, 8)]
-    summary = summarise({"full": full, "reuse": other})
-    assert summary["full"]["top1_agreement"] == 1.0 and summary["full"]["kl_first_token"] == 0.0
-    assert summary["reuse"]["top1_agreement"] == 0.75 and summary["reuse"]["kl_first_token"] > 0
+    reuse = [*samples([1.0] * 4)[:3], samples([1.0] * 4, token=8)[3]]
+    found = summarise({"full": samples([1.0] * 4), "reuse": reuse})
+    assert found["full"].top1_agreement == 1.0 and found["full"].kl_first_token == 0.0
+    assert found["reuse"].top1_agreement == 0.75 and found["reuse"].kl_first_token > 0

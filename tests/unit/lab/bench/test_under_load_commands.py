@@ -1,4 +1,4 @@
-"""``bench sweep``, ``load`` and ``beside``: what they print and draw."""
+"""``bench load`` and ``beside``: what they print and draw."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from blendrag.lab.bench.beside_plot import draw_beside
 from blendrag.lab.bench.beside_table import print_beside
 from blendrag.lab.bench.load_plot import draw_load
 from blendrag.lab.bench.load_table import print_load
-from blendrag.lab.bench.sweep_plot import draw_sweep
-from blendrag.lab.bench.sweep_table import print_sweep
 
 MACHINE = {"cpu": "A CPU [model]", "threads": 2, "model": "/models/some-model"}
 CONFIG = {
@@ -33,16 +31,6 @@ def spread(median: float) -> dict[str, float]:
 
 def latency(p50: float) -> dict[str, float]:
     return {"p50": p50, "p95": 2 * p50, "max": 3 * p50}
-
-
-def sweep_results(values: list[Any]) -> dict[str, Any]:
-    def arm(ms: float) -> dict[str, Any]:
-        faster = {"speedup_vs_full": spread(2000 / ms), "speedup_vs_prefix": spread(1900 / ms)}
-        return faster | {"ttft_ms": spread(ms), "kl_first_token": 0.05}
-
-    arms = {"full": arm(2000), "prefix": arm(1900), "reuse": arm(150), "blended": arm(480)}
-    points = [{"value": value, "arms": arms} for value in values]
-    return {"axis": "chunks", "label": "chunks in a prompt", "points": points}
 
 
 def load_results() -> dict[str, Any]:
@@ -79,8 +67,6 @@ def beside_results() -> dict[str, Any]:
 
 
 CASES: list[tuple[dict[str, Any], Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
-    (sweep_results([2, 4, 12]), print_sweep, draw_sweep, ("2,000", "4.17x", "0.0500")),
-    (sweep_results(["raw", "int8"]), print_sweep, draw_sweep, ("int8", "3.96x")),
     (load_results(), print_load, draw_load,
      ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
     (beside_results(), print_beside, draw_beside, ("blended", "900", "2.50x", "one every 2.75 s")),

@@ -1,4 +1,5 @@
-"""``bench sweep``, ``load`` and ``beside``: what the time depends on, and many requests at once."""
+"""``bench ttft``, ``sweep``, ``load``, ``beside`` and ``kernels``: what blending saves, and what it costs
+others."""
 
 from __future__ import annotations
 
@@ -6,8 +7,48 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Chunks, ChunkTokens, Json, Plot, Seed, app, measured
-from blendrag.cli.options import Model
+from blendrag.cli.bench.shared import (
+    Chunks,
+    ChunkTokens,
+    Data,
+    Json,
+    Paste,
+    Plot,
+    Ratio,
+    Seed,
+    app,
+    measured,
+)
+from blendrag.cli.options import Model, Selector
+
+
+@app.command()
+def ttft(
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Prompts measured, each with all arms.")] = 5,
+    ratios: Annotated[str, typer.Option(help="Recompute ratios to measure.")] = "0.05,0.15,0.3",
+    selector: Selector = None,
+    model: Model = None,
+    data: Data = None,
+    plot: Plot = None,
+    json: Json = None,
+    paste: Paste = None,
+    seed: Seed = 0,
+) -> None:
+    """Time to first token: full prefill, vLLM's prefix caching, full reuse, and blending."""
+    from blendrag.lab.bench.axes import AXES, parse_ratios
+    from blendrag.lab.bench.ttft import TtftOptions, run_ttft
+    from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
+    from blendrag.settings import Settings
+
+    values = parse_ratios(ratios)
+    options = TtftOptions(AXES["ratio"], values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
+    settings = Settings.load(model=model, selector=selector, prefix_caching=True)
+    measured(
+        lambda progress: run_ttft(settings, options, progress), print_ttft, json, plot, draw_ttft,
+        paste=("ttft", paste),
+    )  # fmt: skip
 
 
 @app.command()
@@ -25,21 +66,26 @@ def sweep(
     chunk_tokens: ChunkTokens = 512,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts per value, each with all arms.")] = 4,
     model: Model = None,
+    data: Data = None,
     plot: Plot = None,
     json: Json = None,
+    paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
     """Time to first token against one parameter: full prefill, prefix caching, full reuse, blending."""
-    from blendrag.lab.bench.sweep import SweepOptions, run_sweep
-    from blendrag.lab.bench.sweep_plot import draw_sweep
-    from blendrag.lab.bench.sweep_points import axis_named
-    from blendrag.lab.bench.sweep_table import print_sweep
+    from blendrag.lab.bench.axes import axis_named
+    from blendrag.lab.bench.ttft import TtftOptions, run_ttft
+    from blendrag.lab.bench.ttft_report import draw_sweep, print_sweep
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, prefix_caching=True)
-    chosen = axis_named(axis).values(values, settings)
-    options = SweepOptions(axis, chosen, chunks, chunk_tokens, repeats, seed)
-    measured(lambda progress: run_sweep(settings, options, progress), print_sweep, json, plot, draw_sweep)
+    varied = axis_named(axis)
+    chosen = varied.values(values, settings)
+    options = TtftOptions(varied, chosen, chunks, chunk_tokens, repeats, data, seed)
+    measured(
+        lambda progress: run_ttft(settings, options, progress), print_sweep, json, plot, draw_sweep,
+        paste=(f"sweep-{axis}", paste),
+    )  # fmt: skip
 
 
 @app.command()
@@ -108,3 +154,23 @@ def beside(
     options = BesideOptions(decodes, decode_tokens, chunks, chunk_tokens, arrivals, gap, repeats, seed)
     settings = Settings.load(model=model, prefix_caching=True)
     measured(lambda progress: run_beside(settings, options, progress), print_beside, json, plot, draw_beside)
+
+
+@app.command()
+def kernels(
+    chunks: Chunks = 6,
+    chunk_tokens: ChunkTokens = 512,
+    ratio: Ratio = 0.15,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each piece of a layer is timed.")] = 20,
+    model: Model = None,
+    json: Json = None,
+    seed: Seed = 0,
+) -> None:
+    """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
+    from blendrag.lab.bench.kernels import KernelOptions, run_kernels
+    from blendrag.lab.bench.kernels_table import print_kernels
+    from blendrag.settings import Settings
+
+    options = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
+    settings = Settings.load(model=model)
+    measured(lambda progress: run_kernels(settings, options, progress), print_kernels, json)

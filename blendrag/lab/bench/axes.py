@@ -6,12 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.tiers import LOCAL, servers_of
-from blendrag.lab.bench.ttft import read_ratio
 from blendrag.settings import Settings
 from blendrag.store.codec import codec_names
+from blendrag.store.stack import TierSpec
 
 Value = int | float | str
+
+_LOCAL = {
+    "ram": TierSpec(kind="ram"),
+    "disk": TierSpec(kind="disk"),
+    "slow disk": TierSpec(kind="disk", throttle=200_000_000),
+}
+
+
+def tiers_of(settings: Settings) -> dict[str, TierSpec]:
+    """Tiers to read from, by name: RAM, disk, one slowed to 200 MB/s, and every server that is configured and
+    may be written."""
+    servers = (spec for spec in settings.tiers if spec.kind in ("redis", "object"))
+    return _LOCAL | {spec.label: spec for spec in servers if spec.writes != "never"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,25 @@ def axis_named(name: str) -> Axis:
     return AXES[name]
 
 
+def read_ratio(word: str) -> float:
+    """``"0.15"`` as a number. Raises ValueError, saying what is wrong."""
+    try:
+        ratio = round(float(word), 6)
+    except ValueError:
+        raise ValueError(f"{word.strip()!r} is not a number") from None
+    if not 0.0 < ratio <= 1.0:
+        raise ValueError(f"{ratio:g} is not above 0 and at most 1 (0 is the arm 'reuse')")
+    return ratio
+
+
+def parse_ratios(text: str) -> tuple[float, ...]:
+    """``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
+    try:
+        return tuple(dict.fromkeys(map(read_ratio, text.split(","))))
+    except ValueError as error:
+        raise ConfigError(f"--ratios: {error}") from None
+
+
 def _whole(least: int) -> Callable[[str], int]:
     def read(word: str) -> int:
         if not word.isdecimal() or int(word) < least:
@@ -90,6 +121,6 @@ AXES = {
         Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
         Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
         Axis("codec", "codec of stored KV", str, lambda _: codec_names()),
-        Axis("tier", "tier that KV is read from", str, lambda settings: (*LOCAL, *servers_of(settings))),
+        Axis("tier", "tier that KV is read from", str, lambda settings: tuple(tiers_of(settings))),
     )
 }

@@ -1,4 +1,4 @@
-"""``bench kernels`` and ``layers``: inside the model."""
+"""``bench layers``: inside the model."""
 
 from __future__ import annotations
 
@@ -7,28 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Chunks, ChunkTokens, Json, Plot, Ratio, Seed, app, measured
+from blendrag.cli.bench.shared import Chunks, ChunkTokens, Json, Plot, Seed, app, measured
 from blendrag.cli.options import Model
-
-
-@app.command()
-def kernels(
-    chunks: Chunks = 6,
-    chunk_tokens: ChunkTokens = 512,
-    ratio: Ratio = 0.15,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each piece of a layer is timed.")] = 20,
-    model: Model = None,
-    json: Json = None,
-    seed: Seed = 0,
-) -> None:
-    """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
-    from blendrag.lab.bench.kernels import KernelOptions, run_kernels
-    from blendrag.lab.bench.kernels_table import print_kernels
-    from blendrag.settings import Settings
-
-    options = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
-    settings = Settings.load(model=model)
-    measured(lambda progress: run_kernels(settings, options, progress), print_kernels, json)
 
 
 @app.command()

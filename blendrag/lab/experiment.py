@@ -1,0 +1,87 @@
+"""The loop of everything that is measured here: arms are asked in turn, and what they took is kept.
+
+A trial is what every arm is given: a prompt, a few of them at once, a row of a data set. All arms have had a
+trial before the next one begins, and every trial begins with another arm: what disturbs the machine disturbs
+all arms, and an arm is compared with the others trial by trial. The first trial warms up.
+
+Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`::
+
+    arms = {"full": FullPrefill(rounds), "blended": Blending(rounds, recipe)}
+    samples = measure(engine, arms, progress)
+    summarise(samples)["blended"].speedup_vs_full.median
+
+Whatever else is an arm uses the loop itself, and leaves out what it has already::
+
+    for turn in in_turn(arms, rows, progress, done=lambda row, arm: (row.id, arm) in kept):
+        keep(ask(turn.arm, turn.trial))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from blendrag.engine.client.engine import Engine
+from blendrag.lab.arms import Arm, Sample
+from blendrag.lab.progress import BenchProgress
+
+K = TypeVar("K", bound=Hashable)
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[K, A, T]):
+    """``arm``, called ``key``, is to be asked ``trial``. number: of the trial, from 0; below, it warms up."""
+
+    number: int
+    trial: T
+    key: K
+    arm: A
+
+    @property
+    def warms_up(self) -> bool:
+        return self.number < 0
+
+
+def in_turn(
+    arms: Mapping[K, A],
+    trials: Sequence[T],
+    progress: BenchProgress,
+    *,
+    warm_up: int = 1,
+    done: Callable[[T, K], bool] = lambda trial, key: False,
+) -> Iterator[Turn[K, A, T]]:
+    """All trials of all arms, in the order of the trials; a turn is over when the next one is asked for.
+
+    warm_up: how many of the first trials are not to be kept. done: what need not be asked any more.
+    """
+    keys, count = list(arms), len(trials) - warm_up
+    step = max(1, len(keys) // len(trials)) if trials else 1
+    turns = []
+    for number, trial in enumerate(trials):
+        shift = number * step % len(keys)
+        order = (*keys[shift:], *keys[:shift])
+        turns += [Turn(number - warm_up, trial, key, arms[key]) for key in order if not done(trial, key)]
+    progress.total(len(turns))
+    for turn in turns:
+        where = "warm-up" if turn.warms_up else f"{turn.number + 1} of {count}"
+        progress.note(f"{where}: {turn.key}")
+        yield turn
+        progress.step()
+
+
+def measure(engine: Engine, arms: Mapping[K, Arm], progress: BenchProgress) -> dict[K, list[Sample]]:
+    """Per arm its samples, in the order of the trials, several per trial where prompts are sent at once.
+
+    All arms have as many trials. Each request begins with an empty prefix cache. Raises EngineError, also
+    for a prompt that was not answered in the arm's way.
+    """
+    samples: dict[K, list[Sample]] = {key: [] for key in arms}
+    trials = min((len(arm.rounds) for arm in arms.values()), default=0)
+    for turn in in_turn(arms, range(trials), progress):
+        found = turn.arm.run(engine, turn.trial)
+        if not turn.warms_up:
+            samples[turn.key] += found
+    return samples

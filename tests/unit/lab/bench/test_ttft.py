@@ -1,0 +1,185 @@
+"""``bench ttft`` and ``bench sweep`` without an engine: their axes, their arms, what they show."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from blendrag.errors import ConfigError
+from blendrag.lab.arms import Sample
+from blendrag.lab.bench.axes import AXES, Point, axis_named, parse_ratios
+from blendrag.lab.bench.codecs import CodecCost
+from blendrag.lab.bench.ingest import IngestCost
+from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
+from blendrag.lab.bench.ttft_report import _labels, draw_sweep, draw_ttft, print_sweep, print_ttft
+from blendrag.lab.prompts import PromptMaker, StoredChunk
+from blendrag.lab.report import to_json
+from blendrag.lab.statistics import summarise
+from blendrag.lab.texts import questions_of
+from blendrag.prompt import encode_document
+from blendrag.settings import Settings
+
+START = Point(6, 512, 0.15, "raw")
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return Settings.load()
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axis_has_no_values_by_default_or_cannot_read_them(name: str, settings: Settings) -> None:
+    axis = axis_named(name)
+    values = axis.values(None, settings)
+    assert len(values) >= 2 and axis.label
+    assert axis.values(",".join(map(str, values)), settings) == tuple(values)
+    for value in values:
+        point = axis.at(START, value)
+        assert getattr(point, name) == value and type(getattr(point, name)) is type(value)
+
+
+BAD = [
+    ("chunks", "1"), ("chunks", "2.5"), ("chunks", ""), ("chunk_tokens", "7"), ("ratio", "0"),
+    ("ratio", "1.1"), ("ratio", "nan"), ("ratio", "some"), ("question_tokens", "-4"), ("batch", "0"),
+    ("codec", "int3"), ("tier", "tape"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axis", "text"), BAD)
+def test_value_that_cannot_be_measured_is_accepted(axis: str, text: str, settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="--values"):
+        axis_named(axis).values(text, settings)
+
+
+def test_value_given_twice_is_measured_twice(settings: Settings) -> None:
+    assert axis_named("chunks").values("4, 2,4", settings) == (4, 2)
+    assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)
+
+
+@pytest.mark.parametrize("options", [{"chunks": 1}, {"repeats": 0}, {"values": ()}, {"chunk_tokens": 4}])
+def test_measurement_of_nothing_is_accepted(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at least"):
+        TtftOptions(**{"axis": AXES["chunks"], "values": (2,), **options})
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 200])
+def test_question_has_another_length_than_was_asked_for(tokens: int, tokenizer: Any) -> None:
+    questions = questions_of(tokenizer, tokens)
+    assert len(questions) > 1
+    assert {len(encode_document(tokenizer, question)) for question in questions} == {tokens}
+
+
+def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settings) -> Any:
+    """Arms and cases over stores that nobody has filled."""
+    axis = axis_named(name)
+    points = {value: axis.at(Point(2, 8, 0.15, "raw"), value) for value in values}
+    chunks = {store: [StoredChunk(f"{store} {n}", (n,) * 8) for n in range(6)] for store in ("raw", "int4")}
+    stores: Any = {
+        point.store: SimpleNamespace(id=point.codec, chunks=chunks[point.codec]) for point in points.values()
+    }
+    maker = PromptMaker(tokenizer, system_prompt="Answer.", separator="\n")
+    return _arms(settings, TtftOptions(axis, values, 2, 8, 3), maker, points, stores)
+
+
+def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, settings: Settings) -> None:
+    arms, cases = arms_of("ratio", (0.1, 0.2), tokenizer, settings)
+    assert len(arms) == 2 + 1 + 2
+    assert [arms[key].name for key in cases[0.2].values()] == ["full", "prefix", "reuse", "blend@0.2"]
+    arms, cases = arms_of("codec", ("raw", "int4"), tokenizer, settings)
+    assert len(arms) == 2 + 2 + 2 and cases["raw"]["full"] == cases["int4"]["full"]
+    prompts = [[trials[0].prompt for trials in arms[case["reuse"]].rounds] for case in cases.values()]
+    assert [prompt.token_ids for prompt in prompts[0]] == [prompt.token_ids for prompt in prompts[1]]
+    assert all(key.startswith("int4 ") for prompt in prompts[1] for key, _, _ in prompt.spans)
+
+
+def test_prompt_of_a_batch_could_hit_what_another_left(tokenizer: Any, settings: Settings) -> None:
+    arms, cases = arms_of("batch", (1, 3), tokenizer, settings)
+    assert len(arms) == 8 and all(len(arm.rounds) == 4 for arm in arms.values())
+    for number, trials in enumerate(arms[cases[3]["full"]].rounds):
+        assert [trial.number for trial in trials] == [number] * 3
+        assert len({trial.prompt.spans[0][0] for trial in trials}) == 3
+
+
+# -- what is shown ----------------------------------------------------------------------------------------
+
+
+def samples(arm: str, ttft: float, recomputed: int, **split: float) -> list[Sample]:
+    return [Sample(arm, i, ttft + i, 5, {5: -0.2, 6: -2.0 - i}, recomputed, split) for i in range(5)]
+
+
+def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
+    each = {
+        "full": samples("full", 2000, 3072),
+        "prefix": samples("prefix", 1900, 2560),
+        "reuse": samples("reuse", 150, 0, load=60, select=0, recompute=50),
+        "blended": samples("blend@0.15", 480, 461, load=60, select=12, recompute=350),
+    }
+    summaries = summarise(each, ("full", "prefix"))
+    cost = IngestCost(tokens=12288, nbytes=1 << 28, seconds=8.5, prefill_s=8.0, plain_s=8.0)
+    return TtftResults(
+        AXES[axis],
+        {own[0].arm: summaries[name] for name, own in each.items()},
+        dict.fromkeys(values, summaries),
+        cost if ingest else None,
+        {"raw": CodecCost(23040, 0, 0, 1, 2), "int8": CodecCost(11745, 0.003, 0.007, 0.9, 3)},
+        {"cpu": "A CPU [model]", "threads": 2, "device": "cpu", "model": "/models/some-model"},
+        {
+            "chunks": 6, "chunk_tokens": 512, "repeats": 5, "prompt_tokens": [3140, 3142], "ratio": 0.15,
+            "codec": "raw", "selector": "hkvd",
+        },
+    )  # fmt: skip
+
+
+CASES: list[tuple[TtftResults, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
+    (results("ratio", 0.15, ingest=True), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461", "94%")),
+    (results("chunks", 2, 4, 12), print_sweep, draw_sweep, ("2,002", "4.15x", "0.0000", "461")),
+    (results("codec", "raw", "int8"), print_sweep, draw_sweep, ("int8", "3.95x", "1.96x", "0.70%")),
+]
+
+
+@pytest.mark.parametrize(("found", "table", "draw", "shown"), CASES)
+def test_table_is_cut_off_or_picture_is_see_through(
+    found: TtftResults,
+    table: Callable[..., None],
+    draw: Callable[..., None],
+    shown: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    printed = io.StringIO()
+    table(found, Console(file=printed, width=80))
+    text = printed.getvalue()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    assert all(part in " ".join(text.split()) for part in (*shown, "A CPU [model]"))
+    draw(found, tmp_path / "out.png")
+    pixels = imread(tmp_path / "out.png")
+    assert pixels.shape[2] == 3 or bool(np.all(pixels[:, :, 3] == 1.0))
+    assert np.allclose(pixels[0, 0, :3], 1.0)
+    assert len(np.unique(pixels[:, :, :3].reshape(-1, 3), axis=0)) > 5
+
+
+def test_json_has_other_fields_than_promised() -> None:
+    read = json.loads(to_json(results("ratio", 0.15, ingest=True)))
+    assert list(read["arms"]) == ["full", "prefix", "reuse", "blend@0.15"]
+    for arm in read["arms"].values():
+        assert set(arm) == {
+            "ttft_ms", "speedup_vs_full", "speedup_vs_prefix", "kl_first_token", "top1_agreement",
+            "tokens_recomputed", "split_ms", "each_ms",
+        }  # fmt: skip
+        assert set(arm["ttft_ms"]) == set(arm["speedup_vs_full"]) == {"median", "p10", "p90"}
+    assert read["ingest"]["ratio_to_plain"] == pytest.approx(8.0 / 8.5)
+    (point,) = json.loads(to_json(results("chunks", 2)))["points"]
+    assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]
+
+
+def test_label_of_a_value_stands_on_that_of_its_neighbour() -> None:
+    assert _labels([0.02, 0.05, 0.1, 0.15, 0.5]) == ["0.02", "", "0.1", "0.15", "0.5"]
+    assert _labels([512]) == ["512"]

@@ -1,0 +1,93 @@
+"""The one loop of everything that is measured: its order, its warm-up, what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from blendrag.lab.arms import Arm, Sample
+from blendrag.lab.experiment import in_turn, measure
+from blendrag.lab.progress import BenchProgress
+from blendrag.lab.prompts import Prompt, Trial
+from blendrag.lab.statistics import summarise
+
+
+class Counted(BenchProgress):
+    def __init__(self) -> None:
+        self.expected, self.done, self.notes = 0, 0, list[str]()
+
+    def total(self, steps: int) -> None:
+        self.expected += steps
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def step(self) -> None:
+        self.done += 1
+
+
+def test_arm_misses_a_trial_or_always_goes_first() -> None:
+    progress = Counted()
+    turns = list(in_turn({"a": 1, "b": 2, "c": 3}, range(4), progress))
+    assert [turn.trial for turn in turns] == sorted(turn.trial for turn in turns)
+    assert len({(turn.trial, turn.key) for turn in turns}) == 12
+    assert len({turn.key for turn in turns[::3]}) == 3, "every trial begins with the same arm"
+    assert [turn.warms_up for turn in turns[2:4]] == [True, False] and turns[3].number == 0
+    assert all({"a": 1, "b": 2, "c": 3}[turn.key] == turn.arm for turn in turns)
+    assert progress.expected == progress.done == 12
+    assert progress.notes[0] == "warm-up: a" and progress.notes[-1].startswith("3 of 3: ")
+
+
+@pytest.mark.parametrize(("arms", "trials"), [(3, 3), (20, 3), (6, 60), (2, 1)])
+def test_few_trials_of_many_arms_begin_alike(arms: int, trials: int) -> None:
+    turns = list(in_turn(dict.fromkeys(range(arms)), range(trials), Counted()))
+    assert len({turn.key for turn in turns[::arms]}) == min(arms, trials)
+
+
+def test_what_is_done_is_asked_again_or_counts_as_a_step() -> None:
+    progress = Counted()
+    done = {(0, "a"), (1, "a"), (1, "b")}
+    turns = list(
+        in_turn({"a": 1, "b": 2}, range(2), progress, warm_up=0, done=lambda trial, key: (trial, key) in done)
+    )
+    assert [(turn.trial, turn.key) for turn in turns] == [(0, "b")]
+    assert not turns[0].warms_up and progress.expected == progress.done == 1
+
+
+def test_turn_is_over_before_its_work_is_done() -> None:
+    progress = Counted()
+    turns = in_turn({"a": 1, "b": 2}, range(2), progress)
+    next(turns)
+    assert progress.done == 0
+    next(turns)
+    assert progress.done == 1
+
+
+class Counting(Arm):
+    """Takes as many ms as its number in the log, which all arms share."""
+
+    def __init__(self, name: str, log: list[str], rounds: Sequence[Sequence[Trial]]) -> None:
+        super().__init__(rounds)
+        self.name, self._log = name, log
+
+    async def prepare(self, engine: Any, trials: Any) -> None:
+        self._log.append(f"{self.name} prepares {len(trials)}")
+
+    async def ask(self, engine: Any, trial: Trial) -> Sample:
+        self._log.append(self.name)
+        return Sample(self.name, trial.number, len(self._log), 5, {5: -0.1, 6: -3.0}, 7, {})
+
+
+def test_warm_up_is_kept_or_prompts_of_a_trial_are_not_sent_at_once() -> None:
+    log: list[str] = []
+    nothing = Prompt((1,), ())
+    rounds = [[Trial(number, nothing, nothing)] * 2 for number in range(3)]
+    engine: Any = None
+    samples = measure(engine, {name: Counting(name, log, rounds) for name in ("full", "b")}, BenchProgress())
+    assert log.count("full") == 3 * 2 and log.count("full prepares 2") == 3
+    assert [sample.trial for sample in samples["b"]] == [1, 1, 2, 2]
+    assert min(sample.ttft_ms for own in samples.values() for sample in own) > 6
+    found = summarise(samples)["full"]
+    assert [len(trial) for trial in found.each_ms] == [2, 2]

@@ -1,0 +1,84 @@
+"""Results in files and on pages."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from blendrag.cli.console import out
+from blendrag.errors import ConfigError
+from blendrag.lab.canvas import check_plot_path
+from blendrag.lab.report import Page, check_json, table_with, to_json, write_json
+
+MACHINE = {"commit": "0123456789abcdef", "model": "/models/small", "cpu": "A CPU", "threads": 2}
+
+
+def test_json_holds_what_other_readers_refuse() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"kl": float("nan")})
+
+
+@pytest.mark.parametrize("name", ["out.gif", "out", "absent/out.png"])
+def test_picture_that_cannot_be_written_is_measured_first(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--plot"):
+        check_plot_path(tmp_path / name)
+
+
+def test_json_that_cannot_be_written_is_measured_first(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent" / "out.json"):
+        with pytest.raises(ConfigError, match="--json"):
+            check_json(str(path))
+    check_json("-")
+    check_json(None)
+
+
+def test_json_goes_elsewhere_than_it_was_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"a": 1}, str(tmp_path / "out.json"))
+    write_json({"a": 1}, "-")
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(capsys.readouterr().out) == {"a": 1}
+
+
+def test_table_is_cut_to_80_columns_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = table_with("arm", *(f"a long name of column {number}" for number in range(12)))
+    table.add_row("gradual_query@0.15", *("1,234" for _ in range(12)))
+    out().print(table)
+    text = capsys.readouterr().out
+    assert "a long name of column 11" in text and "gradual_query@0.15" in text and "…" not in text
+
+
+PAGE = "# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->\nend\n"
+
+
+def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(PAGE)
+    page, console = Page(path, "t"), Console(file=io.StringIO())
+    page.watch(console)
+    for number in range(3):
+        table = table_with("arm", "TTFT ms")
+        table.add_row(f"arm {number}", "1,234")
+        console.print(table)
+    console.print("a note", markup=False)
+    page.paste(MACHINE)
+    measured = "Commit 0123456, small on A CPU, 2 threads."
+    assert path.read_text() == "# A\n" + "\nbetween\n".join(
+        f"<!-- t-table{end} -->\n| arm | TTFT ms |\n| --- | ---: |\n| arm {n} | 1,234 |\n\n{measured}\n"
+        f"<!-- /t-table{end} -->"
+        for n, end in enumerate(("", "-2"))
+    ) + "\nend\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [None, "no place", "<!-- t-table -->"])
+def test_page_without_a_place_is_found_out_after_measuring(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "page.md"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match="--paste"):
+        Page(path, "t")
