@@ -45,8 +45,8 @@ class Turn:
         """The request's, held to the schema or the call that is asked for."""
         request, grammar = self._request, answer_grammar(self._request)
         sampling = replace(request.sampling, grammar=grammar) if grammar else request.sampling
-        if foresight := self._library.foresight:
-            return foresight.named(sampling, request.messages, self.plan, request.conversation)
+        if forecaster := self._library.forecaster:
+            return forecaster.named(sampling, request.messages, self.plan, request.conversation)
         return sampling
 
     def feed(self, delta: Delta) -> Piece:
@@ -65,9 +65,9 @@ class Turn:
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
-        if foresight := self._library.foresight:
+        if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin
-            foresight.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
+            forecaster.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
         answer = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,

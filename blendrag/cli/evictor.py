@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.bench.shared import Json, Plot, measured
+from blendrag.cli.bench.shared import Json, measured
 from blendrag.cli.console import Commands, interruptible, out, print_json, say
 
 if TYPE_CHECKING:
     from blendrag.forecast.features import Features, Progress
+    from blendrag.lab.eviction.learn_hazard import HazardComparison
+    from blendrag.lab.eviction.learn_predictor import Trained
     from blendrag.lab.progress import BenchProgress
-    from blendrag.lab.training.relearn_hazard import HazardComparison
-    from blendrag.lab.training.study import Trained
 
 app = typer.Typer(
     cls=Commands,
@@ -30,12 +29,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Embedder = Annotated[
-    str | None,
-    typer.Option(
-        help="Packaged default or a sentence-transformers model; words:NAME takes its word vectors alone.",
-        metavar="NAME",
-    ),
+_Predictor = Annotated[
+    Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
 ]
 _CONVERSATIONS = typer.Option(
     "--data",
@@ -60,17 +55,18 @@ def train(
         bool, typer.Option("--from-log", help="Learn from the logs of your traffic; what is better is kept.")
     ] = False,
     trace: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
-            help="Learn lpc+ from a block trace (Mooncake) or a store's log; what is better is kept. Several"
-            " are played in turn.",
+            help="Learn lpc+ from a block trace (Mooncake) or a store's log; what is better is kept.",
             metavar="FILE",
         ),
     ] = None,
-    embedder: Embedder = None,
-    layout: Annotated[
+    embedder: Annotated[
         str | None,
-        typer.Option(help="joined: one vector of all prompts; apart: of the latest, and of those before it."),
+        typer.Option(
+            help="Packaged default or a sentence-transformers model; words:NAME takes its word vectors alone.",
+            metavar="NAME",
+        ),
     ] = None,
     held_out: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of the conversations that is only measured on.")
@@ -82,45 +78,31 @@ def train(
     seed: Annotated[int, typer.Option(help="Of the split and of the first weights.")] = 0,
 ) -> None:
     """Learn from conversations which of them go on, or from traffic; --data goes on where it was stopped."""
-    from blendrag.forecast.weights import default_folder
+    from blendrag.forecast.folder import default_folder
 
     folder = out or default_folder()
-    if [data is not None, from_log, bool(trace)].count(True) != 1:
+    if [data is not None, from_log, trace is not None].count(True) != 1:
         raise typer.BadParameter("give one of --data FILE, --trace FILE and --from-log")
     if trace:
-        _from_traces(trace, folder)
-        return
-    if data is None:
-        _from_log(folder, embedder, layout, seed)
-        return
-    from blendrag.forecast.weights import save_weights
-    from blendrag.lab.training.relearn import one_at_a_time
-    from blendrag.lab.training.study import train_on_file
-
-    features = _features(embedder, layout)
-    with one_at_a_time(folder):
-        with interruptible(_LEFT), _embedding() as progress:
-            trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=progress)
-        save_weights(folder, trained.classifier, trained.manifest)
-    _print_trained(trained)
-    say(f"written to {folder}")
+        _from_trace(trace, folder)
+    elif data:
+        _from_conversations(data, folder, embedder, held_out, seed)
+    else:
+        _from_log(folder, embedder, seed)
 
 
 @app.command("eval")
 def evaluate(
     data: Annotated[Path, _CONVERSATIONS],
-    model: Annotated[
-        Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
-    ] = None,
-    plot: Plot = None,
+    model: _Predictor = None,
     json: Json = None,
 ) -> None:
-    """Measure the predictor on conversations, against one that only counts turns."""
+    """Measure the predictor on conversations."""
+    from blendrag.forecast.classifier import load_manifest
+    from blendrag.forecast.folder import default_folder
     from blendrag.forecast.predictor import Predictor
-    from blendrag.forecast.vectors import DiskCache
-    from blendrag.forecast.weights import default_folder, load_manifest
-    from blendrag.lab.training.calibration_plot import draw_calibration
-    from blendrag.lab.training.study import evaluate_on_file
+    from blendrag.lab.eviction.learn_predictor import evaluate_on_file
+    from blendrag.lab.eviction.vectors import DiskCache
 
     folder = model or default_folder()
     cache = DiskCache(default_folder(), load_manifest(folder).embedder)
@@ -129,19 +111,16 @@ def evaluate(
     def work(bar: BenchProgress) -> dict[str, Any]:
         return evaluate_on_file(data, predictor, _on(bar))
 
-    measured(work, _print_evaluation, json, plot, draw_calibration, _LEFT)
+    measured(work, _print_evaluation, json, interrupted=_LEFT)
 
 
 @app.command()
 def status(
-    model: Annotated[
-        Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
-    ] = None,
+    model: _Predictor = None,
     json: options.Json = False,
 ) -> None:
     """Say which predictor there is, what it was trained on, and what its log holds. Loads no model."""
-    from blendrag.forecast.status import describe
-    from blendrag.forecast.weights import default_folder
+    from blendrag.forecast.folder import default_folder, describe
 
     facts = describe(model or default_folder())
     if json:
@@ -160,12 +139,27 @@ def status(
         _print_quality(facts["metrics"], out())
 
 
-def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int) -> None:
+def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out: float, seed: int) -> None:
+    from blendrag.forecast.classifier import save_weights
+    from blendrag.lab.eviction.learn_predictor import one_at_a_time, train_on_file
+    from blendrag.lab.progress import bench_progress
+
+    features = _features(embedder)
+    with one_at_a_time(folder):
+        with interruptible(_LEFT), bench_progress() as bar:
+            bar.note("reading conversations")
+            trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=_on(bar))
+        save_weights(folder, trained.classifier, trained.manifest)
+    _print_trained(trained)
+    say(f"written to {folder}")
+
+
+def _from_log(folder: Path, embedder: str | None, seed: int) -> None:
     """Both models, each from its log. Raises PredictorError where neither has learned anything."""
     from blendrag.errors import PredictorError
-    from blendrag.lab.training.relearn import one_at_a_time
+    from blendrag.lab.eviction.learn_predictor import one_at_a_time
 
-    predictor = partial(_predictor_from_log, folder, embedder, layout, seed)
+    predictor = partial(_predictor_from_log, folder, embedder, seed)
     problems = []
     with one_at_a_time(folder), interruptible(_AS_IT_WAS):
         for learn in (predictor, partial(_hazard_from_log, folder)):
@@ -179,15 +173,15 @@ def _from_log(folder: Path, embedder: str | None, layout: str | None, seed: int)
         say(problem)
 
 
-def _predictor_from_log(folder: Path, embedder: str | None, layout: str | None, seed: int) -> None:
+def _predictor_from_log(folder: Path, embedder: str | None, seed: int) -> None:
     from contextlib import closing
 
-    from blendrag.forecast.log import OutcomeLog
+    from blendrag.forecast.outcome_log import OutcomeLog
     from blendrag.forecast.predictor import Predictor
-    from blendrag.lab.training.relearn import relearn
+    from blendrag.lab.eviction.learn_predictor import relearn
 
-    predictor = Predictor.or_untrained(folder, _features(embedder, layout))
-    with closing(OutcomeLog(folder, predictor.features)) as log:
+    predictor = Predictor.or_untrained(folder, _features(embedder))
+    with closing(OutcomeLog(folder, predictor.features.embedder.name)) as log:
         compared = relearn(log, predictor, folder, seed)
     _print_trained(compared.trained)
     losses = f"{compared.new_loss:.4f} nats on the latest part of the log, before {compared.old_loss:.4f}"
@@ -195,21 +189,21 @@ def _predictor_from_log(folder: Path, embedder: str | None, layout: str | None, 
 
 
 def _hazard_from_log(folder: Path) -> None:
+    from blendrag.lab.eviction.learn_hazard import largest_log, learn_from_log
     from blendrag.lab.progress import bench_progress
-    from blendrag.lab.training.relearn_hazard import largest_log, relearn_hazard
 
     with bench_progress() as bar:
-        compared = relearn_hazard(largest_log(folder), folder, bar)
+        compared = learn_from_log(largest_log(folder), folder, bar)
     _say_what_was_found(compared, folder)
 
 
-def _from_traces(files: Sequence[Path], folder: Path) -> None:
+def _from_trace(file: Path, folder: Path) -> None:
+    from blendrag.lab.eviction.learn_hazard import learn_from_trace
+    from blendrag.lab.eviction.learn_predictor import one_at_a_time
     from blendrag.lab.progress import bench_progress
-    from blendrag.lab.training.relearn import one_at_a_time
-    from blendrag.lab.training.relearn_hazard import learn_from_traces
 
     with one_at_a_time(folder), interruptible(_AS_IT_WAS), bench_progress() as bar:
-        compared = learn_from_traces(files, folder, bar)
+        compared = learn_from_trace(file, folder, bar)
     _say_what_was_found(compared, folder)
     if compared.live and compared.prefix:
         say("a model of prefixes: stores, whose chunks are found one by one, do not go by it")
@@ -234,29 +228,15 @@ def _say_what_became(policy: str, live: bool, folder: Path, how_good: str) -> No
     say(f"{policy}: {what}: {how_good}")
 
 
-def _features(embedder: str | None, layout: str | None) -> Features:
-    from blendrag.errors import ConfigError
-    from blendrag.forecast.features import DEFAULT_LAYOUT, LAYOUTS
-    from blendrag.forecast.predictor import make_features
-    from blendrag.forecast.vectors import DiskCache
-    from blendrag.forecast.weights import default_folder
+def _features(embedder: str | None) -> Features:
+    from blendrag.forecast.features import Features
+    from blendrag.forecast.folder import default_folder
+    from blendrag.forecast.words import open_embedder
+    from blendrag.lab.eviction.vectors import DiskCache
     from blendrag.settings import Settings
 
     name = embedder or Settings.load().embedder
-    chosen = next((each for each in LAYOUTS if each == (layout or DEFAULT_LAYOUT)), None)
-    if chosen is None:
-        raise ConfigError(f"--layout {layout}: there are {', '.join(LAYOUTS)}")
-    return make_features(name, chosen, DiskCache(default_folder(), name))
-
-
-@contextmanager
-def _embedding() -> Iterator[Progress]:
-    """A bar for texts that are embedded."""
-    from blendrag.lab.progress import bench_progress
-
-    with bench_progress() as bar:
-        bar.note("reading conversations")
-        yield _on(bar)
+    return Features(open_embedder(name), DiskCache(default_folder(), name))
 
 
 def _on(bar: BenchProgress) -> Progress:
@@ -279,7 +259,7 @@ def _print_trained(trained: Trained) -> None:
     console.print(
         Text(
             f"{manifest.examples:,} prompts of {manifest.conversations:,} conversations, {manifest.embedder},"
-            f" {manifest.layout}, with {', '.join(manifest.scalars)}"
+            f" with {', '.join(manifest.scalars)}"
         )
     )
     if manifest.metrics:
@@ -300,12 +280,10 @@ def _print_quality(results: Mapping[str, Any], console: Console) -> None:
         f" {results['goes_on']:.0%} go on",
         title_justify="left",
     )
-    table.add_column("predictor")
-    columns = ("mcc", "f1_macro", "auc", "brier", "log_loss", "calibration_error")
-    for name in ("MCC", "macro-F1", "AUC", "Brier", "log loss", "calibration error"):
-        table.add_column(name, justify="right")
-    for name, label in (("lpc", "LPC"), ("turns_only", "turns only")):
-        table.add_row(label, *(f"{results[name][column]:.3f}" for column in columns))
+    for label in ("AUC", "Brier", "log loss", "calibration error"):
+        table.add_column(label, justify="right")
+    found = results["lpc"]
+    table.add_row(*(f"{found[name]:.3f}" for name in ("auc", "brier", "log_loss", "calibration_error")))
     console.print(table)
     if results["lpc"]["auc"] > _TOO_GOOD:
         console.print(

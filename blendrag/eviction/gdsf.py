@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.history import Count, Counts
 from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
-from blendrag.eviction.past import Past, Seen
 
 
 @register_policy("gdsf")
@@ -18,34 +18,34 @@ class GDSF(EvictionPolicy):
 
     def __init__(self) -> None:
         self._heap = IndexedHeap()
-        self._past = Past()
+        self._counts = Counts()
         self._aging = 0.0  # "Clock": it has nothing to do with time
         self._named: str | None = None
 
     def added(self, key: str, size: int, use: Use) -> None:
-        self._use(key, self._past.of(key), use)
+        self._use(key, self._counts.of(key), use)
 
     def used(self, key: str, use: Use) -> None:
         if key in self._heap:
-            self._use(key, self._past.of(key), use)
+            self._use(key, self._counts.of(key), use)
 
     def removed(self, key: str) -> None:
         priority = self._heap.remove(key)
         if priority is not None:
             if key == self._named:  # evicted; what its owner deleted tells nothing about priorities
                 self._aging = max(self._aging, priority)
-            self._past.left(key)
+            self._counts.left(key)
 
     def victim(self) -> str | None:
         first = self._heap.peek()
         self._named = first[0] if first else None
         return self._named
 
-    def _use(self, key: str, seen: Seen, use: Use) -> None:
-        seen.uses += 1
-        self._heap.push(key, self._aging + seen.uses * self._cost_per_size(seen, use))
+    def _use(self, key: str, count: Count, use: Use) -> None:
+        count.uses += 1
+        self._heap.push(key, self._aging + count.uses * self._cost_per_size(count, use))
 
-    def _cost_per_size(self, seen: Seen, use: Use) -> float:
+    def _cost_per_size(self, count: Count, use: Use) -> float:
         return 1.0
 
 
@@ -60,12 +60,12 @@ class PGDSF(GDSF):
 
     def __init__(self) -> None:
         super().__init__()
-        self._all = Seen()
+        self._all = Count()
 
-    def _cost_per_size(self, seen: Seen, use: Use) -> float:
+    def _cost_per_size(self, count: Count, use: Use) -> float:
         if use.cost is not None and 0.0 <= use.cost < float("inf"):
-            for one in (seen, self._all):
+            for one in (count, self._all):
                 one.computed += 1
                 one.costs += use.cost
-        known = seen if seen.computed else self._all
+        known = count if count.computed else self._all
         return known.costs / known.computed if known.computed else 1.0

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from blendrag.eviction.history import FEATURES, Features
+from blendrag.errors import PredictorError
+
+FEATURES = ("count", "gap", "first", "depth", "length", "new", "fresh", "last", "continues")
+"""count: uses so far, this one included. gap: seconds since the use before; -1: there was none. first:
+seconds since the first use; with the count it tells a rate. depth, length: place in the prompt, and chunks in
+it. new: chunks of the prompt never seen before. fresh: 1 for one of these. last: 1 for the prompt's last
+chunk (which, being cut off anywhere, seldom comes again). continues: chance that the conversation goes on;
+UNTOLD: nobody said."""
+
+Features = tuple[float, ...]
+UNTOLD = -1.0
 
 Array = NDArray[np.float64]
 Cases = NDArray[np.int64]
@@ -102,3 +112,13 @@ def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:
             highest = max(highest, used / kept)
         best.append(highest)
     return best
+
+
+def check_for_store(hazard: Hazard) -> None:
+    """Raises PredictorError for a model of a prefix cache. It takes a prompt's chunks to be of no use without
+    those before them, and learned how its blocks come again: in a store, each chunk is found by itself."""
+    if hazard.prefix:
+        raise PredictorError(
+            "this model of lpc+ learned from a trace of prefixes, and a store holds chunks that are found one"
+            " by one: learn from its own log (blendrag evictor train --from-log)"
+        )

@@ -1,22 +1,53 @@
-"""What is known of a use when it happens: the features of the hazard model. Only the past is in them."""
+"""What chunks were used for, also those that have left: counts, and the features of the hazard model."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
+from blendrag.eviction.hazard import UNTOLD, Features
 from blendrag.eviction.interface import Use
 
-FEATURES = (
-    "count", "gap", "first", "depth", "length", "new", "fresh", "last", "answer", "similarity", "continues",
-)  # fmt: skip
-"""count: uses so far, this one included. gap: seconds since the use before; -1: there was none. first:
-seconds since the first use; with the count it tells a rate. depth, length: place in the prompt, and chunks in
-it. new: chunks of the prompt never seen before. fresh: 1 for one of these. last: 1 for the prompt's last
-chunk (which, being cut off anywhere, seldom comes again). answer: tokens of what was answered. similarity: to
-the questions asked lately. continues: chance that the conversation goes on; -1: nobody said."""
+_LEAST = 1024
 
-Features = tuple[float, ...]
-UNTOLD = -1.0
+
+@dataclass(slots=True)
+class Count:
+    """One chunk. uses: all of them. computed: those for which it had to be computed; costs: their costs, in
+    seconds per unit of size, added up."""
+
+    uses: int = 0
+    computed: int = 0
+    costs: float = 0.0
+
+
+class Counts:
+    """Records of the chunks that are held, and of so many times as many that left last.
+
+    A frequency that began anew with every return would make a chunk that comes and goes look new each time.
+    RAGCache counts within a window of time (section 5.1); this window is one of chunks, so that memory is
+    bounded whatever the rate.
+    """
+
+    def __init__(self, times: int = 4) -> None:
+        self._times = times
+        self._held: dict[str, Count] = {}
+        self._left: OrderedDict[str, Count] = OrderedDict()
+
+    def of(self, key: str) -> Count:
+        """The record of a chunk that is held from now on."""
+        seen = self._held.get(key)
+        if seen is None:
+            seen = self._held[key] = self._left.pop(key) if key in self._left else Count()
+        return seen
+
+    def left(self, key: str) -> None:
+        """The chunk is no longer held."""
+        seen = self._held.pop(key, None)
+        if seen is not None:
+            self._left[key] = seen
+            while len(self._left) > max(_LEAST, self._times * len(self._held)):
+                self._left.popitem(last=False)
 
 
 class History:
@@ -38,5 +69,4 @@ class History:
             self._uses.popitem(last=False)
         new = max(0, use.length - use.known)
         fresh, tail = float(use.depth >= use.known), float(use.depth == use.length - 1)
-        place = (use.depth, use.length, new, fresh, tail)
-        return (count, gap, at - first, *place, use.answer, use.similarity, UNTOLD)
+        return (count, gap, at - first, use.depth, use.length, new, fresh, tail, UNTOLD)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from blendrag.errors import ConfigError
-
-if TYPE_CHECKING:
-    from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.hazard import Hazard
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +19,6 @@ class Use:
         request); None where nothing was computed, or nobody knows.
     depth: chunks before it in the prompt. length: chunks in the prompt. known: leading chunks of the prompt
         that were seen before.
-    answer: tokens of what was answered to the prompt.
-    similarity: of the chunk to the questions asked lately.
     """
 
     at: float
@@ -31,8 +26,6 @@ class Use:
     depth: int = 0
     length: int = 1
     known: int = 0
-    answer: int = 0
-    similarity: float = 0.0
 
 
 class EvictionPolicy(ABC):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from blendrag.eviction.heap import IndexedHeap
+from blendrag.eviction.history import Counts
 from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
-from blendrag.eviction.past import Past
 
 
 @register_policy("lfu")
@@ -16,12 +16,12 @@ class LFU(EvictionPolicy):
 
     def __init__(self) -> None:
         self._heap = IndexedHeap()
-        self._past = Past()
+        self._counts = Counts()
 
     def added(self, key: str, size: int, use: Use) -> None:
-        seen = self._past.of(key)
-        seen.uses += 1
-        self._heap.push(key, seen.uses)
+        count = self._counts.of(key)
+        count.uses += 1
+        self._heap.push(key, count.uses)
 
     def used(self, key: str, use: Use) -> None:
         if key in self._heap:
@@ -29,7 +29,7 @@ class LFU(EvictionPolicy):
 
     def removed(self, key: str) -> None:
         if self._heap.remove(key) is not None:
-            self._past.left(key)
+            self._counts.left(key)
 
     def victim(self) -> str | None:
         first = self._heap.peek()

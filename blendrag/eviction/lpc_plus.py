@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from blendrag.eviction.guard import Guard
-from blendrag.eviction.hazard import Hazard
-from blendrag.eviction.history import Features, History
+from collections.abc import Sequence
+from zlib import crc32
+
+from blendrag.eviction.hazard import Features, Hazard
+from blendrag.eviction.history import History
 from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
 from blendrag.eviction.ranks import Ranks
 
 _LEAST_REMEMBERED, _TIMES = 4096, 4  # chunks whose uses are counted: so many, or times as many as are held
 _UNTAUGHT = b"\0"  # everything on one level: the order of LRU
+_KEYS = 2048  # each trial cache holds at most
+_MEMORY = 2000.0  # uses of sampled keys, after which a hit counts 1/e
+_MARGIN = 1.02  # so much more, relatively, the other side has to find for a change of sides
 
 
 @register_policy("lpc+")
@@ -19,33 +24,22 @@ class LPCPlus(EvictionPolicy):
     LPC ranks by the chance that a conversation goes on, and lets it fade. Here that forecast is one feature
     among others, and how the chance changes with time is learned, too: a chat pauses for a minute and then
     goes on, so its chunks are worth more after a minute than after a second. Without a model it is LRU. While
-    LRU would lately have found more (:mod:`.guard`), it is LRU as well.
+    LRU would lately have found more on a sample of the keys (:class:`_Guard`), it is LRU as well.
 
     The chunks of a prompt are to be named from its end to its beginning, as a prefix cache lets go of them.
     """
 
     def __init__(self, hazard: Hazard | None = None) -> None:
+        ages = hazard.ages if hazard else (0.0,)
+        self._hazard = hazard
         self._history = History(_LEAST_REMEMBERED)
         self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
         self._inherited: dict[str, Features] = {}  # the same, of chunks that have yet to be carried over
-        self._ranks = Ranks((0.0,))
-        self.learn(hazard)
-
-    def learn(self, hazard: Hazard | None) -> None:
-        """Go by another model from now on; None: by LRU. Takes time in proportion to what is held."""
-        former = self._ranks
-        self._hazard = hazard
-        ages = hazard.ages if hazard else (0.0,)
         self._ranks = Ranks(ages)
-        self._guard = Guard(ages)
+        self._guard = _Guard(ages)
         self._held: int | None = None
         self._prompt: tuple[float, float, float] | None = None  # of the call before: its time, length, new
         self._depth, self._floor = 0.0, b""  # of the call before: where in the prompt, and its levels
-        while (key := former.oldest()) is not None:
-            size = former.size_of(key)
-            assert size is not None
-            former.remove(key)
-            self._ranks.used(key, size, self._levels(self._features[key], self._clock), self._clock)
 
     def taught(self, hazard: Hazard) -> LPCPlus:
         made = LPCPlus(hazard)
@@ -116,3 +110,49 @@ class LPCPlus(EvictionPolicy):
             levels = bytes(map(max, levels, self._floor))  # without it the chunks behind it are of no use
         self._prompt, self._depth, self._floor = prompt, depth, levels
         return levels
+
+
+class _Guard:
+    """Two small caches, one evicting in the learned order, one in LRU's, see the same sample of the uses.
+
+    A key is in the sample by its hash, so a trial cache that has a share of the keys and the same share of
+    the space finds what the whole would find (SHARDS). The sample is halved whenever it becomes too large.
+    """
+
+    def __init__(self, ages: Sequence[float]) -> None:
+        self._trials = Ranks(ages), Ranks((0.0,))  # learned, LRU
+        self._found = [0.0, 0.0]
+        self._mask = 0
+        self.learned = True
+        """Whether the learned order is the one to follow."""
+
+    def used(self, key: str, size: int, levels: bytes, now: float, held: int | None) -> None:
+        """Any key's use. levels: the model's, by age. held: how much fits into the cache; None: unknown."""
+        if crc32(key.encode()) & self._mask:
+            return
+        for side, trial in enumerate(self._trials):
+            found = size if key in trial else 0
+            self._found[side] += found - self._found[side] / _MEMORY
+            trial.used(key, size, levels, now)
+            if held is not None:
+                self._make_room(trial, held / (self._mask + 1))
+        if max(map(len, self._trials)) > _KEYS:
+            self._halve()
+        learned, lru = self._found
+        self.learned = lru <= learned * _MARGIN if self.learned else learned > lru * _MARGIN
+
+    def revised(self, key: str, levels: bytes) -> None:
+        """The model says something else of the key's last use."""
+        self._trials[0].revise(key, levels)
+
+    def _make_room(self, trial: Ranks, room: float) -> None:
+        while trial.size > room:
+            victim = trial.least() if trial is self._trials[0] else trial.oldest()
+            assert victim is not None
+            trial.remove(victim)
+
+    def _halve(self) -> None:
+        self._mask = 2 * self._mask + 1
+        for trial in self._trials:
+            for key in [key for key in trial if crc32(key.encode()) & self._mask]:
+                trial.remove(key)

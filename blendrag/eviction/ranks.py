@@ -1,12 +1,126 @@
-"""The chunks of a cache in two orders at once: by what a model expects of them, and by age."""
+"""The chunks of a cache in two orders at once: by what a model expects of them, and by age.
+
+All calls take constant time.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from blendrag.eviction.levels import Ages, Levels
-
 _AT_ONCE = 4  # chunks that grow older in one call, at most
+
+
+class Levels:
+    """Keys at small whole levels: the lowest level first, and of one level the key put there longest ago.
+
+    Priorities that are estimates need no finer order, and a million keys cost no more than ten.
+    """
+
+    def __init__(self) -> None:
+        self._at: list[OrderedDict[str, None]] = []
+        self._level: dict[str, int] = {}
+        self._occupied = 0  # bit i: level i has keys
+
+    def __len__(self) -> int:
+        return len(self._level)
+
+    def put(self, key: str, level: int) -> None:
+        """Put the key in, or move it, behind the others of its level."""
+        former = self._level.get(key)
+        if former == level:
+            self._at[level].move_to_end(key)
+            return
+        if former is not None:
+            self.remove(key)
+        while len(self._at) <= level:
+            self._at.append(OrderedDict())
+        self._at[level][key] = None
+        self._level[key] = level
+        self._occupied |= 1 << level
+
+    def remove(self, key: str) -> None:
+        """Take the key out, if it is in."""
+        level = self._level.pop(key, None)
+        if level is not None:
+            del self._at[level][key]
+            if not self._at[level]:
+                self._occupied ^= 1 << level
+
+    def first(self) -> str | None:
+        """None if there is none."""
+        if not self._occupied:
+            return None
+        lowest = (self._occupied & -self._occupied).bit_length() - 1
+        return next(iter(self._at[lowest]))
+
+
+class Ages:
+    """Which keys have reached which age: a calendar with one page per step.
+
+    borders: seconds, ascending, the first one 0; a key is on page i while its age is in [borders[i],
+    borders[i + 1]). Pages are turned by :meth:`aged`, as many keys at a time as the caller wants. Since keys
+    come in by time, each page is ordered by age, and so are all pages: the order of LRU falls out.
+    """
+
+    def __init__(self, borders: Sequence[float]) -> None:
+        self._borders = borders
+        self._pages: list[OrderedDict[str, float]] = [OrderedDict() for _ in borders]
+        self._page: dict[str, int] = {}
+        self._quiet = float("inf")  # no border is crossed before
+
+    def used(self, key: str, at: float) -> None:
+        """The key's age is 0 at ``at``, which is never less than in calls before."""
+        page = self._page.get(key)
+        if page:
+            del self._pages[page][key]
+        first = self._pages[0]
+        first[key] = at
+        first.move_to_end(key)
+        self._page[key] = 0
+        if len(self._borders) > 1 and at + self._borders[1] < self._quiet:
+            self._quiet = at + self._borders[1]
+
+    def remove(self, key: str) -> None:
+        """Forget the key, if it is known."""
+        page = self._page.pop(key, None)
+        if page is not None:
+            del self._pages[page][key]
+
+    def step(self, key: str) -> int:
+        """The page that the key is on."""
+        return self._page[key]
+
+    def oldest(self) -> str | None:
+        """The key that was not used for the longest time."""
+        return next((next(iter(page)) for page in reversed(self._pages) if page), None)
+
+    def aged(self, now: float, most: int) -> list[tuple[str, int]]:
+        """Up to ``most`` keys that crossed a border since they were last named, with their new pages.
+
+        The oldest come first: who falls behind is late with young keys, which then cross several borders at
+        once.
+        """
+        if now < self._quiet:
+            return []
+        found: list[tuple[str, int]] = []
+        self._quiet = float("inf")
+        for page in range(len(self._pages) - 2, -1, -1):
+            wait, keys = self._borders[page + 1], self._pages[page]
+            while keys:
+                key, at = next(iter(keys.items()))
+                if at + wait > now or len(found) == most:
+                    self._quiet = min(self._quiet, at + wait)
+                    break
+                del keys[key]
+                reached = max(page + 1, bisect_right(self._borders, now - at) - 1)
+                self._pages[reached][key] = at
+                self._page[key] = reached
+                found.append((key, reached))
+                if reached + 1 < len(self._borders):
+                    self._quiet = min(self._quiet, at + self._borders[reached + 1])
+        return found
 
 
 class Ranks:

@@ -1,43 +1,74 @@
 """From a window to the row of numbers that the classifier reads: vectors of its prompts, then scalars.
 
-LPC section 3.2: the embedder is frozen; beside its vector stands the number of turns. Here logarithms of
-counts are taken, as the step from the first turn to the second says more than that from the 20th to the 21st.
+LPC section 3.2: the embedder is frozen; beside its vector stands the number of turns. Two things differ. The
+latest prompt has a vector of its own, and those before it have their mean: it tells more than the paper's one
+vector of all, and a prompt is embedded once, not again with each that follows. And counts are logarithms, as
+the step from the first turn to the second says more than that from the 20th to the 21st.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from blendrag.embedder import Embedder
-from blendrag.forecast.vectors import Vector, VectorCache, key_of
-from blendrag.forecast.window import PROMPTS, TOKENS, Window, shortened
+from blendrag.forecast.conversation import PROMPTS, TOKENS, Window, shortened
 
 VERSION = 1  # of rows: raised whenever the same window gives other numbers
+LAYOUT: Literal["apart"] = "apart"  # of rows, as manifests and logs name it
 # Turns of the conversation; characters of the latest prompt, and in the mean over the window's.
 SCALARS = ("turns", "characters", "mean_characters")
 
 Rows = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
 Progress = Callable[[int, int], None]  # texts embedded so far, texts to embed
 
-Layout = Literal["joined", "apart"]
-"""``joined``: one vector of all prompts, as in the paper. ``apart``: a vector of the latest prompt and the
-mean of those before it; a prompt is embedded once, by itself, and not again with each that follows."""
-DEFAULT_LAYOUT: Layout = "apart"  # measured: it tells more, and costs a fifth
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-
 _BATCH = 64
+
+
+class VectorCache(ABC):
+    """Vectors [dimension] of texts, by the texts' hashes, so that no text is embedded twice."""
+
+    @abstractmethod
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:
+        """Those of the vectors that are there."""
+
+    @abstractmethod
+    def put(self, vectors: Mapping[bytes, Vector]) -> None:
+        """Keep these too."""
+
+
+class MemoryCache(VectorCache):
+    """The latest ``capacity`` vectors: a conversation's earlier prompts are known when the next comes."""
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:
+        found = {key: self._vectors[key] for key in keys if key in self._vectors}
+        for key in found:
+            self._vectors.move_to_end(key)
+        return found
+
+    def put(self, vectors: Mapping[bytes, Vector]) -> None:
+        self._vectors.update(vectors)
+        while len(self._vectors) > self._capacity:
+            self._vectors.popitem(last=False)
 
 
 class Features:
     """Makes rows, with an embedder that is loaded for the first of them."""
 
-    def __init__(self, embedder: Embedder, layout: Layout, cache: VectorCache) -> None:
-        self.embedder, self.layout = embedder, layout
-        self._cache = cache
+    def __init__(self, embedder: Embedder, cache: VectorCache | None = None) -> None:
+        self.embedder = embedder
+        self._cache = cache or MemoryCache()
 
     def rows(self, windows: Sequence[Window], progress: Progress | None = None) -> Rows:
         """[windows, vectors + scalars] for at least one window. Raises ModelNotFoundError.
@@ -46,32 +77,29 @@ class Features:
         """
         keyed, texts = self._texts(windows)
         vectors = self._vectors(texts, progress)
-        return np.stack(
-            [
-                np.concatenate([*self._laid_out([vectors[key] for key in keys]), _scalars(window)])
-                for keys, window in zip(keyed, windows, strict=True)
-            ]
-        )
+        rows = []
+        for keys, window in zip(keyed, windows, strict=True):
+            *earlier, latest = (vectors[key] for key in keys)
+            before = np.mean(earlier, axis=0) if earlier else np.zeros_like(latest)
+            rows.append(np.concatenate([latest, before, _scalars(window)]))
+        return np.stack(rows)
 
     def _texts(self, windows: Sequence[Window]) -> tuple[list[list[bytes]], dict[bytes, str]]:
         """The keys of each window's texts, oldest first; and the texts of all keys."""
-        cut: dict[tuple[str, int], str] = {}
-        keyed: list[list[bytes]] = []
-        texts: dict[bytes, str] = {}
         tokenizer = self.embedder.tokenizer
         special = int(tokenizer.num_special_tokens_to_add())
         limit = min(TOKENS, self.embedder.max_tokens or TOKENS) - special  # MiniLM reads 256 of a text
-        apart = min((TOKENS - special) // PROMPTS, limit)  # however many there are: vectors are kept
+        share = min((TOKENS - special) // PROMPTS, limit)  # however many there are: vectors are kept
+        cut: dict[str, str] = {}
+        keyed: list[list[bytes]] = []
+        texts: dict[bytes, str] = {}
         for window in windows:
             prompts = window.prompts[-PROMPTS:] or ("",)
-            share = limit // len(prompts) if self.layout == "joined" else apart
             for prompt in prompts:
-                if (prompt, share) not in cut:
-                    cut[prompt, share] = shortened(prompt, tokenizer, share)
-            parts = [cut[prompt, share] for prompt in prompts]
-            if self.layout == "joined":
-                parts = ["\n".join(parts)]
-            keys = [key_of(part) for part in parts]
+                if prompt not in cut:
+                    cut[prompt] = shortened(prompt, tokenizer, share)
+            parts = [cut[prompt] for prompt in prompts]
+            keys = [xxhash.xxh3_128_digest(part.encode()) for part in parts]
             texts.update(zip(keys, parts, strict=True))
             keyed.append(keys)
         return keyed, texts
@@ -79,7 +107,8 @@ class Features:
     def _vectors(self, texts: dict[bytes, str], progress: Progress | None) -> dict[bytes, Vector]:
         vectors = self._cache.get(texts)
         missing = sorted(texts.keys() - vectors.keys(), key=lambda key: (len(texts[key]), key))
-        for done, batch in _batches(missing):
+        for done in range(0, len(missing), _BATCH):
+            batch = missing[done : done + _BATCH]
             if progress:
                 progress(done, len(missing))
             made = self.embedder.embed([texts[key] for key in batch])
@@ -88,23 +117,6 @@ class Features:
             self._cache.put(new)
             vectors.update(new)
         return vectors
-
-    def _laid_out(self, vectors: list[Vector]) -> list[Vector]:
-        if self.layout == "joined":
-            return vectors
-        *earlier, latest = vectors
-        return [latest, np.mean(earlier, axis=0) if earlier else np.zeros_like(latest)]
-
-
-def turns_of(rows: Rows) -> npt.NDArray[np.int64]:
-    """[n]: the number of turns that the rows tell of."""
-    turns: npt.NDArray[np.int64] = np.rint(np.expm1(rows[:, -len(SCALARS)])).astype(np.int64)
-    return turns
-
-
-def _batches(keys: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    for start in range(0, len(keys), _BATCH):
-        yield start, keys[start : start + _BATCH]
 
 
 def _scalars(window: Window) -> Rows:

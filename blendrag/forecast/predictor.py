@@ -11,11 +11,9 @@ import numpy.typing as npt
 
 from blendrag.embedder import Embedder
 from blendrag.errors import PredictorError
-from blendrag.forecast.classifier import Classifier
-from blendrag.forecast.features import Features, Layout, Rows
-from blendrag.forecast.vectors import MemoryCache, VectorCache
-from blendrag.forecast.weights import MANIFEST, Manifest, load_manifest, load_weights
-from blendrag.forecast.window import Window
+from blendrag.forecast.classifier import MANIFEST, Classifier, Manifest, load_manifest, load_weights
+from blendrag.forecast.conversation import Window
+from blendrag.forecast.features import Features, Rows, VectorCache
 from blendrag.forecast.words import open_embedder
 
 
@@ -46,8 +44,7 @@ class Predictor:
                 f"the predictor in {str(folder)!r} was trained with the embedder {manifest.embedder}, not"
                 f" with {embedder.name}: train it again with --embedder {embedder.name}"
             )
-        features = make_features(embedder or manifest.embedder, manifest.layout, cache)
-        return cls(features, classifier, manifest)
+        return cls(Features(embedder or open_embedder(manifest.embedder), cache), classifier, manifest)
 
     @classmethod
     def or_untrained(cls, folder: Path, features: Features) -> Predictor:
@@ -72,10 +69,3 @@ class Predictor:
                 f" trained on {self.manifest.width}: train it again"
             )
         return self.classifier.probability(rows)
-
-
-def make_features(embedder: Embedder | str, layout: Layout, cache: VectorCache | None = None) -> Features:
-    """With an embedder, or with that of this name. Raises ModelNotFoundError or MissingDependencyError."""
-    if isinstance(embedder, str):
-        embedder = open_embedder(embedder)
-    return Features(embedder, layout, cache or MemoryCache())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from queue import Empty, Full, Queue
 
 import xxhash
 
-from blendrag.private import make_file, make_folder
+from blendrag.private import make_file, make_folder, write_whole
 
 LIMIT = 16_000_000  # bytes of each of the two files: about 70,000 prompts of six chunks
 CAPACITY = 4096  # prompts that wait to be written
@@ -239,12 +238,5 @@ def _key(path: Path) -> bytes:
         if len(key := path.read_bytes()) == _KEY_BYTES:
             return key
     key = os.urandom(_KEY_BYTES)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".trace-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, key)
     return key

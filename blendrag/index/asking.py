@@ -78,8 +78,8 @@ class Request:
     @property
     def sampling(self) -> Sampling:
         chosen = sampling(self._library.settings, self._options)
-        if (foresight := self._library.foresight) and self._conversation:
-            return foresight.named(chosen, self._said, self.prompt.plan, self._conversation)
+        if (forecaster := self._library.forecaster) and self._conversation:
+            return forecaster.named(chosen, self._said, self.prompt.plan, self._conversation)
         return chosen
 
     def add(self, delta: Delta) -> str:
@@ -95,10 +95,10 @@ class Request:
         if evidence.missing:
             with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
                 self._library.repair(evidence.missing)
-        if foresight := self._library.foresight:
+        if forecaster := self._library.forecaster:
             said = self._said if self._conversation else ""  # a question by itself has nothing to go on with
             seconds = time.perf_counter() - self._begin
-            foresight.answered(said, self.prompt.plan, self._conversation, self._tokens, seconds)
+            forecaster.answered(said, self.prompt.plan, self._conversation, self._tokens, seconds)
         return Answer(
             "".join(self._text),
             tuple(Source.of(hit) for hit in self.prompt.hits),

@@ -24,7 +24,7 @@ from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
 from blendrag.select import make_selector
-from blendrag.serving.foresight import FORECASTS
+from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.library import Library, Messages
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index

@@ -13,14 +13,14 @@ from typing import Any
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
+from blendrag.forecast.folder import default_folder
 from blendrag.forecast.trace_log import TraceLog, trace_path
-from blendrag.forecast.weights import default_folder
 from blendrag.models import resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
-from blendrag.serving.foresight import FORECASTS, Foresight, wants_forecasts
+from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, prefill_pending
@@ -63,7 +63,7 @@ class Library:
         self._prefilling = threading.Lock()
         self._changing = threading.RLock()
         self._foreseeing = threading.Lock()
-        self.foresight: Foresight | None = None
+        self.forecaster: Forecaster | None = None
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self._warned = False
 
@@ -80,19 +80,19 @@ class Library:
         self._look_ahead(self.session.store is not None)
 
     def _look_ahead(self, running: bool) -> None:
-        """Have foresight exactly as long as somebody has use for it."""
+        """Have a forecaster exactly as long as somebody has use for it."""
         always = self.settings.outcome_log or self.settings.prefix_forecasts
         wanted = running and (always or wants_forecasts(self.session.stack))
         with self._foreseeing:
-            if wanted and self.foresight is None:
+            if wanted and self.forecaster is None:
                 logs = default_folder(self.settings)
                 traffic = TraceLog(trace_path(logs, self.root)) if self.settings.outcome_log else None
-                self.foresight = Foresight(self.session, self.settings, traffic)
-            elif self.foresight is not None and not wanted:
-                self.foresight.close()
+                self.forecaster = Forecaster(self.session, self.settings, traffic)
+            elif self.forecaster is not None and not wanted:
+                self.forecaster.close()
                 with contextlib.suppress(StoreError):
-                    self.catalogue.count(FORECASTS, self.foresight.counted())
-                self.foresight = None
+                    self.catalogue.count(FORECASTS, self.forecaster.counted())
+                self.forecaster = None
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
@@ -104,14 +104,14 @@ class Library:
     def eviction(self) -> dict[str, Any]:
         """policies: by tier. forecasts: what was asked of the predictor since the folder was made, what
         became of it, and its processor time; reason: of the last failure in this process."""
-        foresight, counts = self.foresight, Counter(self.catalogue.counters().get(FORECASTS, {}))
-        counts.update(foresight.counted() if foresight else {})
+        forecaster, counts = self.forecaster, Counter(self.catalogue.counters().get(FORECASTS, {}))
+        counts.update(forecaster.counted() if forecaster else {})
         return {
             "policies": {spec.label: spec.policy for spec in self.session.stack if spec.evicts},
             "forecasts": {
                 **{name: counts[name] for name in ("asked", "answered", "dropped", "unanswered")},
                 "busy_s": counts["busy_ms"] / 1e3,
-                "reason": foresight.counts.reason if foresight else "",
+                "reason": forecaster.counts.reason if forecaster else "",
             },
         }
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from blendrag.eviction import Use
-from blendrag.eviction.hazard import Hazard
-from blendrag.eviction.kinds import check_for_store
+from blendrag.eviction.hazard import Hazard, check_for_store
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 

@@ -12,12 +12,12 @@ import pytest
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.generation import Sampling
-from blendrag.forecast.features import DEFAULT_LAYOUT
-from blendrag.forecast.predictor import make_features
-from blendrag.forecast.weights import save_weights
-from blendrag.lab.training.study import train_on_file
+from blendrag.forecast.classifier import save_weights
+from blendrag.forecast.features import Features
+from blendrag.forecast.words import open_embedder
+from blendrag.lab.eviction.learn_predictor import train_on_file
 from blendrag.models import DEFAULT_EMBEDDER
-from blendrag.serving import foresight
+from blendrag.serving import forecaster
 from blendrag.serving.collection import Collection
 from blendrag.settings import Settings
 from word_embedder import write_dialogs
@@ -31,7 +31,7 @@ WAIT_S = 240.0  # until a test gives up
 @pytest.fixture
 def predictor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's predictor is looked for; the models' folder stays the one of all tests."""
-    monkeypatch.setattr(foresight, "default_folder", lambda settings: tmp_path / "evictor")
+    monkeypatch.setattr(forecaster, "default_folder", lambda settings: tmp_path / "evictor")
     return tmp_path / "evictor"
 
 
@@ -63,7 +63,7 @@ def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
     chat: Chat, texts: list[str], tmp_path: Path, predictor_folder: Path
 ) -> None:
     dialogs = write_dialogs(tmp_path / "dialogs.jsonl", 60)
-    trained = train_on_file(dialogs, make_features(DEFAULT_EMBEDDER, DEFAULT_LAYOUT), held_out=0.0)
+    trained = train_on_file(dialogs, Features(open_embedder(DEFAULT_EMBEDDER)), held_out=0.0)
     save_weights(predictor_folder, trained.classifier, trained.manifest)
     library = chat.library
 

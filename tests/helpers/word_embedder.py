@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from blendrag.forecast.features import Features, Layout
-from blendrag.forecast.vectors import MemoryCache, VectorCache
+from blendrag.forecast.features import Features, VectorCache
 
 WIDTH = 24
 
@@ -47,10 +46,8 @@ class WordEmbedder:
         return total / max(1.0, float(np.linalg.norm(total)))
 
 
-def features(
-    layout: Layout = "joined", cache: VectorCache | None = None, embedder: WordEmbedder | None = None
-) -> Features:
-    return Features(embedder or WordEmbedder(), layout, cache or MemoryCache())  # type: ignore[arg-type]
+def features(cache: VectorCache | None = None, embedder: WordEmbedder | None = None) -> Features:
+    return Features(embedder or WordEmbedder(), cache)  # type: ignore[arg-type]
 
 
 def write_dialogs(path: Path, count: int = 120, last: str = "thanks bye") -> Path:

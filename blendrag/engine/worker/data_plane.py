@@ -22,7 +22,7 @@ from blendrag.engine.worker.chunk_prefill import AlonePrefill
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.masks import Mask
 from blendrag.engine.worker.slices import Blend, BlendQueue, Pace
-from blendrag.forecast.hazard_file import load_hazard
+from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.identity import KVIdentity, prefix_name

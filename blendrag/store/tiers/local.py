@@ -12,8 +12,8 @@ from functools import partial
 
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
-from blendrag.eviction.handover import Handover
 from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.switch import PolicySwitch
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Tier
@@ -125,22 +125,22 @@ class LocalTier(Tier):
     def _hand_over_to(self, policy: EvictionPolicy) -> None:
         with self._lock:
             sizes = {} if self._sizes is None else self._sizes
-            self._policy = handover = Handover(self._policy, policy, sizes)
-            if self._carried_over(handover):
+            self._policy = switch = PolicySwitch(self._policy, policy, sizes)
+            if self._carried_over(switch):
                 return
-        rest = partial(self._carry_over, handover)
+        rest = partial(self._carry_over, switch)
         threading.Thread(target=rest, name=f"blendrag-{self.name}-policy", daemon=True).start()
 
-    def _carry_over(self, handover: Handover) -> None:
-        while not self._carried_over(handover):
+    def _carry_over(self, switch: PolicySwitch) -> None:
+        while not self._carried_over(switch):
             time.sleep(_PAUSE_S)
 
-    def _carried_over(self, handover: Handover) -> bool:
+    def _carried_over(self, switch: PolicySwitch) -> bool:
         """Some more of it; whether nothing is left to do."""
         with self._lock:
-            if self._policy is handover and handover.step(_AT_ONCE, _now()):
-                self._policy = handover.successor
-            return self._policy is not handover
+            if self._policy is switch and switch.step(_AT_ONCE, _now()):
+                self._policy = switch.successor
+            return self._policy is not switch
 
     # -- for subclasses -----------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def test_typo_is_not_told_from_what_was_meant(blendrag: Blendrag, words: list[st
 def test_arrivals_are_read_after_minutes_of_embedding(
     blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blendrag.lab.replay import source
+    from blendrag.lab.eviction import source
 
     monkeypatch.setattr(source, "embedded", lambda *arguments: pytest.fail("embedded"))
     paragraphs = [{"context": "x", "qas": [{"question": "y"}]}]
@@ -119,9 +119,11 @@ def test_arrivals_are_read_after_minutes_of_embedding(
 def test_folder_that_cannot_be_written_is_found_out_after_the_training(
     blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blendrag.lab.training import study
+    from blendrag.lab.eviction import learn_predictor
 
-    monkeypatch.setattr(study, "train_on_file", lambda *arguments, **options: pytest.fail("trained"))
+    monkeypatch.setattr(
+        learn_predictor, "train_on_file", lambda *arguments, **options: pytest.fail("trained")
+    )
     (workdir / "talk.jsonl").write_bytes(line(TALK))
     result = blendrag("evictor", "train", "--data", "talk.jsonl", "--out", "talk.jsonl")
     refused(result, "cannot train into 'talk.jsonl'")

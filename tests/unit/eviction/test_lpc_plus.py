@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from blendrag.eviction import EvictionPolicy, Use, make_policy
 from blendrag.eviction import hazard as hazards
-from blendrag.eviction.hazard import TOP, Hazard, gittins
-from blendrag.eviction.history import FEATURES
+from blendrag.eviction.hazard import FEATURES, TOP, Hazard, gittins
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.eviction.lru import LRU
 
@@ -27,8 +26,8 @@ def model(feature: str, *rows: tuple[float, float, float], prefix: bool = False)
     return Hazard(AGES, borders, np.diff(logs, axis=0), logs[0], prefix)
 
 
-def use(at: float, depth: int = 0, length: int = 1, known: int = 0, similarity: float = 0.0) -> Use:
-    return Use(at, None, depth, length, known, similarity=similarity)
+def use(at: float, depth: int = 0, length: int = 1, known: int = 0) -> Use:
+    return Use(at, None, depth, length, known)
 
 
 def order(policy: EvictionPolicy) -> list[str]:
@@ -67,7 +66,7 @@ def test_a_chunk_lost_or_come_from_nowhere(calls: list[tuple[str, str, float]], 
     held = set()
     for call, key, number in calls:
         if call == "a":
-            policy.added(key, 5, use(number, similarity=number))
+            policy.added(key, 5, use(number))
             held.add(key)
         elif call == "u":
             policy.used(key, use(number))
@@ -157,20 +156,6 @@ def test_a_chunk_that_came_back_counts_as_new() -> None:
     policy.added("again", 1, use(5.0))
     policy.added("new", 1, use(6.0))
     assert order(policy) == ["new", "again"]
-
-
-def test_a_new_model_that_forgets_what_is_held() -> None:
-    good, bad = (0.5, 0.5, 0.5), (0.01, 0.01, 0.01)
-    policy = LPCPlus(model("depth", good, bad))
-    policy.added("first", 7, use(0.0, depth=0))
-    policy.added("second", 7, use(1.0, depth=1))
-    assert policy.victim() == "second"
-    policy.learn(model("depth", bad, good))
-    assert policy.victim() == "first"
-    policy.learn(None)
-    assert policy.victim() == "first" and not policy.learned
-    policy.learn(model("depth", good, bad))
-    assert order(policy) == ["second", "first"]
 
 
 def replay(policy: EvictionPolicy, keys: NDArray[np.int64], room: int) -> NDArray[np.bool_]:

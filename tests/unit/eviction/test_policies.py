@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
 from blendrag.eviction.gdsf import PGDSF
+from blendrag.eviction.history import Counts
 from blendrag.eviction.lpc import LPC, SCALE
-from blendrag.eviction.past import Past
 
 BUILT_IN = sorted(POLICIES)
 KEYS = [f"k{i}" for i in range(6)]
@@ -229,10 +229,10 @@ def test_chunk_of_unknown_cost_always_or_never_leaves_first() -> None:
 
 
 def test_memory_of_what_left_grows_without_end() -> None:
-    past = Past(times=4)
+    counts = Counts(times=4)
     for number in range(20_000):
-        past.of(str(number)).uses += 1
-        past.left(str(number))
-    assert len(past._left) == 1024
-    past.of("19999").uses += 1
-    assert (past.of("19999").uses, past.of("0").uses) == (2, 0)
+        counts.of(str(number)).uses += 1
+        counts.left(str(number))
+    assert len(counts._left) == 1024
+    counts.of("19999").uses += 1
+    assert (counts.of("19999").uses, counts.of("0").uses) == (2, 0)

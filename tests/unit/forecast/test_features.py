@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from blendrag.errors import PredictorError
-from blendrag.forecast.features import LAYOUTS, SCALARS, Layout, turns_of
-from blendrag.forecast.predictor import make_features
-from blendrag.forecast.vectors import DiskCache, MemoryCache
-from blendrag.forecast.window import Window
+from blendrag.forecast.conversation import Window
+from blendrag.forecast.features import SCALARS, Features, MemoryCache
+from blendrag.forecast.words import open_embedder
+from blendrag.lab.eviction.vectors import DiskCache
 from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import WIDTH, WordEmbedder, features
 
@@ -34,21 +34,20 @@ class Stumbling(WordEmbedder):
                 zip(texts, super().embed(texts), strict=True)]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_interrupted_embedding_does_not_begin_again(tmp_path: Path, layout: Layout) -> None:
+def test_interrupted_embedding_does_not_begin_again(tmp_path: Path) -> None:
     first = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        features(layout, DiskCache(tmp_path, "words"), first).rows(WINDOWS)
+        features(DiskCache(tmp_path, "words"), first).rows(WINDOWS)
     second = WordEmbedder()
-    rows = features(layout, DiskCache(tmp_path, "words"), second).rows(WINDOWS)
+    rows = features(DiskCache(tmp_path, "words"), second).rows(WINDOWS)
     assert first.texts and not set(first.texts) & set(second.texts)
-    assert np.array_equal(rows, features(layout).rows(WINDOWS))
+    assert np.array_equal(rows, features().rows(WINDOWS))
 
 
 def test_vectors_of_another_embedder_are_not_taken(tmp_path: Path) -> None:
-    features("joined", DiskCache(tmp_path, "words")).rows(WINDOWS[:3])
+    features(DiskCache(tmp_path, "words")).rows(WINDOWS[:3])
     other = WordEmbedder("others", width=7)
-    assert features("joined", DiskCache(tmp_path, "others"), other).rows(WINDOWS[:3]).shape[1] == 7 + 3
+    assert features(DiskCache(tmp_path, "others"), other).rows(WINDOWS[:3]).shape[1] == 2 * 7 + 3
 
 
 def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -57,45 +56,37 @@ def test_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         DiskCache(tmp_path / "file", "words")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_identical_prompts_are_embedded_once(layout: Layout) -> None:
-    made = features(layout)
+def test_identical_prompts_are_embedded_once() -> None:
+    made = features()
     rows = made.rows([Window.of(["hello " * 400])] * 50_000)
     assert len(rows) == 50_000 and (rows == rows[0]).all()
     assert len(made.embedder.texts) == 1  # type: ignore[attr-defined]
 
 
-def test_apart_a_prompt_is_not_embedded_again_when_the_next_comes() -> None:
-    made = features("apart")
+def test_prompt_is_not_embedded_again_when_the_next_comes() -> None:
+    made = features()
     long = ["one " * 300, "two " * 300, "three"]
     for count in (1, 2, 3):
         made.rows([Window.of(long[:count])])
     assert len(made.embedder.texts) == 3  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("prompts", [[], [""], ["ሰላም"], ["hi", "ሰላም"], ["\ud800"], ["x" * 1_000_000] * 6])
-def test_odd_histories_make_finite_rows(layout: Layout, prompts: list[str]) -> None:
-    made = features(layout, embedder=Stumbling())
+def test_odd_histories_make_finite_rows(prompts: list[str]) -> None:
+    made = features(embedder=Stumbling())
     rows = made.rows([Window.of(prompts)])
-    assert rows.shape == (1, WIDTH * (1 + (layout == "apart")) + len(SCALARS))
+    assert rows.shape == (1, 2 * WIDTH + len(SCALARS))
     assert np.isfinite(rows).all()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_script_that_the_embedder_does_not_know_has_no_row(layout: Layout) -> None:
-    made = make_features(DEFAULT_EMBEDDER, layout)
+def test_script_that_the_embedder_does_not_know_has_no_row() -> None:
+    made = Features(open_embedder(DEFAULT_EMBEDDER))
     scripts = ["ሰላም ልዑል", "超长的中文", "🙂🙃", "\ud800\0", "ﷺ", "\u200b", "", "known words"]
     rows = made.rows([Window.of([script * 2000, script]) for script in scripts])
     assert np.isfinite(rows).all() and len(np.unique(rows[:3], axis=0)) > 1
 
 
-def test_turns_are_not_lost_in_logarithms() -> None:
-    rows = features().rows([Window(("hi",), turns) for turns in range(500)])
-    assert turns_of(rows).tolist() == list(range(500))
-
-
 def test_memory_cache_does_not_grow_for_ever() -> None:
     cache = MemoryCache(capacity=10)
-    features("joined", cache).rows(WINDOWS)
+    features(cache).rows(WINDOWS)
     assert len(cache._vectors) == 10

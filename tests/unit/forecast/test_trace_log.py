@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from blendrag.errors import SourceError
 from blendrag.eviction import make_policy
 from blendrag.forecast.trace_log import LIMIT, TraceLog, parts, trace_path
-from blendrag.lab.replay.mooncake import read_mooncake
-from blendrag.lab.replay.request import Trace
-from blendrag.lab.replay.run import replay
-from blendrag.lab.replay.source import Workload, open_source
+from blendrag.lab.eviction.readers import read_mooncake
+from blendrag.lab.eviction.replay import replay
+from blendrag.lab.eviction.source import Workload, open_source
+from blendrag.lab.eviction.trace import Trace
 
 Chunks = Sequence[tuple[str, int]]
 ONE: Chunks = [("key-of-a-chunk", 100)]
@@ -72,8 +72,8 @@ def test_what_was_noted_is_not_what_is_read(prompts: list[tuple[int, Chunks, int
         trace = source.trace(0)
     assert not trace.prefix and trace.unit == "tokens" and not source.generated
     names: dict[str, str] = {}
-    for request, (_, chunks, answer, conversation) in zip(trace.requests, prompts, strict=True):
-        assert request.sizes == tuple(size for _, size in chunks) and request.answered == answer
+    for request, (_, chunks, _, conversation) in zip(trace.requests, prompts, strict=True):
+        assert request.sizes == tuple(size for _, size in chunks)
         for key, (name, _) in zip(request.keys, chunks, strict=True):
             assert names.setdefault(name, key) == key
         if conversation is not None:

@@ -10,11 +10,12 @@ from safetensors.numpy import save_file
 
 from blendrag.embedder import Embedder
 from blendrag.errors import ModelNotFoundError
-from blendrag.forecast.predictor import Predictor, make_features
-from blendrag.forecast.weights import save_weights
-from blendrag.forecast.window import Window
+from blendrag.forecast.classifier import save_weights
+from blendrag.forecast.conversation import Window
+from blendrag.forecast.features import Features
+from blendrag.forecast.predictor import Predictor
 from blendrag.forecast.words import WordVectors, open_embedder
-from blendrag.lab.training.study import train_on_file
+from blendrag.lab.eviction.learn_predictor import train_on_file
 from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
 from word_embedder import write_dialogs
 
@@ -47,7 +48,7 @@ def test_odd_text_has_no_vector(words: Embedder, text: str) -> None:
 
 def test_predictor_is_opened_again_with_another_embedder(tmp_path: Path) -> None:
     data = write_dialogs(tmp_path / "dialogs.jsonl")
-    trained = train_on_file(data, make_features(NAME, "apart"), held_out=0.3)
+    trained = train_on_file(data, Features(open_embedder(NAME)), held_out=0.3)
     assert trained.manifest.embedder == NAME and trained.manifest.metrics["lpc"]["auc"] > 0.8
     save_weights(tmp_path, trained.classifier, trained.manifest)
     predictor = Predictor.load(tmp_path)

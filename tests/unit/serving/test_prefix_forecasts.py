@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
-from blendrag.serving import foresight
+from blendrag.serving import forecaster
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -44,19 +44,19 @@ def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
         said = [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": "Really?"}]
     (name,) = names
     if not wanted:
-        assert name is None and library.foresight is None
+        assert name is None and library.forecaster is None
         library.close()
         return
-    assert library.foresight is not None and name is not None
-    library.foresight._tell({name: 0.1})
+    assert library.forecaster is not None and name is not None
+    library.forecaster._tell({name: 0.1})
     library.close()
     assert store.forecast.call_args_list == [call([(name, 0.1, [])])]
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.floats(0, 1), KEYS), max_size=6))
 def test_forecast_is_lost_on_its_way_to_the_worker(forecasts: list[tuple[str, float, list[str]]]) -> None:
-    parts = list(foresight._parts(forecasts))
-    assert all(0 <= sum(len(keys) for *_, keys in part) <= foresight.AT_ONCE for part in parts)
+    parts = list(forecaster._parts(forecasts))
+    assert all(0 <= sum(len(keys) for *_, keys in part) <= forecaster.AT_ONCE for part in parts)
     told = [(whose, chance, key) for part in parts for whose, chance, keys in part for key in keys]
     assert told == [(whose, chance, key) for whose, chance, keys in forecasts for key in keys]
     assert {whose for part in parts for whose, *_ in part} == {whose for whose, *_ in forecasts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
 from blendrag.index.asking import Prompter, Request
-from blendrag.lab.replay.source import Workload, open_source
+from blendrag.lab.eviction.source import Workload, open_source
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -78,7 +79,7 @@ def test_answered_prompts_cannot_be_replayed(library: Library, folder: Path) -> 
     sizes = {entry.text: len(entry.token_ids) for entry in library_texts(folder, library)}
     assert both.sizes == (sizes[FIRST.strip()], sizes[SECOND.strip()])
     assert second.keys == both.keys[1:] and first.keys == both.keys[:1]
-    assert [request.answered for request in trace.requests] == [3, 3, 3]
+    assert [json.loads(line)["output_length"] for line in log.read_text().splitlines()] == [3, 3, 3]
     assert both.conversation == second.conversation and first.conversation is None
 
 

@@ -1,0 +1,57 @@
+"""``bench eviction``: what caches would have found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from blendrag.cli.bench.shared import Json, Plot, app, measured
+from blendrag.lab.progress import BenchProgress
+
+
+@app.command()
+def eviction(
+    trace: Annotated[
+        Path,
+        typer.Option(help="Block trace (Mooncake), dialogues, or question set (SQuAD).", metavar="FILE"),
+    ],
+    sizes: Annotated[
+        str,
+        typer.Option(help="Of the cache: blocks for block traces, else tokens.", metavar="A,B,..."),
+    ],
+    policies: Annotated[
+        str | None, typer.Option(help="lru, lfu, gdsf, pgdsf, lpc, lpc+; else all.", metavar="A,B,...")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Traces made of dialogues or questions, each replayed.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of a trace that is made.")] = 1200.0,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of questions: rank**-zipf.")] = 1.0,
+    arrivals: Annotated[
+        Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
+    ] = None,
+    warmup: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
+    ] = 0.0,
+    predictor: Annotated[
+        Path | None, typer.Option(help="Folder of LPC's predictor; else the user's.", metavar="FOLDER")
+    ] = None,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
+    from blendrag.lab.eviction.compare import EvictionOptions, run_eviction
+    from blendrag.lab.eviction.report import draw_eviction, print_eviction
+    from blendrag.lab.eviction.source import Workload, open_source
+
+    options = EvictionOptions.parse(sizes, policies, seeds, warmup)
+    workload = Workload(seconds, zipf, arrivals, predictor)
+    predicted = any(name.startswith("lpc") for name in options.policies)
+
+    def work(progress: BenchProgress) -> dict[str, Any]:
+        progress.note(f"reading {trace}")
+        return run_eviction(open_source(trace, workload, predicted=predicted), options, progress)
+
+    measured(work, print_eviction, json, plot, draw_eviction)

@@ -1,0 +1,163 @@
+"""Policies against each other and against the optimum: all sizes, all seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from blendrag.errors import ConfigError
+from blendrag.eviction import POLICIES, make_policy
+from blendrag.eviction.hazard import Hazard
+from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.lab.eviction.belady import optimum
+from blendrag.lab.eviction.fit_hazard import learned
+from blendrag.lab.eviction.replay import Outcome, replay
+from blendrag.lab.eviction.source import Source
+from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.progress import BenchProgress
+
+LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
+BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
+
+_LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
+
+Hits = Mapping[str, Sequence[float]]  # by policy: a hit ratio for each size
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionOptions:
+    """sizes: capacities, ascending, in the trace's unit. policies: names. seeds: traces that are made, where
+    they are made. warmup: share of the requests that fills the caches and is not counted; ``lpc+`` learns
+    from it, and without it from nothing."""
+
+    sizes: tuple[int, ...]
+    policies: tuple[str, ...]
+    seeds: int = 5
+    warmup: float = 0.0
+
+    @classmethod
+    def parse(cls, sizes: str, policies: str | None, seeds: int, warmup: float) -> EvictionOptions:
+        """From what stands between commas. Without policies: all. Raises ConfigError, naming it."""
+        try:
+            numbers = sorted({int(word.replace("_", "")) for word in sizes.split(",")})
+        except ValueError:
+            raise ConfigError(f"--sizes {sizes}: not whole numbers with commas between them") from None
+        if numbers[0] < 1:
+            raise ConfigError(f"--sizes {sizes}: a cache must hold 1 or more")
+        names = [word.strip() for word in policies.split(",")] if policies else sorted(POLICIES)
+        for name in names:
+            if name not in (*POLICIES, *BOUNDS):
+                raise ConfigError(f"--policies: unknown {name!r}; there are {', '.join(sorted(POLICIES))}")
+        chosen = [name for name in dict.fromkeys(names) if name not in BOUNDS]
+        return cls(tuple(numbers), tuple(chosen), seeds, warmup)
+
+
+def run_eviction(source: Source, options: EvictionOptions, progress: BenchProgress) -> dict[str, Any]:
+    """Replay everything; JSON-able.
+
+    Beside the policies there are always the optimum, and where the trace says which conversations go on, the
+    oracle, which is LPC with those for its forecasts.
+
+    policies: token hit ratios by size, means over traces. spread: [lowest, highest] among them. saved: share
+    of the cache that is not needed for LRU's hit ratio (:func:`saved`). closed: share of the way from LRU to
+    the optimum; None where there is hardly any. The last two are there if LRU is.
+    """
+    traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
+    for trace in traces:
+        if not trace.requests:
+            raise ConfigError("the trace holds no requests: make it longer")
+    known = [oracle_forecasts(trace) for trace in traces]
+    names = [*options.policies, *([ORACLE] if all(known) else []), OPTIMAL]
+    progress.total(len(traces) * len(names) * len(options.sizes))
+    ratios: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
+    for trace, truth in zip(traces, known, strict=True):
+        first = min(int(options.warmup * len(trace.requests)), len(trace.requests) - 1)
+        progress.note("forecasts")
+        predicted = source.forecasts(trace)
+        progress.note(f"{LEARNED} learns")
+        taught = learned(trace, options.warmup, predicted) if LEARNED in names else None
+        for name in names:
+            told = truth if name == ORACLE else predicted
+            for place, size in enumerate(options.sizes):
+                progress.note(f"{name}, {size:,} {trace.unit}")
+                outcome = _outcome(trace, name, size, told, taught)
+                ratios[name][place].append(outcome.hit_ratio(first))
+                progress.step()
+    hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
+    return {
+        "sizes": list(options.sizes),
+        "policies": hits,
+        "spread": {name: [[min(same), max(same)] for same in of] for name, of in ratios.items()},
+        **_against_lru(options.sizes, hits),
+        "config": {
+            "trace": traces[0].name,
+            "unit": traces[0].unit,
+            "requests": len(traces[0].requests),
+            "traces": len(traces),
+        },
+        "notes": list(source.notes),
+    }
+
+
+def _outcome(
+    trace: Trace, name: str, size: int, forecasts: Sequence[float] | None, taught: Hazard | None
+) -> Outcome:
+    if name == OPTIMAL:
+        return optimum(trace, size)
+    policy = LPCPlus(taught) if name == LEARNED else make_policy("lpc" if name == ORACLE else name)
+    return replay(trace, policy, size, forecasts=forecasts)
+
+
+def oracle_forecasts(trace: Trace) -> list[float] | None:
+    """By request, 1 if its conversation goes on, else 0; None where the trace does not say so of each.
+
+    With these :class:`~blendrag.eviction.lpc.LPC` is the paper's Oracle (section 4.2): what is over leaves
+    first, and the rest by LRU. It does not know when conversations go on; Belady's optimum does.
+    """
+    if any(request.continues is None for request in trace.requests):
+        return None
+    return [float(bool(request.continues)) for request in trace.requests]
+
+
+def saved(sizes: Sequence[int], lru: Sequence[float], hits: Sequence[float]) -> list[float | None]:
+    """For each size, the share of it that a policy can do without and find as much as LRU does there.
+
+    None where the policy never found so little, or so much, at the sizes that were replayed. Where LRU finds
+    no more than it did at a smaller size, it is that size which is compared: room that LRU does not need
+    either is not saved.
+    """
+    needs = [(needed(sizes, lru, wanted), needed(sizes, hits, wanted)) for wanted in lru]
+    return [None if low is None or own is None else 1.0 - low / own for own, low in needs]
+
+
+def needed(sizes: Sequence[int], hits: Sequence[float], wanted: float) -> float | None:
+    """The least size that finds ``wanted``, on straight lines between the sizes that were replayed; None
+    beyond their ends. sizes: ascending. A larger cache is taken to find no less than a smaller one."""
+    rising = np.maximum.accumulate(hits)
+    if not rising[0] <= wanted <= rising[-1]:
+        return None
+    above = int(np.searchsorted(rising, wanted))
+    if above == 0:
+        return float(sizes[0])
+    low, high = rising[above - 1], rising[above]
+    return float(sizes[above - 1] + (wanted - low) / (high - low) * (sizes[above] - sizes[above - 1]))
+
+
+def _against_lru(sizes: Sequence[int], hits: Hits) -> dict[str, dict[str, list[float | None]]]:
+    if LRU not in hits:
+        return {}
+    lru, others = hits[LRU], [name for name in hits if name != LRU]
+    return {
+        "saved": {name: saved(sizes, lru, hits[name]) for name in others},
+        "closed": {
+            name: [
+                (hit - low) / (best - low) if best - low > _LEAST_GAP else None
+                for low, hit, best in zip(lru, hits[name], hits[OPTIMAL], strict=True)
+            ]
+            for name in others
+        },
+    }

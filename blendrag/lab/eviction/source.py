@@ -1,0 +1,176 @@
+"""From a file to traces: what is in it decides what is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import ConfigError, PredictorError, SourceError
+from blendrag.forecast.trace_log import parts
+from blendrag.lab.eviction.readers import (
+    AZURE_COLUMNS,
+    Dialog,
+    numbered_lines,
+    read_azure,
+    read_dialogs,
+    read_mooncake,
+    read_questions,
+)
+from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.workloads import (
+    DialogLoad,
+    RetrievalLoad,
+    dialog_trace,
+    embedded,
+    retrieval_trace,
+)
+
+Forecasts = Callable[[Trace], Sequence[float] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How a file without times or blocks becomes a trace.
+
+    seconds: its length. zipf: popularity of articles and of the questions of each, rank**-zipf. arrivals:
+    file with the times of questions (Azure's). predictor: folder of LPC's predictor; None: the user's.
+    """
+
+    seconds: float = 1200.0
+    zipf: float = 1.0
+    arrivals: Path | None = None
+    predictor: Path | None = None
+
+
+def _no_forecasts(trace: Trace) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """trace: by seed. generated: whether the seed makes a difference. forecasts: of a trace, the predictor's.
+    notes: what a reader of the results should know."""
+
+    trace: Callable[[int], Trace]
+    generated: bool
+    forecasts: Forecasts = _no_forecasts
+    notes: tuple[str, ...] = ()
+
+
+def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> Source:
+    """Block traces (Mooncake's, or a store's log) as they are, dialogues and question sets as ``workload``
+    says.
+
+    predicted: whether forecasts are wanted, for which an embedder has to be loaded. Raises SourceError,
+    naming file and line; ConfigError for a file of times alone.
+    """
+    files = parts(path)
+    first = _first(files[0])
+    if "hash_ids" in first:
+        trace = read_mooncake(*files)
+        return Source(lambda seed: trace, generated=False)
+    if "turns" in first:
+        return _dialogs(path, workload, predicted)
+    if AZURE_COLUMNS[0] in first:
+        raise ConfigError(
+            f"--trace {path}: it says when, but not what was asked: take a question set as --trace, and this"
+            " file as --arrivals"
+        )
+    return _questions(path, workload)
+
+
+def read_trace(path: Path) -> Trace:
+    """A block trace or a store's log. Raises SourceError, naming the file, for whatever else it is."""
+    files = parts(path)
+    if "hash_ids" not in _first(files[0]):
+        raise SourceError(f"{str(path)!r} is no trace of prompts: its first line has no hash_ids")
+    return read_mooncake(*files)
+
+
+def _first(path: Path) -> dict[str, Any]:
+    """What the first record of the file has; nothing if the file is no sequence of records."""
+    found = next(numbered_lines(path), None)
+    if found is None:
+        raise SourceError(f"{str(path)!r} is empty")
+    _, line = found
+    if line.lstrip(b"\xef\xbb\xbf").startswith(AZURE_COLUMNS[0].encode()):
+        return {AZURE_COLUMNS[0]: ""}
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        if line.strip() in (b"{", b"["):
+            return {}
+        raise SourceError(f"{str(path)!r}, line {found[0]}: not JSON: {error}") from None
+    return record if isinstance(record, dict) else {}
+
+
+def _questions(path: Path, workload: Workload) -> Source:
+    from blendrag.embedder import Embedder
+    from blendrag.models import resolve_embedder
+    from blendrag.settings import Settings
+
+    settings = Settings.load()
+    arrivals = [each.at for each in read_azure(workload.arrivals)] if workload.arrivals else None
+    corpus = embedded(
+        read_questions(path),
+        Embedder(resolve_embedder(settings.embedder), name=settings.embedder),
+        settings.cache_dir.expanduser() / "replay",
+    )
+    load = RetrievalLoad(seconds=workload.seconds, articles_zipf=workload.zipf, questions_zipf=workload.zipf)
+    return Source(
+        lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
+        generated=True,
+        notes=(f"questions are drawn with popularity rank**-{workload.zipf:g}",),
+    )
+
+
+def _dialogs(path: Path, workload: Workload, predicted: bool) -> Source:
+    dialogs = read_dialogs(path)
+    if not any(dialog.prompts for dialog in dialogs):
+        raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
+    load = DialogLoad(seconds=workload.seconds)
+    source = Source(partial(_dialog_trace, dialogs, load, path.name), generated=True)
+    return _with_predictor(source, dialogs, load, path.name, workload.predictor) if predicted else source
+
+
+def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: int) -> Trace:
+    return dialog_trace(dialogs, load, seed=seed, name=name)
+
+
+def _with_predictor(
+    source: Source, dialogs: Sequence[Dialog], load: DialogLoad, name: str, folder: Path | None
+) -> Source:
+    """Forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
+    from blendrag.forecast.classifier import load_manifest
+    from blendrag.forecast.conversation import Window
+    from blendrag.forecast.folder import default_folder
+    from blendrag.forecast.predictor import Predictor
+    from blendrag.lab.eviction.learn_predictor import unseen
+    from blendrag.lab.eviction.vectors import DiskCache
+
+    folder = folder or default_folder()
+    try:
+        manifest = load_manifest(folder)
+        predictor = Predictor.load(folder, cache=DiskCache(default_folder(), manifest.embedder))
+    except PredictorError as error:
+        return replace(source, notes=(f"lpc is LRU here: {error}",))
+    held_out = unseen(dialogs, manifest)
+    if not held_out:
+        raise ConfigError(f"the predictor in {str(folder)!r} was trained on all conversations of {name}")
+
+    def forecasts(trace: Trace) -> Sequence[float]:
+        windows = [Window.of(request.prompts) for request in trace.requests]
+        answers: list[float] = predictor.probability(windows).tolist()
+        return answers
+
+    seen = len(held_out) < len(dialogs)
+    note = f"{len(held_out):,} conversations: " + (
+        "those of its training file that the predictor has not seen" if seen
+        else "the whole file; the predictor was trained on another one"
+    )  # fmt: skip
+    trace = partial(_dialog_trace, held_out, load, name)
+    return Source(trace, generated=True, forecasts=forecasts, notes=(note,))

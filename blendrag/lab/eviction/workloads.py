@@ -1,0 +1,242 @@
+"""From files without times or blocks to traces.
+
+Dialogues: the paper's workload generator (LPC, section 4.1). Question sets ask everything once, so a
+popularity has to be stated. Here it is Zipf twice: over articles, and over the questions of an article.
+Questions about one subject then find the same paragraphs, as RAGCache saw (section 3: 3 % of the documents
+draw 60 % of the requests).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blendrag.lab.eviction.readers import Dialog, Questions
+from blendrag.lab.eviction.trace import Request, Trace
+
+Vectors = NDArray[np.float32]
+BLOCK = 16  # tokens, as in vLLM
+
+
+@dataclass(frozen=True, slots=True)
+class DialogLoad:
+    """How the dialogues are spread over time.
+
+    gap_s: mean of the exponential pause between an answer and the user's next prompt (lambda_chat).
+    active: conversations at a time, at most (N_conv). seconds: length of the trace.
+    system_tokens: of the prompt that all conversations begin with.
+    prefill_s, decode_s: a request takes prefill_s and decode_s for each token of its answer. Fixed, so that
+        every policy is asked for the same at the same time.
+    """
+
+    gap_s: float = 100.0
+    active: int = 200
+    seconds: float = 1200.0
+    system_tokens: int = 64
+    prefill_s: float = 0.2
+    decode_s: float = 0.02
+
+
+def four_characters(text: str) -> int:
+    """Tokens of a text, where no tokenizer is at hand: one for every 4 characters."""
+    return (len(text) + 3) // 4
+
+
+def dialog_trace(
+    dialogs: Sequence[Dialog],
+    load: DialogLoad | None = None,
+    *,
+    seed: int = 0,
+    tokens: Callable[[str], int] = four_characters,
+    name: str = "dialogs",
+) -> Trace:
+    """Requests of conversations that come and go.
+
+    Each of ``load.active`` seats takes the next dialogue in an order drawn by ``seed``; the first ones begin
+    spread over one mean gap, and a seat that becomes free is taken again after one more gap. No dialogue
+    comes twice: when all are used up, the trace ends early. Those without a user are left out.
+    Blocks are of 16 tokens of the system prompt and the growing history; blocks that are not yet full are not
+    cached. Apart from the system prompt, no two conversations share any.
+    """
+    load = load or DialogLoad()
+    dialogs = [dialog for dialog in dialogs if dialog.prompts]
+    rng = np.random.default_rng(seed)
+    order = iter(rng.permutation(len(dialogs)))
+    waiting: list[tuple[float, int, _Conversation]] = []
+    numbers = itertools.count()
+
+    def seat(at: float) -> None:
+        place = next(order, None)
+        if place is not None:
+            heapq.heappush(waiting, (at, next(numbers), _Conversation(dialogs[place], load, tokens)))
+
+    for start in np.sort(rng.uniform(0.0, load.gap_s, min(load.active, len(dialogs)))):
+        seat(float(start))
+    requests: list[Request] = []
+    while waiting and waiting[0][0] < load.seconds:
+        at, number, conversation = heapq.heappop(waiting)
+        request = conversation.ask(at)
+        requests.append(request)
+        after = conversation.finished + float(rng.exponential(load.gap_s))
+        if request.continues:
+            heapq.heappush(waiting, (after, number, conversation))
+        else:
+            seat(after)
+    return Trace(name, requests, prefix=True, unit="tokens")
+
+
+class _Conversation:
+    """One dialogue under way: how much was said, and what comes next."""
+
+    def __init__(self, dialog: Dialog, load: DialogLoad, tokens: Callable[[str], int]) -> None:
+        self._dialog, self._load, self._tokens = dialog, load, tokens
+        self._asked = [place for place, turn in enumerate(dialog.turns) if turn.role == "user"]
+        self._turn = 0
+        self._said = load.system_tokens
+        self._upto = 0  # turns of the dialogue that are counted in _said
+        self.finished = 0.0
+
+    def ask(self, at: float) -> Request:
+        turns, place = self._dialog.turns, self._asked[self._turn]
+        self._turn += 1
+        following = self._asked[self._turn] if self._turn < len(self._asked) else len(turns)
+        self._said += sum(self._tokens(turn.text) for turn in turns[self._upto : place + 1])
+        answered = sum(self._tokens(turn.text) for turn in turns[place + 1 : following])
+        prompt = self._said // BLOCK
+        self._said += answered
+        self._upto = following
+        self.finished = at + self._load.prefill_s + self._load.decode_s * answered
+        shared, count = self._load.system_tokens // BLOCK, self._said // BLOCK
+        keys = tuple(f"system:{i}" if i < shared else f"{self._dialog.id}:{i}" for i in range(count))
+        return Request(
+            at,
+            keys,
+            (BLOCK,) * count,
+            answer=count - prompt,
+            finished=self.finished,
+            conversation=self._dialog.id,
+            prompts=self._dialog.prompts[: self._turn],
+            continues=self._turn < len(self._asked),
+        )
+
+
+class Embeds(Protocol):
+    """What turns texts into vectors of length 1: :class:`blendrag.embedder.Embedder`."""
+
+    name: str
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The same as vectors. chunks: [paragraphs, dim]; questions: [all questions in order, dim];
+    article: of each question."""
+
+    chunks: Vectors
+    questions: Vectors
+    article: NDArray[np.int64]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievalLoad:
+    """Who asks what, when.
+
+    rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
+    top_k: chunks of a prompt, closest first. articles_zipf, questions_zipf: the exponents s of the popularity
+        rank**-s of articles, and of questions within each.
+    """
+
+    rate: float = 2.0
+    seconds: float = 1800.0
+    top_k: int = 5
+    articles_zipf: float = 1.0
+    questions_zipf: float = 1.0
+
+
+def embedded(
+    questions: Questions,
+    embedder: Embeds,
+    folder: Path | None = None,
+    tokens: Callable[[str], int] = four_characters,
+) -> Embedded:
+    """Vectors of a corpus and its questions; kept in ``folder``, since thousands of texts take a minute."""
+    asked = [question for article in questions.asked for question in article]
+    texts = [*questions.paragraphs, *asked]
+    digest = hashlib.sha256("\0".join([embedder.name, *texts]).encode()).hexdigest()[:32]
+    kept = folder / f"vectors-{digest}.npy" if folder else None
+    if kept and kept.exists():
+        vectors = np.load(kept, allow_pickle=False)
+    else:
+        vectors = np.asarray(embedder.embed(texts), np.float32)
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            np.save(kept, vectors)
+    count = len(questions.paragraphs)
+    article = np.repeat(np.arange(len(questions.asked)), [len(a) for a in questions.asked])
+    return Embedded(vectors[:count], vectors[count:], article, tuple(map(tokens, questions.paragraphs)))
+
+
+def retrieval_trace(
+    corpus: Embedded,
+    load: RetrievalLoad | None = None,
+    *,
+    seed: int = 0,
+    arrivals: Sequence[float] | None = None,
+    name: str = "retrieval",
+) -> Trace:
+    """Requests for the ``top_k`` chunks closest (cosine) to questions drawn by popularity.
+
+    ``arrivals``: seconds, ascending; instead of Poisson ones. Which articles and questions are the popular
+    ones is drawn by ``seed``.
+    """
+    load = load or RetrievalLoad()
+    rng = np.random.default_rng(seed)
+    if arrivals is None:
+        gaps = rng.exponential(1.0 / load.rate, int(load.rate * load.seconds * 1.5) + 100)
+        arrivals = np.cumsum(gaps).tolist()
+    times = [at for at in arrivals if at < load.seconds]
+    popularity = _Popularity(corpus.article, load, rng)
+    asked = [popularity.draw() for _ in times]
+    found = np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, : load.top_k]
+    requests = [
+        Request(
+            at,
+            tuple(f"chunk:{chunk}" for chunk in found[question]),
+            tuple(corpus.sizes[chunk] for chunk in found[question]),
+        )
+        for at, question in zip(times, asked, strict=True)
+    ]
+    return Trace(name, requests, prefix=False, unit="tokens")
+
+
+class _Popularity:
+    """Which question is asked next."""
+
+    def __init__(self, article: NDArray[np.int64], load: RetrievalLoad, rng: np.random.Generator) -> None:
+        self._rng = rng
+        count = int(article.max()) + 1
+        self._articles = _zipf(rng.permutation(count) + 1, load.articles_zipf)
+        self._questions = [np.flatnonzero(article == i) for i in range(count)]
+        self._within = [_zipf(rng.permutation(len(q)) + 1, load.questions_zipf) for q in self._questions]
+
+    def draw(self) -> int:
+        article = int(np.searchsorted(self._articles, self._rng.random()))
+        return int(self._questions[article][np.searchsorted(self._within[article], self._rng.random())])
+
+
+def _zipf(ranks: NDArray[np.int64], exponent: float) -> NDArray[np.float64]:
+    """Cumulated probabilities of rank**-exponent."""
+    weights = ranks.astype(np.float64) ** -exponent
+    total = np.cumsum(weights) / weights.sum()
+    total[-1] = 1.0
+    return total

@@ -1,1 +1,0 @@
-"""What a cache would have done: traces, replayed through the real eviction policies."""

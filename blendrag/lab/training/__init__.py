@@ -1,1 +1,0 @@
-"""Trains what the learned eviction policies go by."""

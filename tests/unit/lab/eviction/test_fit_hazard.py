@@ -1,0 +1,108 @@
+"""When chunks are used again: rows from traces, and the fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blendrag.eviction.hazard import FEATURES
+from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.lab.eviction.fit_hazard import Uses, fit_hazard, learned, uses_of
+from blendrag.lab.eviction.trace import Request, Trace
+
+
+def trace(*requests: Request, prefix: bool = True) -> Trace:
+    return Trace("t", requests, prefix, "blocks")
+
+
+def ask(at: float, keys: str, answer: int = 0, **more: object) -> Request:
+    return Request(at, tuple(keys), (1,) * len(keys), answer, **more)  # type: ignore[arg-type]
+
+
+def column(uses: Uses, name: str) -> list[float]:
+    values: list[float] = uses.features[:, FEATURES.index(name)].tolist()
+    return values
+
+
+def test_a_use_told_of_before_it_happens_or_in_another_order() -> None:
+    uses = uses_of(trace(ask(0.0, "ab", finished=5.0), ask(3.0, "ac"), ask(7.0, "abd", answer=1)))
+    # c and a of the second request (3 s), b and a of the first (5 s), d, b and a of the third (7 s)
+    assert uses.at.tolist() == [3.0, 3.0, 5.0, 5.0, 7.0, 7.0, 7.0]
+    assert column(uses, "count") == [1, 1, 1, 2, 1, 2, 3]
+    assert column(uses, "gap") == [-1, -1, -1, 2, -1, 2, 2]
+    assert column(uses, "first") == [0, 0, 0, 2, 0, 2, 4]
+    assert column(uses, "depth") == [1, 0, 1, 0, 2, 1, 0]
+    assert column(uses, "new") == [1, 1, 2, 2, 1, 1, 1]  # what is asked is seen at once; d is an answer
+    assert column(uses, "fresh") == [1, 0, 1, 1, 1, 0, 0]
+    assert uses.next.tolist() == [np.inf, np.inf, 2.0, 2.0, np.inf, np.inf, np.inf]
+
+
+def test_a_future_that_shines_through() -> None:
+    uses = uses_of(trace(*(ask(float(at), "ab") for at in range(0, 100, 10))))
+    known = uses.before(35.0)
+    assert known.at.tolist() == [0, 0, 10, 10, 20, 20, 30, 30]
+    assert known.next.tolist() == [10, 10, 10, 10, 10, 10, np.inf, np.inf]
+    assert known.until == 35.0
+    cut = uses_of(trace(*(ask(float(at), "ab") for at in range(0, 40, 10))))
+    assert np.array_equal(known.features, cut.features)
+    assert uses.since(85.0).at.tolist() == [90, 90]
+
+
+def poisson(count: int, seed: int = 0) -> Trace:
+    """Chunks that nobody wants twice, each behind one of two that are wanted at two rates."""
+    rng = np.random.default_rng(seed)
+    events = [(float(at), 0) for at in np.cumsum(rng.exponential(4.0, count))]
+    events += [(float(at), 3) for at in np.cumsum(rng.exponential(40.0, count // 10))]
+    requests = []
+    for number, (at, depth) in enumerate(sorted(events)):
+        keys = (*(f"once {number}.{i}" for i in range(depth)), f"often {depth}")
+        requests.append(Request(at, keys, (1,) * len(keys)))
+    return trace(*requests, prefix=False)
+
+
+def test_rates_that_are_not_those_of_the_trace() -> None:
+    fitted = fit_hazard(uses_of(poisson(4000)), prefix=False)
+    assert fitted is not None
+    values = {"count": 1000.0, "gap": 4.0, "first": 4000.0, "length": 1.0, "last": 1.0}
+    often = fitted.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    values |= {"count": 1.0, "gap": -1.0, "first": 0.0, "length": 4.0, "last": 0.0, "new": 3.0, "fresh": 1.0}
+    once = fitted.case(tuple(values.get(name, 0.0) for name in FEATURES))
+    rates = fitted.rates(np.array([often, once]))
+    assert rates[0, :6] == pytest.approx(np.full(6, 0.25), rel=0.3)
+    assert (rates[1] < 0.02).all()
+
+
+def test_one_trace_two_models() -> None:
+    one, other = (fit_hazard(uses_of(poisson(1000)), prefix=False) for _ in range(2))
+    assert one is not None and other is not None
+    assert np.array_equal(one.weights, other.weights)
+
+
+NOTHING = [[], [ask(0.0, "abc")], [ask(0.0, "a")] * 9, [ask(float(i), str(i)) for i in range(9)]]
+
+
+@pytest.mark.parametrize("requests", NOTHING)
+def test_a_trace_that_teaches_nothing(requests: list[Request]) -> None:
+    assert fit_hazard(uses_of(trace(*requests)), prefix=True) is None
+    assert learned(trace(*requests), 0.5) is None
+    assert not LPCPlus(None).learned
+
+
+def test_a_forecast_that_nobody_reads() -> None:
+    """Half of all conversations go on, and the forecast tells which."""
+    rng = np.random.default_rng(0)
+    requests, chances = [], []
+    for number in range(600):
+        goes_on = bool(rng.random() < 0.5)
+        for turn in range(1 + goes_on):
+            at, whose = number + 50.0 * turn, str(number)
+            requests.append(Request(at, (whose,), (1,), conversation=whose))
+            chances.append(0.9 if goes_on and not turn else 0.1)
+    order = sorted(range(len(requests)), key=lambda place: requests[place].at)
+    known = trace(*(requests[place] for place in order))
+    fitted = learned(known, 0.5, [chances[place] for place in order])
+    assert fitted is not None
+    use = dict.fromkeys(FEATURES, 0.0) | {"count": 1.0, "gap": -1.0, "length": 1.0, "last": 1.0, "fresh": 1.0}
+    told = [fitted.case(tuple((use | {"continues": chance}).values())) for chance in (0.9, 0.1)]
+    goes_on, ends = fitted.rates(np.array(told)).max(axis=1)
+    assert goes_on > 3.0 * ends

@@ -1,0 +1,193 @@
+"""Replays, against caches that are written down in the simplest way, and against every future there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.errors import ConfigError
+from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
+from blendrag.lab.eviction.belady import optimum
+from blendrag.lab.eviction.compare import oracle_forecasts
+from blendrag.lab.eviction.replay import prefill_cost, replay
+from blendrag.lab.eviction.trace import Request, Trace
+
+
+def requests_of(*prompts: str, size: int = 10) -> list[Request]:
+    """A prompt per second, a chunk per letter."""
+    return [Request(float(at), tuple(text), (size,) * len(text)) for at, text in enumerate(prompts)]
+
+
+def blocks(*prompts: str) -> Trace:
+    return Trace("test", requests_of(*prompts), prefix=True, unit="blocks")
+
+
+@st.composite
+def block_traces(draw: st.DrawFn) -> Trace:
+    """Chained blocks: a block's name is all that leads to it."""
+    paths = draw(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=12))
+    requests = []
+    for at, path in enumerate(paths):
+        keys = tuple("".join(path[: depth + 1]) for depth in range(len(path)))
+        last = draw(st.booleans()) and len(keys) > 1
+        finished = at + draw(st.sampled_from([0.0, 0.5, 2.5]))
+        requests.append(Request(float(at), keys, (16,) * len(keys), answer=int(last), finished=finished))
+    return Trace("drawn", requests, prefix=True, unit=draw(st.sampled_from(["blocks", "tokens"])))
+
+
+@st.composite
+def chunk_traces(draw: st.DrawFn) -> Trace:
+    sizes = {key: draw(st.integers(1, 9)) for key in "abcdef"}
+    chosen = st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True)
+    prompts = draw(st.lists(chosen, min_size=1, max_size=14))
+    requests = [
+        Request(float(at), tuple(keys), tuple(sizes[key] for key in keys)) for at, keys in enumerate(prompts)
+    ]
+    return Trace("drawn", requests, prefix=False, unit="tokens")
+
+
+class Watched(EvictionPolicy):
+    """A policy that also checks what it is told."""
+
+    def __init__(self, inner: EvictionPolicy, capacity: int) -> None:
+        self.inner, self.capacity, self.held = inner, capacity, dict[str, int]()
+
+    def added(self, key: str, size: int, use: Use) -> None:
+        assert key not in self.held, "added twice"
+        self.held[key] = size
+        self.inner.added(key, size, use)
+
+    def used(self, key: str, use: Use) -> None:
+        assert key in self.held
+        self.inner.used(key, use)
+
+    def removed(self, key: str) -> None:
+        del self.held[key]
+        self.inner.removed(key)
+
+    def victim(self) -> str | None:
+        assert sum(self.held.values()) <= self.capacity
+        return self.inner.victim()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(deadline=None, max_examples=50)
+@given(st.one_of(block_traces(), chunk_traces()), st.integers(1, 40))
+def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
+    name: str, trace: Trace, capacity: int
+) -> None:
+    policy = Watched(make_policy(name), capacity)
+    outcome, best = replay(trace, policy, capacity), optimum(trace, capacity)
+    assert sum(policy.held.values()) <= capacity
+    assert outcome.found.sum() <= best.found.sum()
+    assert (outcome.found <= outcome.asked).all() and (best.found <= best.asked).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(block_traces(), st.integers(1, 5))
+def test_optimum_finds_less_than_the_best_of_all_futures(trace: Trace, capacity: int) -> None:
+    """By trying every choice of what to hold, for prompts whose blocks are kept at once."""
+    requests = [
+        Request(one.at, one.keys[: len(one.keys) - one.answer], (1,) * (len(one.keys) - one.answer))
+        for one in trace.requests[:6]
+    ]
+    small = Trace("small", requests, prefix=True, unit="blocks")
+
+    @cache
+    def best(place: int, held: frozenset[str]) -> int:
+        if place == len(requests):
+            return 0
+        keys = requests[place].keys
+        found = len(list(itertools.takewhile(held.__contains__, keys)))
+        there = sorted(held | set(keys))
+        choices = itertools.combinations(there, min(capacity, len(there)))
+        return found + max(best(place + 1, frozenset(chosen)) for chosen in choices)
+
+    assert optimum(small, capacity).found.sum() == best(0, frozenset())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 12))
+def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity: int) -> None:
+    rng = random.Random(seed)
+    asked = [rng.choice("abcdefghijklmnop") for _ in range(120)]
+    order: list[str] = []
+    found = []
+    for key in asked:
+        found.append(10 * (key in order))
+        order = [*(other for other in order if other != key), key][-capacity:]
+    trace = Trace("single", requests_of(*asked), prefix=False, unit="blocks")
+    assert replay(trace, make_policy("lru"), capacity).found.tolist() == found
+
+
+def test_end_of_a_prompt_stays_where_its_beginning_leaves() -> None:
+    outcome = replay(blocks("abcd", "x", "abcd"), make_policy("lru"), 4)
+    assert outcome.found.tolist() == [0, 0, 30]  # x took d's place, not a's
+
+
+def test_prompt_larger_than_the_cache_leaves_its_end_there() -> None:
+    outcome = replay(blocks("abcdef", "abcdef"), make_policy("lru"), 3)
+    assert outcome.found.tolist() == [0, 30]
+
+
+def test_blocks_in_use_leave_for_others_of_their_own_prompt() -> None:
+    """ab is the oldest when abxy comes, and is held all the while."""
+    outcome = replay(blocks("ab", "pq", "abxy", "ab"), make_policy("lru"), 4)
+    assert outcome.found.tolist() == [0, 0, 20, 20]
+
+
+def test_block_behind_a_gap_is_found_in_a_prefix_cache() -> None:
+    policy = make_policy("lfu")
+    requests = requests_of("ab", "b", "b", "c", "ab")
+    for prefix, last in ((True, 0), (False, 10)):
+        trace = Trace("gap", requests, prefix=prefix, unit="blocks")
+        assert replay(trace, policy, 2).found[-1] == last
+        policy = make_policy("lfu")
+
+
+def test_answer_is_found_before_it_was_given() -> None:
+    first = Request(0.0, ("a", "b"), (8, 8), answer=1, finished=5.0)
+    again = [Request(at, ("a", "b", "c"), (8, 8, 8)) for at in (1.0, 9.0)]
+    trace = Trace("answers", [first, *again], prefix=True, unit="tokens")
+    outcome = replay(trace, make_policy("lru"), 100)
+    assert outcome.asked.tolist() == [8, 24, 24]
+    assert outcome.found.tolist() == [0, 0, 24]
+
+
+def test_chunk_larger_than_the_cache_empties_it() -> None:
+    requests = [Request(float(at), (key,), (size,)) for at, (key, size) in enumerate([("a", 5), ("big", 50)])]
+    trace = Trace("large", [*requests, Request(2.0, ("a",), (5,))], prefix=False, unit="tokens")
+    assert optimum(trace, 10).found.tolist() == [0, 0, 5]
+    assert replay(trace, make_policy("lru"), 10).found.sum() <= 5
+
+
+def test_oracle_keeps_the_conversation_that_is_over() -> None:
+    def turn(at: float, name: str, continues: bool) -> Request:
+        return Request(at, (name,), (1,), conversation=name, continues=continues)
+
+    turns = [turn(0, "on", True), turn(1, "over", False), turn(2, "new", True), turn(3, "on", False)]
+    trace = Trace("talks", turns, prefix=True, unit="blocks")
+    found = [
+        replay(trace, make_policy("lpc"), 2, forecasts=forecasts).found.sum()
+        for forecasts in (None, oracle_forecasts(trace))
+    ]
+    assert found == [0, 1]
+    assert oracle_forecasts(blocks("a")) is None
+
+
+def test_chunk_behind_a_long_prefix_costs_no_more() -> None:
+    assert prefill_cost(0, 0) is None
+    assert prefill_cost(1000, 10) > prefill_cost(0, 10) > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_cache_without_room_is_replayed(capacity: int) -> None:
+    with pytest.raises(ConfigError, match="1 or more"):
+        replay(blocks("a"), make_policy("lru"), capacity)
+    with pytest.raises(ConfigError, match="1 or more"):
+        optimum(blocks("a"), capacity)

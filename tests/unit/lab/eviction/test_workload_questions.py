@@ -1,0 +1,118 @@
+"""Traces made of questions about paragraphs."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blendrag.errors import SourceError
+from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.workloads import (
+    Embedded,
+    Questions,
+    RetrievalLoad,
+    embedded,
+    read_questions,
+    retrieval_trace,
+)
+
+LOAD = RetrievalLoad(rate=5.0, seconds=400.0, top_k=3)
+
+
+class Hashing:
+    """Vectors of length 1 from the texts' hashes."""
+
+    name = "hashing"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        self.calls += 1
+        rows = np.array([[b - 128 for b in hashlib.sha256(text.encode()).digest()] for text in texts], float)
+        found: list[list[float]] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).tolist()
+        return found
+
+
+QUESTIONS = Questions(
+    tuple(f"paragraph {i}" for i in range(60)),
+    tuple(tuple(f"question {a}.{q}" for q in range(10)) for a in range(12)),
+)
+
+
+def corpus() -> Embedded:
+    return embedded(QUESTIONS, Hashing())
+
+
+def draws(trace: Trace) -> Counter[tuple[str, ...]]:
+    return Counter(request.keys for request in trace.requests)
+
+
+def test_chunks_that_are_not_the_closest() -> None:
+    vectors = corpus()
+    found = {tuple(f"chunk:{i}" for i in np.argsort(-(vectors.chunks @ q))[:3]) for q in vectors.questions}
+    trace = retrieval_trace(vectors, LOAD)
+    assert len(trace.requests) > 1500
+    assert set(draws(trace)) <= found
+    for request in trace.requests:
+        assert request.sizes == tuple(vectors.sizes[int(key[6:])] for key in request.keys)
+
+
+def test_a_popularity_other_than_the_stated_one() -> None:
+    flat = draws(retrieval_trace(corpus(), replace(LOAD, articles_zipf=0.0, questions_zipf=0.0)))
+    skewed = draws(retrieval_trace(corpus(), replace(LOAD, articles_zipf=1.5, questions_zipf=1.5)))
+    assert flat.most_common(1)[0][1] < 60 < 300 < skewed.most_common(1)[0][1]
+    # The first article's share, and the share that its first question has of that.
+    expected = 1 / (sum(i**-1.5 for i in range(1, 13)) * sum(i**-1.5 for i in range(1, 11)))
+    assert skewed.most_common(1)[0][1] / skewed.total() == pytest.approx(expected, abs=0.05)
+
+
+def test_one_seed_two_traces() -> None:
+    one, again = (retrieval_trace(corpus(), LOAD, seed=2) for _ in range(2))
+    assert one.requests == again.requests
+
+
+def test_two_seeds_one_trace() -> None:
+    one, other = (draws(retrieval_trace(corpus(), LOAD, seed=seed)) for seed in (2, 3))
+    assert one.most_common(3) != other.most_common(3)
+
+
+def test_arrivals_that_are_not_those_given() -> None:
+    times = [0.0, 1.5, 7.0, 399.0, 500.0]
+    assert [r.at for r in retrieval_trace(corpus(), LOAD, arrivals=times).requests] == times[:4]
+
+
+def test_vectors_computed_twice_or_kept_for_other_texts(tmp_path: Path) -> None:
+    embedder = Hashing()
+    first = embedded(QUESTIONS, embedder, tmp_path)
+    again = embedded(QUESTIONS, embedder, tmp_path)
+    assert embedder.calls == 1
+    assert np.array_equal(first.chunks, again.chunks) and np.array_equal(first.questions, again.questions)
+    other = embedded(replace(QUESTIONS, paragraphs=("another",)), embedder, tmp_path)
+    assert embedder.calls == 2 and len(other.chunks) == 1
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_questions_lost_in_reading(tmp_path: Path, wrapped: bool) -> None:
+    paragraph = {"context": "c", "qas": [{"id": "1", "question": "q?", "answers": ["a"]}, {"question": "r?"}]}
+    silent = {"paragraphs": [{"context": "d", "qas": []}]}
+    articles = [{"title": "t", "paragraphs": [paragraph, paragraph]}, silent]
+    path = tmp_path / "s.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"data": articles} if wrapped else articles).encode()))
+    assert read_questions(path) == Questions(("c", "d"), (("q?", "r?", "q?", "r?"),))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "[{}]", "nonsense", '[{"paragraphs": []}]'])
+def test_a_file_without_questions(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(content)
+    with pytest.raises(SourceError):
+        read_questions(path)
