@@ -64,7 +64,7 @@ def train(
     embedder: Annotated[
         str | None,
         typer.Option(
-            help="Packaged default or a sentence-transformers model; words:NAME takes its word vectors alone.",
+            help="Packaged default or a sentence-transformers model; words:NAME: its word vectors alone.",
             metavar="NAME",
         ),
     ] = None,

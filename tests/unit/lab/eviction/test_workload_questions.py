@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from blendrag.errors import SourceError
+from blendrag.lab.eviction.readers import Questions, read_questions
 from blendrag.lab.eviction.trace import Trace
 from blendrag.lab.eviction.workloads import (
     Embedded,
-    Questions,
     RetrievalLoad,
     embedded,
-    read_questions,
     retrieval_trace,
 )
 
