@@ -9,34 +9,63 @@ from blendrag.errors import BlendragError
 from blendrag.version import __version__
 
 if TYPE_CHECKING:
-    from blendrag.index.answer import Answer, Source
+    from blendrag.chat.answer import Answer, Piece
+    from blendrag.chat.chat import Chat
+    from blendrag.chat.request import ChatRequest, Source
+    from blendrag.engine.client.generation import Grammar, Sampling
     from blendrag.index.index import BlendIndex
     from blendrag.index.ingest import IngestReport
     from blendrag.index.loaders import Document
+    from blendrag.options import BlendOptions
+    from blendrag.progress import Progress, progress_bar
+    from blendrag.serving.collection import Collection, SyncReport
     from blendrag.serving.evidence import Evidence
+    from blendrag.serving.prefill import PrefillReport
     from blendrag.settings import Settings
 
 __all__ = [
     "Answer",
     "BlendIndex",
+    "BlendOptions",
     "BlendragError",
+    "Chat",
+    "ChatRequest",
+    "Collection",
     "Document",
     "Evidence",
+    "Grammar",
     "IngestReport",
+    "Piece",
+    "PrefillReport",
+    "Progress",
+    "Sampling",
     "Settings",
     "Source",
+    "SyncReport",
     "__version__",
     "errors",
+    "progress_bar",
 ]
 
 _HOMES = {
-    "Answer": "blendrag.index.answer",
+    "Answer": "blendrag.chat.answer",
     "BlendIndex": "blendrag.index.index",
+    "BlendOptions": "blendrag.options",
+    "Chat": "blendrag.chat.chat",
+    "ChatRequest": "blendrag.chat.request",
+    "Collection": "blendrag.serving.collection",
     "Document": "blendrag.index.loaders",
     "Evidence": "blendrag.serving.evidence",
+    "Grammar": "blendrag.engine.client.generation",
     "IngestReport": "blendrag.index.ingest",
+    "Piece": "blendrag.chat.answer",
+    "PrefillReport": "blendrag.serving.prefill",
+    "Progress": "blendrag.progress",
+    "Sampling": "blendrag.engine.client.generation",
     "Settings": "blendrag.settings",
-    "Source": "blendrag.index.answer",
+    "Source": "blendrag.chat.request",
+    "SyncReport": "blendrag.serving.collection",
+    "progress_bar": "blendrag.progress",
 }
 
 

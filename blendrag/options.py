@@ -43,6 +43,8 @@ class BlendOptions:
         ratio = self.recompute_ratio
         if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
             raise ConfigError(f"recompute_ratio must be between 0 and 1, not {ratio!r}")
+        if not isinstance(self.blend, bool):
+            raise ConfigError(f"blend must be True or False, not {self.blend!r}")
         if not isinstance(self.selector, str):
             raise ConfigError(f"selector must be a name, not {self.selector!r}")
         if self.metric not in ("v", "k", "kv"):

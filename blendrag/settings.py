@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,12 @@ from blendrag.options import DEFAULTS, BlendOptions, Metric
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
+
+# What was called otherwise, and the sentence for whoever writes it still.
+RENAMED = {
+    "mode": "mode is called blend now: blend=False instead of mode='off'",
+    "hints": "hints is called documents now",
+}
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
 
@@ -153,7 +160,7 @@ class Settings(BaseSettings):
 
             if value not in POLICIES:
                 known = ", ".join(sorted(POLICIES))
-                raise ValueError(f"no policy {value!r}; there are {known}{_closest(value, set(POLICIES))}")
+                raise ValueError(f"no policy {value!r}; there are {known}{closest(value, set(POLICIES))}")
         return value
 
     @field_validator("tiers")
@@ -245,10 +252,11 @@ def _refuse_unknown_variables() -> None:
     known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            raise ConfigError(f"unknown variable {name}{_closest(name, known)}")
+            raise ConfigError(f"unknown variable {name}{closest(name, known)}")
 
 
-def _closest(name: str, known: set[str]) -> str:
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that it may stand for, if there is one."""
     match = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {match[0]}?" if match else ""
 
@@ -258,7 +266,8 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown setting {name!r}{_closest(name, set(Settings.model_fields))}")
+            unknown = f"unknown setting {name!r}{closest(name, Settings.model_fields)}"
+            lines.append(RENAMED.get(name, unknown))
         else:
             # A tier's input is not shown: there may be a password in it.
             got = "" if name.startswith("tiers") else f" (got {problem['input']!r})"

@@ -1,13 +1,13 @@
-"""``Chat``: a chat model over the process's shared engine and library."""
+"""``Chat``: a chat model over a library, by default the one that the process shares."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, GenerationTimeoutError
 from blendrag.models import DEFAULT_MODEL, resolve_model
@@ -15,32 +15,42 @@ from blendrag.serving.lease import Lease
 from blendrag.settings import Settings
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
-    from blendrag.chat.completion import Completion, Piece
-    from blendrag.chat.request import ChatRequest
+    from blendrag.chat.answer import Answer, Piece
+    from blendrag.chat.request import ChatRequest, RequestOptions
     from blendrag.chat.turn import Turn
     from blendrag.prompt import PromptPlan
-    from blendrag.serving.library import Library
+    from blendrag.serving.collection import Collection
+    from blendrag.serving.library import Library, Messages
 
 
 class Chat:
     """Starts nothing until it is used; then all chats of one configuration share one engine. Thread-safe.
 
-    kv_dir: folder of the texts' KV; by default one per model in the cache folder. All methods raise
-    BlendragError and nothing else on purpose.
+    kv_dir: folder of the texts' KV; by default one per model in the cache folder. library: one that is open,
+    and stays its owner's to close. All methods raise BlendragError and nothing else on purpose.
     """
 
-    def __init__(self, settings: Settings, kv_dir: Path | None = None) -> None:
-        self.settings, self.kv_dir, self._lease = settings, kv_dir, Lease()
+    def __init__(
+        self, settings: Settings, kv_dir: Path | None = None, *, library: Library | None = None
+    ) -> None:
+        self.settings, self.kv_dir, self._lease, self._library = settings, kv_dir, Lease(), library
 
     @property
     def library(self) -> Library:
         """The texts and their KV, opened if need be: takes a moment the first time."""
-        return self._lease.library(self.settings, self.kv_dir)
+        return self._library or self._lease.library(self.settings, self.kv_dir)
 
-    @property
-    def opened(self) -> Library | None:
-        """The library, if it is open already."""
-        return self._lease.opened(self.settings, self.kv_dir)
+    def collection(self, name: str) -> Collection:
+        """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
+        from blendrag.serving.collection import Collection
+
+        return Collection(self.library, name)
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Begin to read the KV of texts that were found into memory, if the library is open and its engine
+        runs. Opens and starts nothing; returns at once."""
+        if library := self._library or self._lease.opened(self.settings, self.kv_dir):
+            library.prefetch(texts)
 
     @property
     def tokenizer(self) -> Any:
@@ -71,19 +81,25 @@ class Chat:
 
     # -- generation ---------------------------------------------------------------------------------------
 
-    def complete(self, request: ChatRequest) -> Completion:
+    def request(self, messages: Messages | str, **options: Unpack[RequestOptions]) -> ChatRequest:
+        """What to ask: messages, or a rendered prompt. Raises ConfigError for a wrong option."""
+        from blendrag.chat.request import make_request
+
+        return make_request(self.settings, messages, options)
+
+    def complete(self, request: ChatRequest) -> Answer:
         """The whole answer."""
         *_, last = self.stream(request)
-        assert last.completion is not None, "the last piece has the completion"
-        return last.completion
+        assert last.answer is not None, "the last piece has the answer"
+        return last.answer
 
-    async def acomplete(self, request: ChatRequest) -> Completion:
+    async def acomplete(self, request: ChatRequest) -> Answer:
         """``complete`` for any event loop. Cancelling it stops the generation."""
-        completion: Completion | None = None
+        answer: Answer | None = None
         async for piece in self.astream(request):
-            completion = piece.completion
-        assert completion is not None, "the last piece has the completion"
-        return completion
+            answer = piece.answer
+        assert answer is not None, "the last piece has the answer"
+        return answer
 
     def stream(self, request: ChatRequest) -> Generator[Piece]:
         """The answer as it is generated. Closing the iterator stops the generation."""

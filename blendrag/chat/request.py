@@ -1,43 +1,90 @@
-"""What is asked of a chat model, in plain data that every framework can make."""
+"""What is asked, in plain data: the one vocabulary of options, and the request that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict
 
-from blendrag.engine.client.generation import Sampling
+from blendrag.chat.schema import json_grammar
+from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
+from blendrag.prompt import PromptPlan
+from blendrag.serving.library import Messages
+from blendrag.settings import RENAMED, Settings, closest
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
+class RequestOptions(TypedDict, total=False):
+    """Options of one request; None stands for the setting, or for none.
+
+    blend: False prefills the same prompt plainly, for comparison. recompute_ratio, selector: as the settings.
+    documents: texts known to be in the prompt; they are looked for first, and reported on.
+    conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
+    stands for the one that the messages' opening gives.
+    max_retries: how often a request is sent again after the engine failed, before anything was given out.
+    timeout: seconds that the answer may take. logprobs: how many per token.
+    tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
+    schema: JSON schema that the answer has to match; the model is shown it, and held to it.
+    grammar: what the answer has to match; a JSON schema is not shown to the model.
+    other: more of vLLM's ``SamplingParams``.
+    """
+
+    blend: bool | None
+    recompute_ratio: float | None
+    selector: str | None
+    documents: Iterable[str] | None
+    conversation: str | None
+    max_retries: int | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    timeout: float | None
+    logprobs: int | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | None
+    schema: Mapping[str, Any] | None
+    grammar: Grammar | Mapping[str, Any] | None
+    other: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chunk that was put into the prompt. ``score``: cosine similarity to the question."""
+
+    source: str
+    ordinal: int
+    score: float
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request.
+    """One request; ``Chat.request`` makes it of :class:`RequestOptions`, which say what the fields are.
 
     messages: ``{"role", "content"}`` with text contents; an assistant's may have ``tool_calls`` (each
     ``{"id", "name", "arguments": dict}``), a tool's ``tool_call_id`` and ``name``. Or a text that is a
     rendered prompt already.
-    documents: texts known to be in the prompt; they are looked for first, and reported on.
-    tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
-    schema: JSON schema that the answer has to match; the model is shown it, and held to it.
     options: how it is blended; None: as the settings say.
-    max_retries: how often a request is sent again after the engine failed, before anything was given out.
-    conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
-    stands for the one that the messages' opening gives.
+    plan: the prompt, if it was planned already; the messages are then what the user said. sources: what was
+    retrieved for it.
     """
 
-    messages: Sequence[Mapping[str, Any]] | str
+    messages: Messages | str
     sampling: Sampling = field(default_factory=Sampling)
     documents: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = AUTO
     schema: Mapping[str, Any] | None = None
     options: BlendOptions | None = None
-    max_retries: int = 0
+    max_retries: int = 1
     conversation: str | None = None
+    plan: PromptPlan | None = None
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
         names = [tool["function"]["name"] for tool in self.tools]
@@ -55,3 +102,44 @@ class ChatRequest:
     def offered(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model may call."""
         return () if self.tool_choice == NONE else self.tools
+
+
+def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
+    """Raises ConfigError for an unknown option and for a value that cannot be used."""
+    check_names(options, RequestOptions.__annotations__)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    # What the request does not say is the settings' to say.
+    blending = {name: given[name] for name in ("blend", "recompute_ratio", "selector") if name in given}
+    max_tokens, stop = given.get("max_tokens", settings.max_tokens), given.get("stop", ())
+    grammar = given.get("grammar")
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        temperature=given.get("temperature", settings.temperature),
+        top_p=given.get("top_p", 1.0),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=given.get("seed"),
+        logprobs=given.get("logprobs"),
+        timeout_s=given.get("timeout"),
+        grammar=json_grammar(grammar, max_tokens) if isinstance(grammar, Mapping) else grammar,
+        other=given.get("other", {}),
+    )
+    return ChatRequest(
+        messages,
+        sampling,
+        documents=tuple(given.get("documents", ())),
+        tools=tuple(given.get("tools", ())),
+        tool_choice=given.get("tool_choice", AUTO),
+        schema=given.get("schema"),
+        options=replace(settings.blending, **blending),
+        max_retries=given.get("max_retries", 1),
+        conversation=str(given["conversation"]) if "conversation" in given else None,
+    )
+
+
+def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises ConfigError for an option that there is not, with the one that may be meant."""
+    for name in [*options, *(options.get("other") or ())]:
+        if name in RENAMED:
+            raise ConfigError(RENAMED[name])
+        if name in options and name not in known:
+            raise ConfigError(f"unknown option {name!r}{closest(name, known)}")

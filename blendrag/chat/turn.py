@@ -6,7 +6,7 @@ import contextlib
 import time
 from dataclasses import replace
 
-from blendrag.chat.completion import Completion, Piece, TokenLogprob, Usage, token_logprobs
+from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logprobs
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
@@ -20,6 +20,8 @@ from blendrag.settings import Settings
 
 def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
     """The prompt that a request becomes. Raises ModelError if the model's template takes no form of it."""
+    if request.plan is not None:
+        return request.plan
     if isinstance(request.messages, str):
         return library.plan(request.messages, request.documents)
     messages, options = with_tools(library.tokenizer, request)
@@ -68,7 +70,7 @@ class Turn:
         if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin
             forecaster.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
-        answer = read_answer(self._text, self._request)
+        read = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,
             output=self._tokens,
@@ -76,16 +78,17 @@ class Turn:
             cache_creation=stored,
             recomputed=evidence.recomputed,
         )
-        completion = Completion(
-            answer.text,
-            answer.calls,
-            answer.invalid,
-            "tool_calls" if answer.calls else last.finish_reason or "stop",
-            usage,
-            evidence,
-            tuple(self._logprobs),
-            last.ttft_s,
-            time.perf_counter() - self._begin,
-            self._settings.model,
+        answer = Answer(
+            read.text,
+            sources=self._request.sources,
+            finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
+            ttft_s=last.ttft_s,
+            total_s=time.perf_counter() - self._begin,
+            usage=usage,
+            evidence=evidence,
+            tool_calls=read.calls,
+            invalid_tool_calls=read.invalid,
+            logprobs=tuple(self._logprobs),
+            model=self._settings.model,
         )
-        return Piece(answer.text[self._shown :], completion)
+        return Piece(read.text[self._shown :], answer)

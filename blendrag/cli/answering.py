@@ -13,8 +13,8 @@ from rich.text import Text
 from blendrag.cli.console import err, out, shown
 
 if TYPE_CHECKING:
-    from blendrag.index.answer import Answer
-    from blendrag.index.asking import AnswerStream
+    from blendrag.chat.answer import Answer
+    from blendrag.index.index import AnswerStream
 
 
 def print_stream(stream: AnswerStream) -> Answer:

@@ -23,8 +23,8 @@ def ask(
     model: options.Model = None,
     top_k: options.TopK = None,
     max_tokens: options.MaxTokens = None,
-    no_blend: options.NoBlend = False,
-    ratio: options.Ratio = None,
+    blend: options.Blend = None,
+    recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
@@ -44,11 +44,11 @@ def ask(
         raise typer.BadParameter(f"there is no folder {trace.parent}", param_hint="--trace")
     with _ready(
         index,
-        no_blend,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
-        recompute_ratio=ratio,
+        blend=blend,
+        recompute_ratio=recompute_ratio,
         selector=selector,
         trace=True if trace else None,
     ) as opened:
@@ -70,8 +70,8 @@ def chat(
     model: options.Model = None,
     top_k: options.TopK = None,
     max_tokens: options.MaxTokens = None,
-    no_blend: options.NoBlend = False,
-    ratio: options.Ratio = None,
+    blend: options.Blend = None,
+    recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
 ) -> None:
     """Ask several questions in a row, each with the ones before it in mind."""
@@ -80,11 +80,11 @@ def chat(
 
     with _ready(
         index,
-        no_blend,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
-        recompute_ratio=ratio,
+        blend=blend,
+        recompute_ratio=recompute_ratio,
         selector=selector,
     ) as opened:
         say("Ctrl-C stops an answer, Ctrl-D leaves.")
@@ -95,11 +95,11 @@ def chat(
 
 
 @contextlib.contextmanager
-def _ready(folder: Path, no_blend: bool, **options: Any) -> Iterator[BlendIndex]:
+def _ready(folder: Path, **options: Any) -> Iterator[BlendIndex]:
     """An index with documents in it and its engine running."""
     from blendrag.cli.opening import open_index, start_engine
 
-    with open_index(folder, blend=False if no_blend else None, **options) as index:
+    with open_index(folder, **options) as index:
         _refuse_empty(index)
         start_engine(index)
         yield index

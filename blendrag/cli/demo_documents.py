@@ -42,7 +42,7 @@ def demo_documents() -> list[Document]:
 
 def _project_documents() -> Iterator[Document]:
     """README and docs, when blendrag runs from its repository."""
-    root = Path(blendrag.__file__).resolve().parents[2]
+    root = Path(blendrag.__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file():
         for path in (root / "README.md", *sorted(root.glob("docs/*.md"))):
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from blendrag.settings import Settings
 from blendrag.store.identity import LAYOUT_VERSION, prefix_name
 
 if TYPE_CHECKING:
-    from blendrag.index.answer import Answer
+    from blendrag.chat.answer import Answer
     from blendrag.index.index import BlendIndex
 
 QUESTIONS = (

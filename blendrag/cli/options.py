@@ -18,11 +18,18 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
 TopK = Annotated[int | None, typer.Option("--top-k", "-k", min=1, help="Chunks put into the prompt.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
-NoBlend = Annotated[bool, typer.Option("--no-blend", help="Prefill the whole prompt, for comparison.")]
-Ratio = Annotated[
-    float | None,
-    typer.Option("--ratio", "-r", min=0.0, max=1.0, help="Share of cached tokens that is recomputed."),
+Blend = Annotated[
+    bool | None,
+    typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),
 ]
+RecomputeRatio = Annotated[
+    float | None,
+    typer.Option(
+        "--recompute-ratio", "--ratio", "-r", min=0.0, max=1.0,
+        help="Share of cached tokens that is recomputed.",
+    ),
+]  # fmt: skip
 Selector = Annotated[
-    str | None, typer.Option("--selector", help="Which cached tokens are recomputed: gradual, hkvd, ...")
+    str | None,
+    typer.Option("--selector", help="Which cached tokens are recomputed: gradual_query, hkvd, ..."),
 ]

@@ -30,7 +30,7 @@ def plan(
     chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in one of those.")] = None,
     model: options.Model = None,
     top_k: options.TopK = None,
-    ratio: options.Ratio = None,
+    ratio: options.RecomputeRatio = None,
     prices: Annotated[
         Path | None, typer.Option(help="YAML file with your prices.", metavar="FILE", show_default=False)
     ] = None,

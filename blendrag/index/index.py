@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from blendrag.chat.answer import Answer, Piece
+from blendrag.chat.chat import Chat
+from blendrag.chat.request import ChatRequest, RequestOptions, check_names
 from blendrag.embedder import Embedder
 from blendrag.engine.client.engine import Engine
-from blendrag.errors import EmptyIndexError
-from blendrag.index import asking
-from blendrag.index.answer import Answer
-from blendrag.index.asking import AnswerStream, AskOptions
+from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
-from blendrag.index.prompting import Prompter
 from blendrag.index.purge import Purged, purge
+from blendrag.index.retrieval import Retriever
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
@@ -30,6 +32,32 @@ from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
 
 _MOST_REUSED = 10  # documents, in stats
+
+
+class AskOptions(RequestOptions, total=False):
+    """Options of a question: those of any request; ``top_k``, chunks retrieved; and ``history``, earlier
+    messages."""
+
+    top_k: int | None
+    history: Messages
+
+
+class AnswerStream:
+    """Pieces of an answer's text as they are generated; afterwards ``answer`` holds the whole."""
+
+    def __init__(self, pieces: Generator[Piece]) -> None:
+        self._pieces = pieces
+        self.answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            self.answer = piece.answer
+            if piece.text:
+                yield piece.text
+
+    def close(self) -> None:
+        """Stop generating."""
+        self._pieces.close()
 
 
 class BlendIndex:
@@ -50,7 +78,8 @@ class BlendIndex:
             self._library.close()
             raise
         self.tokenizer: Any = self._library.tokenizer
-        self._prompter = Prompter(self._library, self._vectors)
+        self._retriever = Retriever(self._library, self._vectors)
+        self._chat = Chat(settings, library=self._library)
 
     @classmethod
     def open(
@@ -134,36 +163,54 @@ class BlendIndex:
 
     def retrieve(self, question: str, top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        return self._prompter.retrieve(question, top_k)
+        return self._retriever.search(question, top_k)
 
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
         """What would be reused, without asking: a row per segment of the prompt, then the documents that
         are not in it; each with tokens, tokens reused, and why not more."""
-        return self._library.explain(asking.make_prompt(self._prompter, prompt, options).plan)
+        return self._chat.explain(self._request(prompt, options))
 
     def ask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
-        """Answer a prompt. Raises EmptyIndexError, PromptTooLongError."""
-        stream = self.stream(prompt, **options)
-        for _ in stream:
-            pass
-        assert stream.answer is not None, "a stream that ended without an error has its answer"
-        return stream.answer
+        """Answer a prompt. Raises EmptyIndexError, PromptTooLongError, ConfigError for a wrong option."""
+        return self._chat.complete(self._request(prompt, options))
 
     def stream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AnswerStream:
         """``ask``, piece by piece. Closing the stream stops the generation."""
-        return AnswerStream(asking.stream(self._prompter, prompt, options))
+
+        def pieces() -> Generator[Piece]:  # retrieves when it is read, as it generates
+            yield from self._chat.stream(self._request(prompt, options))
+
+        return AnswerStream(pieces())
 
     async def aask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
         """``ask`` for an event loop, which is not blocked. Cancelling it stops the generation."""
-        answer: Answer | None = None
-        async for piece in self.astream(prompt, **options):
-            answer = piece if isinstance(piece, Answer) else None
-        assert answer is not None, "a stream that ended without an error has its answer"
-        return answer
+        return await self._chat.acomplete(await asyncio.to_thread(self._request, prompt, options))
 
-    def astream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AsyncIterator[str | Answer]:
+    async def astream(
+        self, prompt: str | Messages, **options: Unpack[AskOptions]
+    ) -> AsyncGenerator[str | Answer]:
         """Pieces of text, and at the end the :class:`Answer`."""
-        return asking.astream(self._prompter, prompt, options)
+        request = await asyncio.to_thread(self._request, prompt, options)
+        async with contextlib.aclosing(self._chat.astream(request)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece.text
+                if piece.answer is not None:
+                    yield piece.answer
+
+    def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
+        """A question becomes a prompt with what is retrieved for it; messages are one already."""
+        check_names(options, AskOptions.__annotations__)
+        asked: Any = dict(options)
+        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        if not isinstance(prompt, str):
+            return self._chat.request(prompt, **asked)
+        if not prompt.strip():
+            raise ConfigError("the question is empty")
+        said = [*history, {"role": "user", "content": prompt}] if history else prompt
+        request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
+        plan, sources = self._retriever.plan(prompt, top_k, history)
+        return replace(request, plan=plan, sources=sources)
 
     # -- eviction -----------------------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blendrag.progress import Progress, progress_bar
-from blendrag.serving.library import Library
-from blendrag.serving.owners import owner_of
+from blendrag.serving.owners import owner_of, volatile
 from blendrag.serving.prefill import PrefillReport
+
+if TYPE_CHECKING:  # it imports torch, and vector stores are imported before that is needed
+    from blendrag.serving.library import Library
 
 Texts = Mapping[str, Iterable[str]]
 
@@ -31,6 +34,11 @@ class Collection:
 
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, name
+
+    @staticmethod
+    def volatile(name: str) -> str:
+        """The name of a collection that ends with this process, as in-memory stores do."""
+        return volatile(name)
 
     def ids(self) -> set[str]:
         """The documents it has."""

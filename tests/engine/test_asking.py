@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from blendrag import BlendIndex, Document
-from blendrag.errors import (
-    PromptTooLongError,
-)
-from blendrag.index.answer import Answer
-from blendrag.serving.evidence import Evidence
+from blendrag import Answer, BlendIndex, Document, Evidence
+from blendrag.errors import PromptTooLongError
 from workbench import Bench, assert_adds_up, assert_consistent
 
 pytestmark = pytest.mark.engine

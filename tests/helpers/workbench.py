@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag import BlendIndex
+from blendrag import Answer, BlendIndex
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
-from blendrag.index.answer import Answer
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue

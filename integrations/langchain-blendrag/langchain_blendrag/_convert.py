@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
@@ -23,7 +22,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blendrag.chat.completion import Completion, Piece, TokenLogprob
+    from blendrag import Answer, Piece
 
 _ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
 
@@ -81,8 +80,8 @@ def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document
     return tuple(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
 
-def usage_metadata(completion: Completion) -> UsageMetadata:
-    usage = completion.usage
+def usage_metadata(answer: Answer) -> UsageMetadata:
+    usage = answer.usage
     details = {
         "cache_read": usage.cache_read,
         "cache_creation": usage.cache_creation,
@@ -96,41 +95,43 @@ def usage_metadata(completion: Completion) -> UsageMetadata:
     )
 
 
-def response_metadata(completion: Completion) -> dict[str, Any]:
+def response_metadata(answer: Answer) -> dict[str, Any]:
     """Model, why it ended, log probabilities if asked for, and the evidence of what was computed."""
-    evidence = asdict(completion.evidence)
-    evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
     metadata: dict[str, Any] = {
-        "model_name": completion.model,
-        "finish_reason": completion.finish_reason,
-        "blendrag": {**evidence, "ttft_s": completion.ttft_s, "total_s": completion.total_s},
+        "model_name": answer.model,
+        "finish_reason": answer.finish_reason,
+        "blendrag": answer.facts(),
     }
-    if completion.logprobs:
-        metadata["logprobs"] = {"content": [_logprob(one) for one in completion.logprobs]}
+    if answer.logprobs:
+        metadata["logprobs"] = {
+            "content": [
+                {
+                    "token": one.token,
+                    "logprob": one.logprob,
+                    "top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in one.top],
+                }
+                for one in answer.logprobs
+            ]
+        }
     return metadata
 
 
-def _logprob(one: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": token, "logprob": logprob} for token, logprob in one.top]
-    return {"token": one.token, "logprob": one.logprob, "top_logprobs": top}
+def tool_calls(answer: Answer) -> list[ToolCall]:
+    return [ToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in answer.tool_calls]
 
 
-def tool_calls(completion: Completion) -> list[ToolCall]:
-    return [ToolCall(name=c.name, args=c.arguments, id=c.id, type="tool_call") for c in completion.tool_calls]
-
-
-def tool_call_chunks(completion: Completion) -> list[ToolCallChunk]:
+def tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
     """Every call whole: only a whole one is known to be a call."""
     return [
         ToolCallChunk(
             name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index,
             type="tool_call_chunk",
         )
-        for index, c in enumerate(completion.tool_calls)
+        for index, c in enumerate(answer.tool_calls)
     ]  # fmt: skip
 
 
-def invalid_tool_calls(completion: Completion, *, quoted: bool = False) -> list[InvalidToolCall]:
+def invalid_tool_calls(answer: Answer, *, quoted: bool = False) -> list[InvalidToolCall]:
     """``quoted``: as a JSON string, which LangChain does not complete to a call when it adds chunks up."""
     return [
         InvalidToolCall(
@@ -140,33 +141,33 @@ def invalid_tool_calls(completion: Completion, *, quoted: bool = False) -> list[
             error=c.reason,
             type="invalid_tool_call",
         )
-        for c in completion.invalid_tool_calls
+        for c in answer.invalid_tool_calls
     ]
 
 
-def chat_result(completion: Completion) -> ChatResult:
+def chat_result(answer: Answer) -> ChatResult:
     """The whole answer."""
     message = AIMessage(
-        content=completion.text,
-        tool_calls=tool_calls(completion),
-        invalid_tool_calls=invalid_tool_calls(completion),
-        usage_metadata=usage_metadata(completion),
-        response_metadata=response_metadata(completion),
+        content=answer.text,
+        tool_calls=tool_calls(answer),
+        invalid_tool_calls=invalid_tool_calls(answer),
+        usage_metadata=usage_metadata(answer),
+        response_metadata=response_metadata(answer),
     )
     return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def chat_chunk(piece: Piece) -> ChatGenerationChunk:
     """A piece of the answer; the last one has what is known of the whole."""
-    if piece.completion is None:
+    if piece.answer is None:
         return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
     return ChatGenerationChunk(
         message=AIMessageChunk(
             content=piece.text,
-            tool_call_chunks=tool_call_chunks(piece.completion),
-            invalid_tool_calls=invalid_tool_calls(piece.completion, quoted=True),
-            usage_metadata=usage_metadata(piece.completion),
-            response_metadata=response_metadata(piece.completion),
+            tool_call_chunks=tool_call_chunks(piece.answer),
+            invalid_tool_calls=invalid_tool_calls(piece.answer, quoted=True),
+            usage_metadata=usage_metadata(piece.answer),
+            response_metadata=response_metadata(piece.answer),
             chunk_position="last",
         )
     )

@@ -1,4 +1,4 @@
-"""Split, store, warm: a batch at a time, so that an interrupt loses one batch at most."""
+"""What ``ingest`` of a vector store needs: chunks with ids, and a report."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING
 
 from langchain_core.documents import Document
 
-from blendrag.errors import ConfigError
-from blendrag.progress import Progress, progress_bar
-from blendrag.serving.prefill import PrefillReport
+from blendrag import PrefillReport, Progress
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
-    from langchain_blendrag._warming import WarmingStore
-
-_BATCH = 32  # chunks
+    from blendrag import Chat
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,32 +39,7 @@ class IngestReport(PrefillReport):
         self.not_blended = prefilled.not_blended or self.not_blended
 
 
-def ingest(
-    store: WarmingStore, documents: Iterable[Document], splitter: TextSplitter | None, show_progress: bool
-) -> IngestReport:
-    """What ``WarmingStore.ingest`` promises."""
-    chunks = _identified((splitter or _splitter_of(store)).split_documents(documents))
-    report = IngestReport()
-    with progress_bar(show_progress) as bar:
-        bar.note("ingest")
-        bar.total(len(chunks))
-        for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
-            present = store._present(chunk_id for chunk_id, _ in batch) or set()
-            missing = [(chunk_id, chunk) for chunk_id, chunk in batch if chunk_id not in present]
-            if missing:
-                with store._quietly():
-                    store.add_documents([chunk for _, chunk in missing], ids=[id for id, _ in missing])
-            report.added += len(missing)
-            report.skipped += len(batch) - len(missing)
-            # Those present too: an earlier run may have ended between storing and warming.
-            report.count(
-                store._warm({chunk_id: chunk.page_content for chunk_id, chunk in batch}, _Notes(bar))
-            )
-            bar.advance(len(batch))
-    return report
-
-
-class _Notes(Progress):
+class Notes(Progress):
     """What the engine is doing with a batch, beside a bar that counts chunks."""
 
     def __init__(self, bar: Progress) -> None:
@@ -78,7 +49,7 @@ class _Notes(Progress):
         self._bar.note(f"ingest: {what}")
 
 
-def _identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
+def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
     """Chunks with ids by source and text; the same text again in one source has an id of its own."""
 
     def identify() -> Iterator[tuple[str, Document]]:
@@ -92,15 +63,12 @@ def _identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
     return list(identify())
 
 
-def _splitter_of(store: WarmingStore) -> TextSplitter:
-    """Chunks of as many tokens as blendrag's own have."""
-    if store.llm is None:
-        raise ConfigError("ingest() measures chunks in the model's tokens: give llm=, or text_splitter=")
+def token_splitter(chat: Chat) -> TextSplitter:
+    """Makes chunks of as many tokens as blendrag's own have."""
     from langchain_text_splitters import RecursiveCharacterTextSplitter
 
-    library, settings = store.llm.chat.library, store.llm.chat.settings
     return RecursiveCharacterTextSplitter(
-        chunk_size=settings.chunk_tokens,
-        chunk_overlap=settings.chunk_overlap,
-        length_function=lambda text: len(library.tokenizer.encode(text, add_special_tokens=False)),
+        chunk_size=chat.settings.chunk_tokens,
+        chunk_overlap=chat.settings.chunk_overlap,
+        length_function=lambda text: len(chat.token_ids(text)),
     )

@@ -1,11 +1,10 @@
-"""From a call of ``ChatBlend`` to a request of blendrag's: fields, and what overrides them per call."""
+"""From a call of ``ChatBlend`` to a request of blendrag's."""
 
 from __future__ import annotations
 
 import difflib
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
@@ -14,19 +13,19 @@ from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag._convert import document_texts, plain_messages
 
 if TYPE_CHECKING:
-    from blendrag.chat.request import ChatRequest
-    from langchain_blendrag.chat_models import ChatBlend
+    from blendrag import Chat, ChatRequest, Grammar
 
-_SAMPLING = ("temperature", "max_tokens", "top_p", "seed", "timeout", "logprobs", "top_logprobs")
-_BLENDING = ("mode", "recompute_ratio", "selector")
+# Options of a call by blendrag's own names; blendrag says what mode is called now.
+_SAME = (
+    "temperature", "max_tokens", "top_p", "seed", "timeout", "max_retries", "blend", "recompute_ratio",
+    "selector", "conversation", "tools", "tool_choice", "mode",
+)  # fmt: skip
 # Sampling parameters that vLLM knows by the same name.
 _OTHER = (
     "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens",
     "logit_bias", "ignore_eos",
 )  # fmt: skip
-_MORE = (
-    "tools", "tool_choice", "response_format", "documents", "model", "stop", "max_retries", "conversation",
-)  # fmt: skip
+_MORE = ("response_format", "documents", "model", "stop", "logprobs", "top_logprobs", "model_kwargs")
 # What LangChain hands on for providers that need it.
 _FOREIGN = (
     "strict", "stream", "streaming", "stream_usage", "stream_options", "parallel_tool_calls", "api_key",
@@ -34,72 +33,56 @@ _FOREIGN = (
 
 
 def chat_request(
-    llm: ChatBlend, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    chat: Chat, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
 ) -> ChatRequest:
-    """``kwargs`` are those of ``invoke`` or ``bind``; they override the model's fields.
+    """``options`` are the model's fields, and what ``invoke`` or ``bind`` put in their place.
 
     Raises ConfigError for a value that cannot be used; a name that means nothing here is warned about.
     """
-    from blendrag.chat.request import ChatRequest
-    from blendrag.engine.client.generation import Grammar, Sampling
-
-    if "max_completion_tokens" in kwargs:  # ChatOpenAI's other name for it
-        kwargs = {"max_tokens": kwargs["max_completion_tokens"], **kwargs}
-        del kwargs["max_completion_tokens"]
-    _warn_about_unknown(kwargs)
-    if kwargs.get("model") not in (None, llm.model):
+    if "max_completion_tokens" in options:  # ChatOpenAI's other name for it
+        options = {**options, "max_tokens": options["max_completion_tokens"]}
+        del options["max_completion_tokens"]
+    _warn_about_unknown(options)
+    if (model := options.get("model") or chat.settings.model) != chat.settings.model:
         raise ConfigError(
-            f"this ChatBlend runs {llm.model!r} and cannot answer as {kwargs['model']!r}: make another one"
+            f"this ChatBlend runs {chat.settings.model!r} and cannot answer as {model!r}: make another one"
         )
-    value = {name: kwargs.get(name, getattr(llm, name)) for name in _SAMPLING}
-    settings = llm.chat.settings
-    schema, json_object = _answer_format(kwargs.get("response_format"))
-    sampling = Sampling(
-        max_tokens=value["max_tokens"] or settings.max_tokens,
-        temperature=settings.temperature if value["temperature"] is None else value["temperature"],
-        top_p=1.0 if value["top_p"] is None else value["top_p"],
-        stop=tuple(stop or kwargs.get("stop") or llm.stop or ()),
-        seed=value["seed"],
-        logprobs=(value["top_logprobs"] or 1) if value["logprobs"] or value["top_logprobs"] else None,
-        timeout_s=value["timeout"],
-        grammar=Grammar("json_object", True) if json_object else None,
-        other={**llm.model_kwargs, **{name: kwargs[name] for name in _OTHER if name in kwargs}},
-    )
-    options = settings.blending
-    overridden = {name: kwargs[name] for name in _BLENDING if kwargs.get(name) is not None}
-    if overridden:
-        mode = overridden.pop("mode", llm.mode)
-        options = replace(options, **overridden, blend=mode == "blend")
-    conversation = kwargs.get("conversation")
-    return ChatRequest(
+    schema, grammar = _answer_format(options.get("response_format"))
+    top_logprobs = options.get("top_logprobs")
+    same: Any = {name: options[name] for name in _SAME if name in options}
+    return chat.request(
         plain_messages(messages),
-        sampling,
-        documents=document_texts(messages, kwargs.get("documents") or ()),
-        tools=tuple(kwargs.get("tools") or ()),
-        tool_choice=kwargs.get("tool_choice") or "auto",
+        **same,
+        documents=document_texts(messages, options.get("documents") or ()),
+        stop=stop or options.get("stop"),
+        logprobs=(top_logprobs or 1) if top_logprobs or options.get("logprobs") else None,
         schema=schema,
-        options=options,
-        max_retries=kwargs.get("max_retries", llm.max_retries),
-        conversation=None if conversation is None else str(conversation),
+        grammar=grammar,
+        other={
+            **options.get("model_kwargs", {}),
+            **{name: options[name] for name in _OTHER if name in options},
+        },
     )
 
 
-def _answer_format(response_format: Any) -> tuple[dict[str, Any] | None, bool]:
-    """The schema asked for, and whether any JSON object will do."""
+def _answer_format(response_format: Any) -> tuple[dict[str, Any] | None, Grammar | None]:
+    """The schema asked for; or the grammar of any JSON object."""
     match response_format:
         case None | {"type": "text"}:
-            return None, False
+            return None, None
         case {"type": "json_object"}:
-            return None, True
+            from blendrag import Grammar
+
+            return None, Grammar("json_object", True)
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return schema, False
+            return schema, None
     raise ConfigError(f"response_format {response_format!r}: give a json_schema, json_object or text")
 
 
-def _warn_about_unknown(kwargs: dict[str, Any]) -> None:
-    known = (*_SAMPLING, *_BLENDING, *_OTHER, *_MORE, *_FOREIGN)
-    for name in kwargs:
+def _warn_about_unknown(options: dict[str, Any]) -> None:
+    known = (*_SAME, *_OTHER, *_MORE, *_FOREIGN)
+    for name in options:
         if name not in known and not name.startswith("ls_"):
             close = difflib.get_close_matches(name, known, n=1)
             guess = f"; did you mean {close[0]!r}?" if close else ""
-            warnings.warn(f"ignored {name!r}{guess}", BlendragWarning, stacklevel=3)
+            warnings.warn(f"ignored {name!r}{guess}", BlendragWarning, stacklevel=4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
@@ -14,9 +14,6 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from blendrag.errors import ConfigError
-
-if TYPE_CHECKING:
-    from langchain_blendrag.chat_models import ChatBlend
 
 
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
@@ -38,7 +35,7 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
 
 
 def structured(
-    llm: ChatBlend, schema: Any, method: str, include_raw: bool, kwargs: dict[str, Any]
+    llm: BaseChatModel, schema: Any, method: str, include_raw: bool, kwargs: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
     """The model, held to a schema, and a parser behind it."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)

@@ -17,17 +17,17 @@ from langchain_core.documents import Document
 from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
+from blendrag import progress_bar
 from blendrag.errors import BlendragError, ConfigError
+from langchain_blendrag._ingest import IngestReport, Notes, identified, token_splitter
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
-    from blendrag.progress import Progress
-    from blendrag.serving.collection import Collection, SyncReport
-    from blendrag.serving.prefill import PrefillReport
-    from langchain_blendrag._ingest import IngestReport
+    from blendrag import Collection, PrefillReport, Progress, SyncReport
     from langchain_blendrag.chat_models import ChatBlend
 
+_BATCH = 32  # chunks that an interrupted ``ingest`` loses at most
 _log = logging.getLogger(__name__)
 _SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
 # Stores call their own methods: only the outermost call is of interest.
@@ -76,9 +76,28 @@ class WarmingStore(VectorStore):
             ConfigError: If there is neither a text splitter nor an ``llm`` to measure with.
             BlendragError: If KV cannot be computed. What was stored stays; the next run goes on.
         """
-        from langchain_blendrag._ingest import ingest
-
-        return ingest(self, documents, text_splitter, show_progress)
+        if text_splitter is None:
+            if self.llm is None:
+                raise ConfigError(
+                    "ingest() measures chunks in the model's tokens: give llm=, or text_splitter="
+                )
+            text_splitter = token_splitter(self.llm.chat)
+        chunks, report = identified(text_splitter.split_documents(documents)), IngestReport()
+        with progress_bar(show_progress) as bar:
+            bar.note("ingest")
+            bar.total(len(chunks))
+            for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
+                present = self._present(id for id, _ in batch) or set()
+                missing = [(id, chunk) for id, chunk in batch if id not in present]
+                if missing:
+                    with self._quietly():
+                        self.add_documents([chunk for _, chunk in missing], ids=[id for id, _ in missing])
+                report.added += len(missing)
+                report.skipped += len(batch) - len(missing)
+                # Those present too: an earlier run may have ended between storing and warming.
+                report.count(self._warm({id: chunk.page_content for id, chunk in batch}, Notes(bar)))
+                bar.advance(len(batch))
+        return report
 
     def sync(self, *, show_progress: bool | None = None) -> SyncReport:
         """Keep the KV of exactly the documents that the store holds now.
@@ -129,10 +148,8 @@ class WarmingStore(VectorStore):
             _quiet.reset(token)
 
     def _collection_of_kv(self) -> Collection:
-        from blendrag.serving.collection import Collection
-
         assert self.llm is not None, "callers have checked"
-        return Collection(self.llm.chat.library, self._kv_name())
+        return self.llm.chat.collection(self._kv_name())
 
     def _warm(self, texts: Mapping[str, str], progress: Progress | None = None) -> PrefillReport | None:
         if not (self._warms and texts):
@@ -173,10 +190,8 @@ def _prefetch(store: WarmingStore, query: Any, found: Any) -> None:
         return
     assert store.llm is not None, "or it would not warm"
     try:
-        library = store.llm.chat.opened
-        if library is not None:
-            documents = [one[0] if isinstance(one, tuple) else one for one in found]
-            library.prefetch([document.page_content for document in documents])
+        documents = [one[0] if isinstance(one, tuple) else one for one in found]
+        store.llm.chat.prefetch([document.page_content for document in documents])
     except Exception:
         _log.debug("could not read KV ahead", exc_info=True)
 

@@ -7,7 +7,7 @@ import difflib
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
@@ -18,17 +18,21 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from blendrag.chat.chat import Chat
+from blendrag import Chat, Settings
 from blendrag.errors import BlendragWarning
-from blendrag.settings import Settings
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation
 from langchain_blendrag._request import chat_request
 from langchain_blendrag._tools import bound_tools, structured
 
-# Fields that are settings of blendrag's under the same name; and all that makes one chat another.
-_SETTINGS = ("model", "revision", "temperature", "max_tokens", "recompute_ratio", "selector")
-_CHAT_FIELDS = {*_SETTINGS, "mode", "settings", "kv_dir"}
+if TYPE_CHECKING:  # imports torch
+    from blendrag import ChatRequest
+
+# Fields that are settings of blendrag's under the same name; and those that are options of a call only.
+_SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
+_PER_CALL = (
+    "top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs", "model_kwargs"
+)  # fmt: skip
 
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
@@ -72,8 +76,8 @@ class ChatBlend(InConversation):
     top_logprobs: int | None = None
     """Most probable tokens whose log probabilities are given for each place."""
     streaming: bool = False
-    mode: Literal["blend", "off"] = Field(default_factory=lambda: "blend" if Settings.load().blend else "off")
-    """``off`` prefills every prompt plainly, on the same engine."""
+    blend: bool | None = None
+    """False prefills every prompt plainly, on the same engine."""
     recompute_ratio: float | None = None
     """Share of the documents' tokens that is recomputed."""
     selector: str | None = None
@@ -82,44 +86,47 @@ class ChatBlend(InConversation):
     """Folder of the documents' KV; by default one per model in the cache folder."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """More of vLLM's sampling parameters, such as ``repetition_penalty``."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """More of blendrag's settings."""
+    more_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of blendrag's that are no fields here; given as arguments of their own, or as this."""
 
     _chat: Chat | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
-    def _more_settings(cls, values: Any) -> Any:
+    def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         if "max_completion_tokens" in values:  # ChatOpenAI's other name for it
-            values = {"max_tokens": values["max_completion_tokens"], **values}
-            del values["max_completion_tokens"]
-        names = {*cls.model_fields, "model_name"}
-        more = {name: value for name, value in values.items() if name not in names}
-        known = {name: value for name, value in more.items() if name in Settings.model_fields}
-        for name in more.keys() - known.keys():  # LangChain passes names of other providers: no error
-            if close := difflib.get_close_matches(name, [*names, *Settings.model_fields], n=1, cutoff=0.8):
+            values = {**values, "max_tokens": values["max_completion_tokens"]}
+        fields = {*cls.model_fields, "model_name"}
+        ours = {*Settings.model_fields, "mode"} - fields  # mode: Settings say what it is called now
+        given = {name: value for name, value in values.items() if name in fields}
+        more = {**values.get("settings", {}), **{name: values[name] for name in values if name in ours}}
+        # LangChain passes names of other providers: no error
+        for name in values.keys() - fields - ours - {"settings", "max_completion_tokens"}:
+            if close := difflib.get_close_matches(name, [*fields, *ours], n=1, cutoff=0.8):
                 warnings.warn(f"ignored {name!r}; did you mean {close[0]!r}?", BlendragWarning, stacklevel=2)
-        kept = {name: value for name, value in values.items() if name not in known}
-        return kept | {"settings": {**(values.get("settings") or {}), **known}} if known else kept
+        return given | {"more_settings": {**given.get("more_settings", {}), **more}}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        self._all_settings()  # a wrong value is said now, not with the first question
+        _ = self.chat  # a wrong value is said now, not with the first question
         return self
 
-    def _all_settings(self) -> Settings:
-        ours = {name: getattr(self, name) for name in _SETTINGS}
-        return Settings.load(**{**self.settings, **ours, "blend": self.mode == "blend"})
+    @property
+    def settings(self) -> Settings:
+        """What the engine is started with, and the defaults of requests."""
+        return self.chat.settings
 
     @property
     def chat(self) -> Chat:
         """The framework-free chat under this one."""
-        made_of = self.model_dump(include=_CHAT_FIELDS)
+        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir"})
         if self._chat is None or self._chat_made_of != made_of:
-            self._chat, self._chat_made_of = Chat(self._all_settings(), self.kv_dir), made_of
+            ours = {name: getattr(self, name) for name in _SETTINGS}
+            self._chat = Chat(Settings.load(**{**self.more_settings, **ours}), self.kv_dir)
+            self._chat_made_of = made_of
         return self._chat
 
     # -- generation ---------------------------------------------------------------------------------------
@@ -131,7 +138,7 @@ class ChatBlend(InConversation):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _convert.chat_result(self.chat.complete(chat_request(self, messages, stop, kwargs)))
+        return _convert.chat_result(self.chat.complete(self._request(messages, stop, kwargs)))
 
     async def _agenerate(
         self,
@@ -140,7 +147,7 @@ class ChatBlend(InConversation):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _convert.chat_result(await self.chat.acomplete(chat_request(self, messages, stop, kwargs)))
+        return _convert.chat_result(await self.chat.acomplete(self._request(messages, stop, kwargs)))
 
     def _stream(
         self,
@@ -149,10 +156,10 @@ class ChatBlend(InConversation):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        pieces = self.chat.stream(chat_request(self, messages, stop, kwargs))
+        pieces = self.chat.stream(self._request(messages, stop, kwargs))
         with contextlib.closing(pieces):
             for piece in pieces:
-                if piece.text or piece.completion:
+                if piece.text or piece.answer:
                     yield _convert.chat_chunk(piece)
 
     async def _astream(
@@ -162,10 +169,10 @@ class ChatBlend(InConversation):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        pieces = self.chat.astream(chat_request(self, messages, stop, kwargs))
+        pieces = self.chat.astream(self._request(messages, stop, kwargs))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
-                if piece.text or piece.completion:
+                if piece.text or piece.answer:
                     yield _convert.chat_chunk(piece)
 
     # -- tools and structured output ----------------------------------------------------------------------
@@ -208,8 +215,14 @@ class ChatBlend(InConversation):
         """The prompt's text, as the model reads it."""
         return self.chat.render(self._request_of(input, kwargs))
 
-    def _request_of(self, input: LanguageModelInput, kwargs: dict[str, Any]) -> Any:
-        return chat_request(self, self._convert_input(input).to_messages(), None, kwargs)
+    def _request_of(self, input: LanguageModelInput, kwargs: dict[str, Any]) -> ChatRequest:
+        return self._request(self._convert_input(input).to_messages(), None, kwargs)
+
+    def _request(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> ChatRequest:
+        fields = {name: getattr(self, name) for name in _PER_CALL}
+        return chat_request(self.chat, messages, stop, {**fields, **kwargs})
 
     def get_token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens."""
@@ -222,7 +235,7 @@ class ChatBlend(InConversation):
     ) -> int:
         """Tokens of the whole prompt, with what the chat template adds."""
         kwargs = bound_tools(tools, None) if tools else {}
-        return self.chat.count_tokens(chat_request(self, messages, None, kwargs))
+        return self.chat.count_tokens(self._request(messages, None, kwargs))
 
     def close(self) -> None:
         """End the engine, for all objects that share it. The next use starts it again."""
@@ -243,12 +256,12 @@ class ChatBlend(InConversation):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "mode"}
-        fields |= {"recompute_ratio", "selector", "model_kwargs", "settings"}
+        fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "blend"}
+        fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings"}
         return self.model_dump(include=fields)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        settings = self.chat.settings
+        settings = self.settings
         params = LangSmithParams(
             ls_provider="blendrag",
             ls_model_name=kwargs.get("model") or self.model,
@@ -270,8 +283,8 @@ class ChatBlend(InConversation):
             tool_calling=True,
             tool_choice=True,
             structured_output=True,
-            max_output_tokens=self._all_settings().max_tokens,
+            max_output_tokens=self.settings.max_tokens,
         )
-        if window := Chat(self._all_settings()).context_window_at_hand():
+        if window := self.chat.context_window_at_hand():
             profile["max_input_tokens"] = window
         return profile

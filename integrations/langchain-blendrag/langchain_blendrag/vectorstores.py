@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_chroma import Chroma
 from langchain_core.documents import Document
 
-from blendrag.serving.owners import volatile
+from blendrag import Collection
 from langchain_blendrag._warming import WarmingStore
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class BlendChroma(WarmingStore, Chroma):
         elif settings.is_persistent:
             place = str(Path(settings.persist_directory).resolve())
         else:  # in memory: stores of one name share a collection, until it is deleted
-            return volatile(f"chroma/{self._collection.id}")
+            return Collection.volatile(f"chroma/{self._collection.id}")
         return f"chroma/{place}/{client.tenant}/{client.database}/{self._collection_name}"
 
     def _texts(self) -> Mapping[str, str]:

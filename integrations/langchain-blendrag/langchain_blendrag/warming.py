@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
+from blendrag import Collection
 from blendrag.errors import ConfigError
-from blendrag.serving.owners import volatile
 from langchain_blendrag._warming import WarmingStore, followed
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def warm(vectorstore: Store, llm: ChatBlend | None, name: str | None = None) -> 
     assert isinstance(vectorstore, WarmingStore), "its class is one now"
     vectorstore.llm = llm
     if isinstance(vectorstore, _Warm) and (name or not vectorstore._name):
-        vectorstore._name = f"warm/{name}" if name else volatile(f"warm/{uuid.uuid4().hex}")
+        vectorstore._name = f"warm/{name}" if name else Collection.volatile(f"warm/{uuid.uuid4().hex}")
     return vectorstore
 
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.operations import Deleted, Ingested
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.serving.lease import Lease
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
@@ -65,9 +67,11 @@ class ScriptedEngine:
                 self.prefilled.append(key)
                 assert self.catalogue is not None
                 self.catalogue.mark_ready(key, 1)
-            return {"tokens": sum(len(ids) for _, ids in args[0]), "seconds": 0.01, "bytes": 1}
+            return asdict(Ingested(sum(len(ids) for _, ids in args[0]), adopted=0, seconds=0.01, nbytes=1))
         if method in ("prefetch", "delete"):
             (self.prefetched if method == "prefetch" else self.deleted).extend(args[0])
+        if method == "delete":
+            return asdict(Deleted(len(args[0]), ()))
         if method == "close_store" and self.catalogue is not None:
             self.catalogue.close()
         return 0
@@ -101,7 +105,7 @@ class ScriptedEngine:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         ids = self.tokenizer.encode(answer)[: sampling.max_tokens]
         cached = 0 if recipe is None else sum(length for _, _, length in recipe.spans)
-        report = {"cached": cached, "recomputed": cached // 10, "missing": {}, "ms": {}}
+        report = BlendReport(cached=cached, recomputed=cached // 10)
         for at, token in enumerate(ids, 1):
             self.given += 1
             last = {"finish_reason": "stop", "report": report if recipe else None} if at == len(ids) else {}
@@ -129,7 +133,7 @@ def make_llm(scripted: ScriptedEngine, model_dir: Path, tmp_path: Path) -> Itera
 
     def make(**options: Any) -> BlendLLM:
         llm = BlendLLM(**{"model": str(model_dir), "kv_dir": tmp_path / "kv", **options})
-        scripted.tokenizer = llm.library.tokenizer
+        scripted.tokenizer = llm._chat.library.tokenizer
         made.append(llm)
         return llm
 
@@ -141,7 +145,7 @@ def make_llm(scripted: ScriptedEngine, model_dir: Path, tmp_path: Path) -> Itera
 @pytest.fixture
 def llm(make_llm: Callable[..., BlendLLM]) -> BlendLLM:
     """Blends whatever is known, however short."""
-    return make_llm(engine_options={"min_cached_tokens": 1})
+    return make_llm(min_cached_tokens=1)
 
 
 class Events(BaseEventHandler):

@@ -125,15 +125,44 @@ def test_fields_that_are_changed_later_count(llm: BlendLLM, scripted: Any) -> No
         llm.model = "another"
 
 
-@pytest.mark.parametrize("wrong", [{"engine_options": {"kv_cache_gb": 4}}, {"context_window": 3}])
+@pytest.mark.parametrize("wrong", [{"kv_cache_gb": 4}, {"context_window": 3}])
 def test_wrong_option_is_said_when_the_llm_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_gib|max_model_len"):
         BlendLLM(**wrong)
 
 
-def test_wrong_mode_of_a_call_is_not_taken_for_off(llm: BlendLLM) -> None:
-    with pytest.raises(ConfigError, match="'blend' and 'off'"):
-        llm.chat(HELLO, mode="of")
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "off"}, "mode is called blend now: blend=False"),
+        ({"blend": "off"}, "blend must be True or False, not 'off'"),
+        ({"recompute_ratio": 1.5}, "recompute_ratio must be between 0 and 1"),
+        ({"selector": "hkvdd"}, "hkvdd"),
+    ],
+)
+def test_wrong_option_of_a_call_is_said(llm: BlendLLM, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        llm.chat(HELLO, **wrong)
+
+
+def test_option_of_a_call_is_taken_whatever_the_tiers(
+    make_llm: Callable[..., BlendLLM], scripted: Any
+) -> None:
+    tiers = [{"kind": "ram"}, {"kind": "disk", "cooldown_s": 3}]
+    llm = make_llm(tiers=tiers, min_cached_tokens=1)
+    know(llm, LONG)
+    llm.complete(LONG, recompute_ratio=0.3, selector="hkvd")
+    llm.complete(LONG, blend=False)
+    blended, plain = (asked.recipe for asked in scripted.asked)
+    assert (blended.options.recompute_ratio, blended.options.selector) == (0.3, "hkvd")
+    assert plain is None and len(llm.settings.tiers) == 2
+
+
+def test_settings_are_given_as_arguments_or_under_their_former_name() -> None:
+    for llm in (BlendLLM(kv_cache_gib=3), BlendLLM(engine_options={"kv_cache_gib": 3})):
+        assert llm.settings.kv_cache_gib == 3
+        assert BlendLLM.from_dict(llm.to_dict()).settings == llm.settings
+    assert BlendLLM(recompute_ratio=0.3).settings.recompute_ratio == 0.3
 
 
 # -- messages ------------------------------------------------------------------------------------------------
@@ -173,9 +202,8 @@ def retrieved(*texts: str) -> BaseRetriever:
 
 
 def know(llm: BlendLLM, *texts: str) -> None:
-    from blendrag.serving.collection import Collection
 
-    Collection(llm.library, "test").add({text: [text] for text in texts})
+    llm.collection("test").add({text: [text] for text in texts})
 
 
 async def test_usage_counts_the_prompt_and_the_answer(llm: BlendLLM, scripted: Any) -> None:
@@ -193,9 +221,9 @@ async def test_usage_counts_the_prompt_and_the_answer(llm: BlendLLM, scripted: A
         assert (row["source"], row["reused"]) == (LONG, cached)
 
 
-def test_mode_off_reuses_nothing(llm: BlendLLM, scripted: Any) -> None:
+def test_plain_prefill_reuses_nothing(llm: BlendLLM, scripted: Any) -> None:
     know(llm, LONG)
-    response = llm.complete(LONG, mode="off")
+    response = llm.complete(LONG, blend=False)
     assert response.raw["blendrag"]["plain"] == "blending is switched off"
     assert response.additional_kwargs["cache_read_tokens"] == 0
     llm.complete(LONG, recompute_ratio=0.5, selector="first_k")
@@ -258,14 +286,14 @@ def test_events_hold_no_path_and_can_be_written_as_json(llm: BlendLLM, events: A
     llm.chat(HELLO)
     payload = events.of(LLMChatStartEvent)[0].model_dict
     assert json.loads(json.dumps(payload))["class_name"] == "BlendLLM"
-    assert not {"kv_dir", "engine_options"} & payload.keys()
+    assert not {"kv_dir", "more_settings"} & payload.keys()
 
 
 def test_callbacks_see_a_failure(llm: BlendLLM) -> None:
     debug = LlamaDebugHandler(print_trace_on_end=False)
     llm.callback_manager = CallbackManager([debug])
     with pytest.raises(ConfigError):
-        llm.chat(HELLO, mode="of")
+        llm.chat(HELLO, blend="of")
     ((_, ended),) = debug.get_event_pairs(CBEventType.LLM)
     assert "exception" in ended.payload
 
@@ -317,7 +345,7 @@ async def test_dropped_stream_stops_the_generation(llm: BlendLLM, scripted: Any)
 def test_copy_and_pickle_share_the_configuration_and_not_the_handle(llm: BlendLLM) -> None:
     again = pickle.loads(pickle.dumps(llm))
     assert again.to_dict() == llm.to_dict()
-    assert again.library is llm.library
+    assert again._chat.library is llm._chat.library
     assert llm.model_copy().chat(HELLO).message.content == ANSWER
 
 

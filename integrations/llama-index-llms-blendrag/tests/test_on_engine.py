@@ -91,7 +91,7 @@ async def test_nine_methods_give_one_text(llm: BlendLLM) -> None:
     usage = whole[0].raw["usage"]
     assert usage["completion_tokens"] == 24
     assert usage["prompt_tokens"] == len(
-        llm.library.plan([{"role": "user", "content": "Name three colours."}]).token_ids
+        llm._chat.library.plan([{"role": "user", "content": "Name three colours."}]).token_ids
     )
 
 
@@ -124,9 +124,9 @@ def test_query_engine_reuses_every_document_and_off_none(
     assert all(row["kind"] == "cached" for row in blended.evidence["documents"])
     assert blended.evidence["reused"] + blended.evidence["prefix"] > blended.evidence["prompt"] / 2
 
-    llm.mode = "off"
+    llm.blend = False
     engine.query(QUESTION)
-    llm.mode = "blend"
+    llm.blend = True
     plain = events.of(BlendCacheEvent)[1]
     assert plain.evidence["reused"] == 0
     assert plain.usage["prompt_tokens"] == blended.usage["prompt_tokens"]
@@ -139,7 +139,7 @@ def test_everything_recomputed_gives_the_text_of_plain_prefill(
     prompt = "\n\n".join(one.node.get_content("llm").strip() for one in found) + "\n\n" + QUESTION
     exact = llm.complete(prompt, recompute_ratio=1.0, selector="all")
     assert exact.raw["blendrag"]["recomputed"] > 0
-    assert exact.text == llm.complete(prompt, mode="off").text
+    assert exact.text == llm.complete(prompt, blend=False).text
 
 
 class Verdict(BaseModel):

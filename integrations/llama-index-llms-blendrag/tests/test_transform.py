@@ -21,7 +21,7 @@ DOCUMENTS = [Document(text="One.", metadata={"page": 1}), Document(text="Two.")]
 
 
 def kept(llm: BlendLLM) -> set[str]:
-    return {entry.text for entry in llm.library.catalogue.entries() if entry.state == "ready"}
+    return {entry.text for entry in llm._chat.library.catalogue.entries() if entry.state == "ready"}
 
 
 def test_nodes_pass_unchanged_and_are_prefilled(llm: BlendLLM) -> None:

@@ -52,7 +52,7 @@ def document(text: str, name: str, **metadata: Any) -> Document:
 
 def kept(llm: BlendLLM) -> set[str]:
     """All texts of which the KV is there."""
-    entries = llm.library.catalogue.entries()
+    entries = llm._chat.library.catalogue.entries()
     assert all(entry.state == "ready" for entry in entries)
     return {entry.text for entry in entries}
 
@@ -60,7 +60,7 @@ def kept(llm: BlendLLM) -> set[str]:
 def in_step(store: BlendChromaVectorStore) -> bool:
     """Whether the KV store's documents are the collection's nodes."""
     assert store.llm is not None
-    owners = store.llm.library.catalogue.owners()
+    owners = store.llm._chat.library.catalogue.owners()
     return {document_of(owner) for owner in owners} == set(store.client.get(include=[])["ids"])
 
 
@@ -238,7 +238,7 @@ def test_query_loads_the_kv_of_what_it_returns(
 ) -> None:
     store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(5)])
     store.query(VectorStoreQuery(query_embedding=[1.0, 2.0], similarity_top_k=1))
-    assert set(scripted.prefetched) == llm.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
+    assert set(scripted.prefetched) == llm._chat.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
 
 
 def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> None:

@@ -14,7 +14,6 @@ import pytest
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
-from blendrag.index.asking import Prompter, Request
 from blendrag.lab.eviction.source import Workload, open_source
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
@@ -56,10 +55,9 @@ def chat(library: Library, content: str, conversation: str | None = None) -> Non
     Turn(library, library.settings, request).feed(END)
 
 
-def ask(library: Library, content: str, **options: Any) -> None:
-    request = Request(Prompter(library, None), [{"role": "user", "content": content}], options)  # type: ignore[arg-type]
-    request.add(END)
-    request.answer()
+def complete(library: Library, prompt: str) -> None:
+    """A rendered prompt belongs to no conversation."""
+    Turn(library, library.settings, ChatRequest(prompt)).feed(END)
 
 
 def logs(folder: Path) -> list[Path]:
@@ -71,7 +69,7 @@ def test_answered_prompts_cannot_be_replayed(library: Library, folder: Path) -> 
     chat(library, f"{FIRST}\n\n{SECOND}\n\nHow long?", "ada")
     chat(library, "What is a fjord?", "ada")
     chat(library, f"{SECOND}\n\nWhere is the wheel?", "ada")
-    ask(library, f"{FIRST}\n\nHow far?")
+    complete(library, f"{FIRST}\n\nHow far?")
     library.close()
     (log,) = logs(folder)
     trace = open_source(log, Workload()).trace(0)

@@ -92,7 +92,7 @@ def test_mode_off_takes_documents_from_the_store(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     reset(chat_blend)
-    answer = chat_blend.invoke(ask(documents[:2], "Off?"), mode="off")
+    answer = chat_blend.invoke(ask(documents[:2], "Off?"), blend=False)
     assert answer.usage_metadata["input_token_details"]["cache_read"] == 0
     assert "switched off" in answer.response_metadata["blendrag"]["plain"]
 
@@ -102,7 +102,7 @@ def test_ratio_of_one_answers_otherwise_than_full_prefill(
 ) -> None:
     messages = ask(documents[:3], "Which packages are these?")
     reset(chat_blend)
-    plain = chat_blend.invoke(messages, mode="off")
+    plain = chat_blend.invoke(messages, blend=False)
     reset(chat_blend)
     assert chat_blend.invoke(messages, recompute_ratio=1.0).content == plain.content
 

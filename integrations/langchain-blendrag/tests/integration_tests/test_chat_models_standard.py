@@ -10,7 +10,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from blendrag.serving.collection import Collection
 from langchain_blendrag import ChatBlend
 from one_engine import ENGINE, kv_dir
 
@@ -51,7 +50,7 @@ class TestChatBlend(ChatModelIntegrationTests):
     def _with_document(self, name: str) -> tuple[ChatBlend, list[str]]:
         llm = ChatBlend(**self.chat_model_params)
         library = llm.chat.library
-        Collection(library, name).add({"text": [DOCUMENT]})
+        llm.chat.collection(name).add({"text": [DOCUMENT]})
         while not library.start().reset_prefix_cache():
             time.sleep(0.05)
         return llm, list(library.keys_of([DOCUMENT]))

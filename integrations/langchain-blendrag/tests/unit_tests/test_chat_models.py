@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from pydantic import ValidationError
 
 from blendrag.errors import BlendragWarning, ConfigError, ModelNotFoundError
 from langchain_blendrag import ChatBlend
-from langchain_blendrag._request import chat_request
 
 
 def request(llm: ChatBlend, **kwargs: Any) -> Any:
-    return chat_request(llm, [HumanMessage("Hi.")], None, kwargs)
+    return llm._request([HumanMessage("Hi.")], None, kwargs)
 
 
 def test_making_one_imports_torch_or_vllm() -> None:
@@ -47,14 +47,15 @@ def test_name_of_another_provider_is_refused() -> None:
 
 
 def test_setting_that_is_no_field_is_lost() -> None:
-    assert ChatBlend(kv_cache_gib=3).chat.settings.kv_cache_gib == 3
+    for llm in (ChatBlend(kv_cache_gib=3), ChatBlend(settings={"kv_cache_gib": 3})):
+        assert llm.settings.kv_cache_gib == 3
 
 
 def test_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.4")
     monkeypatch.setenv("BLENDRAG_BLEND", "false")
     llm = ChatBlend()
-    assert llm.chat.settings.recompute_ratio == 0.4 and llm.mode == "off"
+    assert llm.chat.settings.recompute_ratio == 0.4 and not llm.chat.settings.blend
 
 
 def test_model_that_is_not_there_is_no_clear_error() -> None:
@@ -68,11 +69,33 @@ def test_other_name_of_max_tokens_is_ignored() -> None:
 
 
 def test_option_of_a_call_is_overridden_by_the_field() -> None:
-    llm = ChatBlend(temperature=0.5, stop=["a"], mode="off", recompute_ratio=0.3)
-    made = request(llm, temperature=0.0, stop=["b"], mode="blend", recompute_ratio=0.1, top_k=5)
+    llm = ChatBlend(temperature=0.5, stop=["a"], blend=False, recompute_ratio=0.3)
+    made = request(llm, temperature=0.0, stop=["b"], blend=True, recompute_ratio=0.1, top_k=5)
     assert (made.sampling.temperature, made.sampling.stop, made.sampling.other) == (0.0, ("b",), {"top_k": 5})
     assert made.options.blend and made.options.recompute_ratio == 0.1
     assert not request(llm).options.blend
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "off"}, "mode is called blend now: blend=False"),
+        ({"recompute_ratio": 1.5}, "recompute_ratio"),
+        ({"blend": "of"}, "blend"),
+    ],
+)
+def test_wrong_option_of_a_call_is_not_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        request(ChatBlend(), **wrong)
+    with pytest.raises((ConfigError, ValidationError), match=said):
+        ChatBlend(**wrong)
+
+
+def test_option_of_a_call_is_refused_because_of_the_tiers() -> None:
+    llm = ChatBlend(tiers=[{"kind": "ram"}, {"kind": "disk", "cooldown_s": 3}])
+    options = request(llm, recompute_ratio=0.3, selector="hkvd").options
+    assert (options.recompute_ratio, options.selector, options.blend) == (0.3, "hkvd", True)
+    assert not request(llm, blend=False).options.blend and len(llm.settings.tiers) == 2
 
 
 def test_choice_of_no_tool_is_found_out_by_the_engine() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -23,16 +23,19 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 
-from blendrag.chat.chat import Chat
-from blendrag.settings import Settings
+from blendrag import Chat, Settings
+from llama_index.llms.blendrag.calls import Call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
 
-if TYPE_CHECKING:  # imported on use: making an LLM must be quick, and import neither torch nor vLLM
+if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
-    from blendrag.serving.library import Library
-    from llama_index.llms.blendrag.calls import Call
+    from blendrag import Collection
+
+# Fields that are settings of blendrag's under the same name; and those that are options of a call only.
+_SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
+_PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries")
 
 
 class BlendLLM(StructuredByGrammar):
@@ -42,9 +45,10 @@ class BlendLLM(StructuredByGrammar):
     KV is used. Everything else is read as usual. Making one starts nothing: the engine starts with the first
     use and is shared by all objects of the same configuration; ``close()`` ends it.
 
-    Any option but those that the engine is started with may also be given per call; ``documents`` too (texts
-    or nodes known to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a
-    ``blendrag.engine.client.generation.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
+    Settings of blendrag that are no fields here (``kv_cache_gib=4``) may be given as well. Any option but
+    those that the engine is started with may also be given per call; ``documents`` too (texts or nodes known
+    to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a JSON schema, or a
+    ``blendrag.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
 
     Example:
         ```python
@@ -67,8 +71,10 @@ class BlendLLM(StructuredByGrammar):
         description="Folder of the texts' KV; by default one per model in the cache folder.",
         frozen=True,
     )
-    engine_options: dict[str, Any] = Field(
-        default_factory=dict, description="More of blendrag's settings, such as kv_cache_gib.", frozen=True
+    more_settings: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of blendrag's that are no fields here, which may be given as arguments too.",
+        frozen=True,
     )
     temperature: float | None = Field(
         None, description="0 (the default): always the most probable token.", ge=0
@@ -81,34 +87,30 @@ class BlendLLM(StructuredByGrammar):
     max_retries: int = Field(
         1, description="How often a request is sent again after the engine failed.", ge=0
     )
-    mode: Literal["blend", "off"] = Field(
-        default_factory=lambda: "blend" if Settings.load().blend else "off",
-        description="'off' prefills every prompt plainly, on the same engine.",
-    )
+    blend: bool | None = Field(None, description="False prefills every prompt plainly, on the same engine.")
     recompute_ratio: float | None = Field(
         None, description="Share of the documents' tokens that is recomputed.", ge=0, le=1
     )
     selector: str | None = Field(None, description="How those tokens are chosen.")
     conversation: str | None = Field(None, description="Whose turns these are; None: told from messages.")
 
-    _chat: Chat = PrivateAttr()
+    _chat_made: Chat | None = PrivateAttr(default=None)
+    _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
     _window: int | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_settings(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        given = {name: value for name, value in values.items() if name in cls.model_fields}
+        more = {name: value for name, value in values.items() if name not in given}
+        more = {**more.pop("engine_options", {}), **more}  # what they were called
+        return given | {"more_settings": {**given.get("more_settings", {}), **more}}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        # A wrong value is said now, not with the first question.
-        settings = Settings.load(
-            **{
-                **self.engine_options,
-                **{
-                    "model": self.model,
-                    "revision": self.revision,
-                    "max_model_len": self.context_window or self.engine_options.get("max_model_len"),
-                    "blend": self.mode == "blend",
-                },
-            }
-        )
-        self._chat = Chat(settings, self.kv_dir)
+        _ = self.settings  # a wrong value is said now, not with the first question
         return self
 
     @classmethod
@@ -121,14 +123,21 @@ class BlendLLM(StructuredByGrammar):
         return self._chat.settings
 
     @property
-    def library(self) -> Library:
-        """The texts whose KV is kept, opened if need be: takes a moment the first time."""
-        return self._chat.library
+    def _chat(self) -> Chat:
+        made_of = {name: getattr(self, name) for name in _SETTINGS}
+        if self._chat_made is None or self._chat_made_of != made_of:
+            window = {"max_model_len": self.context_window} if self.context_window else {}
+            settings = Settings.load(**{**self.more_settings, **made_of, **window})
+            self._chat_made, self._chat_made_of = Chat(settings, self.kv_dir), made_of
+        return self._chat_made
+
+    def collection(self, name: str) -> Collection:
+        """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
+        return self._chat.collection(name)
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Begin to read the KV of these texts into memory. Opens and starts nothing; returns at once."""
-        if (library := self._chat.opened) is not None:
-            library.prefetch(texts)
+        self._chat.prefetch(texts)
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -137,19 +146,16 @@ class BlendLLM(StructuredByGrammar):
             self._window = self._chat.context_window
         return LLMMetadata(
             context_window=self._window,
-            num_output=self._longest_answer(),
+            num_output=self.settings.max_tokens,
             is_chat_model=True,
             is_function_calling_model=True,
             model_name=self.model,
             system_role=MessageRole.SYSTEM,
         )
 
-    def _longest_answer(self) -> int:
-        return self.max_tokens or self.settings.max_tokens
-
     def to_payload(self) -> dict[str, Any]:
         """For events; of the metadata, what can be told without looking at the model, which takes time."""
-        names = ("temperature", "max_tokens", "top_p", "seed", "mode", "recompute_ratio", "selector")
+        names = ("temperature", "max_tokens", "top_p", "seed", "blend", "recompute_ratio", "selector")
         known = self.metadata.model_dump() if self._window is not None else {"model_name": self.model}
         return {"class_name": self.class_name(), **known, **{name: getattr(self, name) for name in names}}
 
@@ -206,9 +212,9 @@ class BlendLLM(StructuredByGrammar):
         return self._call(prompt if formatted else [ChatMessage(prompt)], options)
 
     def _call(self, messages: Sequence[ChatMessage] | str, options: dict[str, Any]) -> Call:
-        from llama_index.llms.blendrag.calls import Call
-
-        return Call(self, messages, options)
+        fields = {name: getattr(self, name) for name in _PER_CALL}
+        given = {name: value for name, value in options.items() if value is not None}
+        return Call(self._chat, messages, {**fields, **given}, self.conversation)
 
     def _answer(self, call: Call) -> ChatResponse:
         return call.end(self._chat.complete(call.request))
@@ -219,13 +225,13 @@ class BlendLLM(StructuredByGrammar):
     def _stream(self, call: Call) -> Generator[ChatResponse, None, None]:
         with contextlib.closing(self._chat.stream(call.request)) as pieces:
             for piece in pieces:
-                if piece.text or piece.completion:
+                if piece.text or piece.answer:
                     yield call.feed(piece)
 
     async def _astream(self, call: Call) -> AsyncGenerator[ChatResponse, None]:
         async with contextlib.aclosing(self._chat.astream(call.request)) as pieces:
             async for piece in pieces:
-                if piece.text or piece.completion:
+                if piece.text or piece.answer:
                     yield call.feed(piece)
 
     # -- tools --------------------------------------------------------------------------------------------

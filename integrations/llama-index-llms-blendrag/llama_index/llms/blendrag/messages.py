@@ -22,7 +22,7 @@ from llama_index.core.base.llms.types import (
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blendrag.chat.tools import ToolCall
+    from blendrag import Answer
 
 _ROLES = {
     MessageRole.DEVELOPER: "system",
@@ -51,10 +51,11 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
-def assistant_message(text: str, calls: Sequence[ToolCall] = ()) -> ChatMessage:
-    """The model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs`` as
-    OpenAI writes them."""
-    blocks: list[Any] = [TextBlock(text=text)] if text or not calls else []
+def assistant_message(answer: Answer, parallel: bool = True) -> ChatMessage:
+    """The model's answer, with its first call only if not ``parallel``. Calls are blocks; and, for code that
+    looks there, in ``additional_kwargs`` as OpenAI writes them."""
+    calls = answer.tool_calls if parallel else answer.tool_calls[:1]
+    blocks: list[Any] = [TextBlock(text=answer.text)] if answer.text or not calls else []
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
     ]

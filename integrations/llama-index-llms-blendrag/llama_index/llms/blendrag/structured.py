@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 from llama_index.core.bridge.pydantic import BaseModel
@@ -60,17 +59,10 @@ class StructuredByGrammar(FunctionCallingLLM):
         forced = self._forced(output_cls, llm_kwargs)
         return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
 
-    @abstractmethod
-    def _longest_answer(self) -> int:
-        """Most tokens of an answer; told at once, unlike the metadata."""
-
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
         options = dict(options or {})
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
-            from blendrag.chat.schema import json_grammar
-
-            max_tokens = options.get("max_tokens") or self._longest_answer()
-            options["grammar"] = json_grammar(output_cls.model_json_schema(), max_tokens)
+            options["grammar"] = output_cls.model_json_schema()
         return options
 
 

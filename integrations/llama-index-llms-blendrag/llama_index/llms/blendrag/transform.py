@@ -10,8 +10,8 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, TransformComponent
 
+from blendrag import Collection, SyncReport
 from blendrag.errors import ConfigError
-from blendrag.serving.collection import Collection, SyncReport
 from llama_index.llms.blendrag.base import BlendLLM
 from llama_index.llms.blendrag.nodes import texts_by_id
 
@@ -67,7 +67,7 @@ class WarmKV(TransformComponent):
                 "WarmKV does not run in worker processes, each would start an engine:"
                 " use num_workers=1, or leave WarmKV out of the pipeline and call its sync(nodes) after it"
             )
-        return Collection(self.llm.library, f"llama-index/{self.collection}")
+        return self.llm.collection(f"llama-index/{self.collection}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -14,9 +14,8 @@ from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQue
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
+from blendrag import Collection, SyncReport
 from blendrag.errors import BlendragError, ConfigError
-from blendrag.serving.collection import Collection, SyncReport
-from blendrag.serving.owners import volatile
 from llama_index.llms.blendrag.nodes import texts_by_id
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
     # -- the collection -----------------------------------------------------------------------------------
 
     def _kept(self) -> Collection | None:
-        return None if self._llm is None else Collection(self._llm.library, _name(self._collection))
+        return None if self._llm is None else self._llm.collection(_name(self._collection))
 
     def _batch_size(self) -> int:
         return int(self._collection._client.get_max_batch_size())
@@ -175,7 +174,7 @@ def _name(collection: Any) -> str:
     elif chroma.is_persistent:
         place = str(Path(chroma.persist_directory).resolve())
     else:
-        return volatile(f"chroma/{collection.id}")
+        return Collection.volatile(f"chroma/{collection.id}")
     return "/".join(("llama-index", place, collection.tenant, collection.database, collection.name))
 
 

@@ -1,10 +1,10 @@
-"""From a question, or a prompt of the user's own, to a plan."""
+"""From a question to a prompt: the chunks most like it, and the plan that they and the question make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from blendrag.chat.request import Source
 from blendrag.errors import EmptyIndexError, PromptTooLongError
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.prompt import DocumentNote, KnownText, PromptPlan, assemble
@@ -14,32 +14,28 @@ from blendrag.serving.library import Library, Messages
 _LEAST_ANSWER_TOKENS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A planned prompt. hits: the chunks that were retrieved for it, best first; none for a user's own."""
-
-    plan: PromptPlan
-    hits: tuple[Hit, ...] = ()
-
-
-class Prompter:
-    """Plans prompts over one index. Thread-safe."""
+class Retriever:
+    """Thread-safe."""
 
     def __init__(self, library: Library, vectors: VectorStore) -> None:
-        self.library, self._vectors = library, vectors
+        self._library, self._vectors = library, vectors
 
-    def retrieve(self, question: str, top_k: int | None = None) -> list[Hit]:
+    def search(self, question: str, top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        hits = self._vectors.search(question, top_k or self.library.settings.top_k)
+        hits = self._vectors.search(question, top_k or self._library.settings.top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         return hits
 
-    def from_question(self, question: str, top_k: int | None, history: Messages) -> Prompt:
-        """System prompt, retrieved documents, question. Documents that do not fit the window are left out."""
-        hits = self.retrieve(question, top_k)
-        entries = {entry.key: entry for entry in self.library.catalogue.entries_of(hit.key for hit in hits)}
-        window = self.library.start().max_model_len
+    def plan(
+        self, question: str, top_k: int | None, history: Messages
+    ) -> tuple[PromptPlan, tuple[Source, ...]]:
+        """System prompt, retrieved documents, question; and what was retrieved, best first. Documents that do
+        not fit the window are left out."""
+        library, settings = self._library, self._library.settings
+        hits = self.search(question, top_k)
+        entries = {entry.key: entry for entry in library.catalogue.entries_of(hit.key for hit in hits)}
+        window = library.start().max_model_len
         left_out: list[DocumentNote] = []
         while hits:
             known = [
@@ -48,22 +44,19 @@ class Prompter:
                 if hit.key in entries
             ]
             plan = assemble(
-                self.library.tokenizer,
-                system_prompt=self.library.settings.system_prompt,
+                library.tokenizer,
+                system_prompt=settings.system_prompt,
                 documents=known,
-                separator=self.library.settings.separator,
+                separator=settings.separator,
                 question=question,
                 history=[dict(message) for message in history],
             )
             if len(plan.token_ids) + _LEAST_ANSWER_TOKENS <= window:
-                return Prompt(replace(plan, notes=(*plan.notes, *left_out)), tuple(hits))
+                sources = tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits)
+                return replace(plan, notes=(*plan.notes, *left_out)), sources
             last = hits.pop()
             tokens = len(entries[last.key].token_ids) if last.key in entries else 0
             left_out.append(DocumentNote(last.source, False, "no room in the model's window", tokens, 0))
         raise PromptTooLongError(
             f"the question leaves no room for a document in the model's window of {window} tokens"
         )
-
-    def from_messages(self, messages: Messages, hints: Iterable[str] = ()) -> Prompt:
-        """A prompt of the user's own: ingested texts are recognised in it by content."""
-        return Prompt(self.library.plan(messages, hints))

@@ -1,11 +1,12 @@
-"""What a chat model gives back."""
+"""What comes back for a request: pieces of text, and the answer with the evidence of what was computed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from blendrag.chat.request import Source
 from blendrag.chat.tools import InvalidToolCall, ToolCall
 from blendrag.engine.client.generation import Delta
 from blendrag.serving.evidence import Evidence
@@ -41,30 +42,50 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A whole answer. Times in seconds; ``ttft_s``: from the engine being asked to the first token.
+class Answer:
+    """A whole answer; ``str(answer)`` is its text.
 
-    finish_reason: "stop", "length" or "tool_calls".
+    sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length" or
+    "tool_calls". Times in seconds; ``ttft_s``: from the engine being asked to the first token.
     """
 
     text: str
-    tool_calls: tuple[ToolCall, ...]
-    invalid_tool_calls: tuple[InvalidToolCall, ...]
+    sources: tuple[Source, ...]
     finish_reason: str
-    usage: Usage
-    evidence: Evidence
-    logprobs: tuple[TokenLogprob, ...]
     ttft_s: float
     total_s: float
+    usage: Usage
+    evidence: Evidence
+    tool_calls: tuple[ToolCall, ...]
+    invalid_tool_calls: tuple[InvalidToolCall, ...]
+    logprobs: tuple[TokenLogprob, ...]
     model: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer."""
+        return self.usage.output
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "tokens": self.tokens}
+
+    def facts(self) -> dict[str, Any]:
+        """The evidence and the times as plain data, with rows for documents only: what frameworks hand on."""
+        evidence = asdict(self.evidence)
+        evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
+        return {**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer as it is generated; the last piece has the whole ``completion``."""
+    """Some text of an answer as it is generated; the last piece has the whole ``answer``."""
 
     text: str
-    completion: Completion | None = None
+    answer: Answer | None = None
 
 
 def token_logprobs(tokenizer: Any, delta: Delta) -> tuple[TokenLogprob, ...]:
