@@ -148,7 +148,7 @@ def test_wrong_option_of_a_call_is_said(llm: BlendLLM, wrong: dict[str, Any], sa
 def test_option_of_a_call_is_taken_whatever_the_tiers(
     make_llm: Callable[..., BlendLLM], scripted: Any
 ) -> None:
-    tiers = [{"kind": "ram"}, {"kind": "disk", "cooldown_s": 3}]
+    tiers = [{"kind": "ram"}, {"kind": "disk"}]
     llm = make_llm(tiers=tiers, min_cached_tokens=1)
     know(llm, LONG)
     llm.complete(LONG, recompute_ratio=0.3, selector="hkvd")

@@ -92,7 +92,7 @@ def test_wrong_option_of_a_call_is_not_named(wrong: dict[str, Any], said: str) -
 
 
 def test_option_of_a_call_is_refused_because_of_the_tiers() -> None:
-    llm = ChatBlend(tiers=[{"kind": "ram"}, {"kind": "disk", "cooldown_s": 3}])
+    llm = ChatBlend(tiers=[{"kind": "ram"}, {"kind": "disk"}])
     options = request(llm, recompute_ratio=0.3, selector="hkvd").options
     assert (options.recompute_ratio, options.selector, options.blend) == (0.3, "hkvd", True)
     assert not request(llm, blend=False).options.blend and len(llm.settings.tiers) == 2
