@@ -60,20 +60,22 @@ def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
     assert list(arms) == ARMS
     for arm in arms.values():
         assert arm["n"] == 3
-        for name in ("f1", "rouge_l", "nll_gold", "gap_closed", "kl_first_token", "top1_agreement",
-                     "f1_vs_full", "decision_agreement"):  # fmt: skip
+        for name in ("f1", "rouge_l", "nll_gold", "gap_closed", "kl_first_token", "kl_answer",
+                     "top1_agreement", "f1_vs_full", "decision_agreement"):  # fmt: skip
             assert arm[name].keys() == {"mean", "low", "high"}
             assert arm[name]["low"] <= arm[name]["mean"] <= arm[name]["high"]
     loss = {name: arm["nll_loss"]["mean"] for name, arm in arms.items()}
-    kl = {name: arm["kl_first_token"]["mean"] for name, arm in arms.items()}
-    assert abs(loss["hkvd_v@1"]) < 1e-3 and kl["hkvd_v@1"] < 1e-4
+    kl, whole = (
+        {name: arm[key]["mean"] for name, arm in arms.items()} for key in ("kl_first_token", "kl_answer")
+    )
+    assert abs(loss["hkvd_v@1"]) < 1e-3 and kl["hkvd_v@1"] < 1e-4 and whole["hkvd_v@1"] < 1e-4
     assert loss["reuse:start"] != loss["reuse"]
     for name in ("reuse", "hkvd_v@0.25", "reuse:system", "reuse:int8"):
-        assert abs(loss[name]) > 1e-2 and kl[name] > 1e-3
+        assert abs(loss[name]) > 1e-2 and kl[name] > 1e-3 and whole[name] > 1e-3 and whole[name] != kl[name]
     assert 0 < abs(loss["reuse:int8"] - loss["reuse"]) < abs(loss["reuse:system"] - loss["reuse"])
     assert arms["hkvd_v@1"]["exact_text"]["mean"] == arms["hkvd_v@1"]["decision_agreement"]["mean"] == 1
     assert arms["hkvd_v@0.25"]["recomputed"]["mean"] == pytest.approx(0.25, abs=0.01)
-    assert "3 rows tell too little" in results["recommendation"]["why"] and results["machine"]["vllm"]
+    assert "3 questions tell too little" in results["recommendation"]["why"] and results["machine"]["vllm"]
     assert results["recommendation"]["why"][:20] in result.stdout
     assert results["config"]["rows"] == 3 and not results["config"]["too_long"]
     assert not list(folder.iterdir())
@@ -101,24 +103,24 @@ def test_interrupted_run_asks_again_what_it_has_asked(engine: Engine, own: Setti
     kept = data.parent / "rows.jsonl"
     options = asked(data, "reuse", own, kept=kept)
     with pytest.raises(KeyboardInterrupt):
-        run_eval(own, options, Interrupted("row 2 of 3: free answers"))
+        run_eval(own, options, Interrupted("question 2 of 3: free answers"))
     first = kept.read_bytes()
     assert first.count(b"\n") == 3  # what it is a run of, and two samples
     counted = Counted()
     results = run_eval(own, options, counted)
     assert counted.steps == 4 and kept.read_bytes().startswith(first)
-    assert results["arms"]["reuse"]["n"] == 3
+    assert results.arms["reuse"].n == 3
     another = asked(data, "reuse,first_k@0.5", own, kept=kept)
-    assert list(run_eval(own, another, counted)["arms"]) == ["full", "reuse", "first_k@0.5"]
+    assert list(run_eval(own, another, counted).arms) == ["full", "reuse", "first_k@0.5"]
     assert counted.steps == 3
 
 
 def test_maps_have_no_answer_or_take_no_time(engine: Engine, own: Settings, data: Path) -> None:
     kept = data.parent / "rows.jsonl"
     options = asked(data, "map_reduce,map_rerank", own, limit=1, kept=kept)
-    arms = run_eval(own, options, BenchProgress())["arms"]
+    arms = run_eval(own, options, BenchProgress()).arms
     for name in ("map_reduce", "map_rerank"):
-        assert arms[name]["nll_loss"]["mean"] != 0 and arms[name]["ttft_ms"]["mean"] > 0
+        assert arms[name].nll_loss.mean != 0 and arms[name].ttft_ms.mean > 0
     samples = {sample["arm"]: sample for sample in map(json.loads, kept.read_text().splitlines()[1:])}
     assert all(sample["text"] and not sample["cached"] for sample in samples.values())
 
@@ -127,5 +129,5 @@ def test_prompts_beyond_the_window_end_the_run(engine: Engine, own: Settings, da
     rows = [json.loads(line) for line in data.read_text().splitlines()[:2]]
     rows[0]["documents"] = [" ".join(rows[0]["documents"]) * 15]
     data.write_text("\n".join(map(json.dumps, rows)))
-    config = run_eval(own, asked(data, "full", own), BenchProgress())["config"]
+    config = run_eval(own, asked(data, "full", own), BenchProgress()).config
     assert (config["rows"], config["too_long"]) == (1, ["1"])

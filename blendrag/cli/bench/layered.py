@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Chunks, ChunkTokens, Json, Plot, Seed, app, measured
+from blendrag.cli.bench.shared import Chunks, ChunkTokens, Json, Seed, app, measured
 from blendrag.cli.options import Model
 
 
@@ -22,17 +22,14 @@ def layers(
         Path | None, typer.Option(help="Questions over documents, instead of built-in text.", metavar="FILE")
     ] = None,
     format: Annotated[str, typer.Option(help="How they are written: musique, squadsplit, ...")] = "jsonl",
-    plot: Plot = None,
     json: Json = None,
     seed: Seed = 0,
 ) -> None:
     """Layer by layer: which tokens deviate, whether the same ones in the next layer, what attention makes of
     it."""
-    from blendrag.lab.evaluate.layers import LayerOptions, run_layers
-    from blendrag.lab.evaluate.layers_plot import draw_layers
-    from blendrag.lab.evaluate.layers_table import print_layers
+    from blendrag.lab.evaluate.layers import LayerOptions, print_layers, run_layers
     from blendrag.settings import Settings
 
     options = LayerOptions(prompts, chunks, chunk_tokens, queries, data, format, seed)
     settings = Settings.load(model=model)
-    measured(lambda progress: run_layers(settings, options, progress), print_layers, json, plot, draw_layers)
+    measured(lambda progress: run_layers(settings, options, progress), print_layers, json)

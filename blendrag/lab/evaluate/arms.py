@@ -16,11 +16,11 @@ selectors.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
-from blendrag.engine.recipe import Recipe, Semantics
+from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.axes import read_ratio
 from blendrag.options import BlendOptions, Metric
@@ -28,23 +28,23 @@ from blendrag.select import SELECTORS, make_selector
 from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
+FULL, REUSE, LMCACHE, PAPER = "full", "reuse", "lmcache", "paper"
+RATIOS = (0.05, 0.1, 0.15, 0.3)
+
 Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
 Variant = tuple[str, SharedPrefix]  # of stored KV: its codec and shared prefix
 
-RATIOS = (0.05, 0.1, 0.15, 0.3)
-PAPER = "paper"
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
     "hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "gradual_query", "weighted", "random",
-    "first_k+hkvd", "lmcache",
+    "first_k+hkvd", LMCACHE,
 )  # fmt: skip
 _RIVALS = ("hkvd_v", "weighted", "first_k", "random")
-_PLAIN: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
-_REUSE, _LMCACHE = "reuse", "lmcache"
+_UNSTORED: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
+_ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)
 _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
-_ALONE = (_REUSE, _LMCACHE)  # of other systems, which prefill chunks alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class ArmSpec:
     ratio: float = 0.0
     codec: str | None = None
     shared_prefix: SharedPrefix | None = None
-    semantics: Semantics = "exact"
 
     def variant(self, settings: Settings) -> Variant:
         """What its stored KV depends on: arms with the same can share a store."""
@@ -69,11 +68,11 @@ class ArmSpec:
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """How a prompt is blended by it; check layers and threshold are those of the settings."""
-        options = replace(
-            settings.blending, selector=self.selector, recompute_ratio=self.ratio, metric=self.metric
-        )
-        own = Recipe(store, spans, options)
-        return own.as_lmcache() if self.semantics == "lmcache" else own
+        own = settings.blending
+        if self.selector == LMCACHE:
+            return Recipe(store, spans, replace(own, recompute_ratio=self.ratio)).as_lmcache()
+        chosen = replace(own, selector=self.selector, recompute_ratio=self.ratio, metric=self.metric)
+        return Recipe(store, spans, chosen)
 
 
 def parse_arms(
@@ -84,10 +83,10 @@ def parse_arms(
     No words: full prefill, full reuse of chunks prefilled alone and as the settings say, and the selector of
     the settings next to its rivals. Raises ConfigError, with the nearest name there is.
     """
-    found = {"full": ArmSpec("full", "full")}
+    found = {FULL: ArmSpec(FULL, "full")}
     for word in words or [*_reused(settings), *_compared(settings)]:
-        for name, at in _expanded(word.strip(), ratios, settings):
-            arm = parse_arm(name, at)
+        for name, ratio in _expanded(word.strip(), ratios, settings):
+            arm = parse_arm(name, ratio)
             found[arm.name] = arm
     return tuple(found.values())
 
@@ -95,31 +94,27 @@ def parse_arms(
 def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
     """One arm; ``ratio``: of a selector, instead of ``@RATIO``. Raises ConfigError."""
     base, *extras = name.split(":")
-    if base in _PLAIN:
+    if base in _UNSTORED:
         if extras:
             raise ConfigError(f"arm {name!r}: {base} uses no stored KV, so nothing of it can be set")
         return ArmSpec(base, base)
     selector, _, written = base.partition("@")
-    at = _ratio(name, written) if written else ratio
-    if selector == _REUSE:
+    if selector == REUSE:
         if written:
             raise ConfigError(f"arm {name!r}: full reuse recomputes nothing, so it has no ratio")
-        return _with_extras(ArmSpec(_REUSE, "stored"), extras)
-    _check_selector(name, selector)
+        return _with_extras(ArmSpec(REUSE, "stored"), extras)
+    chosen, metric = _checked_selector(name, selector)
+    at = _ratio(name, written) if written else ratio
     if at is None:
         raise ConfigError(f"arm {name!r}: a ratio is missing, as in {selector}@0.15")
-    if selector == _LMCACHE:
-        arm = ArmSpec(f"{_LMCACHE}@{at:g}", "stored", "hkvd", "k", at, semantics="lmcache")
-    else:
-        chosen, metric = _metric_of(selector)
-        shown = f"hkvd_{metric}" if chosen == "hkvd" else selector
+    if chosen != LMCACHE:
         make_selector(BlendOptions(at, chosen, metric))  # raises for two that cannot share a budget
-        arm = ArmSpec(f"{shown}@{at:g}", "stored", chosen, metric, at)
-    return _with_extras(arm, extras)
+    shown = f"hkvd_{metric}" if chosen == "hkvd" else selector
+    return _with_extras(ArmSpec(f"{shown}@{at:g}", "stored", chosen, metric, at), extras)
 
 
 def _reused(settings: Settings) -> tuple[str, str]:
-    return _REUSE, f"{_REUSE}:{settings.shared_prefix}"
+    return REUSE, f"{REUSE}:{settings.shared_prefix}"
 
 
 def _compared(settings: Settings) -> Iterator[str]:
@@ -139,7 +134,7 @@ def _expanded(
         for selector in _PAPER_SELECTORS:
             for ratio in ratios or _PAPER_RATIOS:
                 yield ":".join([selector, *extras]), ratio
-    elif "@" in base or base == _REUSE or base in _PLAIN:
+    elif "@" in base or base == REUSE or base in _UNSTORED:
         yield word, None
     else:
         yield from ((word, ratio) for ratio in ratios or RATIOS)
@@ -152,29 +147,25 @@ def _ratio(name: str, written: str) -> float:
         raise ConfigError(f"arm {name!r}: {error}") from None
 
 
-def _metric_of(selector: str) -> tuple[str, Metric]:
-    """``hkvd_k`` as ("hkvd", "k"); ``first_k`` is a name of its own."""
-    last = selector.rpartition("+")[2]
-    stem, _, metric = selector.rpartition("_")
-    if last in _selectors() or metric not in _METRICS:
-        return selector, "v"
-    return stem, metric
+def _checked_selector(name: str, selector: str) -> tuple[str, Metric]:
+    """A selector's name and metric: ``hkvd_k`` is ("hkvd", "k"), ``first_k`` a name of its own. Raises
+    ConfigError, with the nearest name, unless every part of it is one."""
+    if selector == LMCACHE:
+        return LMCACHE, "k"
+    known = [each for each in SELECTORS if each not in (*_NO_CHOICE, LMCACHE)]
+    chosen, metric = selector, "v"
+    if selector.rpartition("+")[2] not in known and selector.rpartition("_")[2] in _METRICS:
+        chosen, _, metric = selector.rpartition("_")
+    for part in chosen.split("+"):
+        if part not in known:
+            names = [*_UNSTORED, *_ALONE, PAPER, *known, *(f"hkvd_{one}" for one in _METRICS)]
+            raise ConfigError(f"unknown arm {name!r}; {_nearest(part, sorted(names))}")
+    return chosen, cast(Metric, metric)
 
 
-def _selectors() -> list[str]:
-    return [name for name in SELECTORS if name not in _NO_CHOICE]
-
-
-def _check_selector(name: str, selector: str) -> None:
-    """Raise ConfigError unless every part of it is a selector, the last perhaps with a metric."""
-    known = _selectors()
-    parts = _metric_of(selector)[0].split("+")
-    for part in parts:
-        if part not in known and not (part == _LMCACHE and len(parts) == 1):
-            names = [*_PLAIN, _REUSE, _LMCACHE, PAPER, *known, *(f"hkvd_{metric}" for metric in _METRICS)]
-            near = difflib.get_close_matches(part, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
-            raise ConfigError(f"unknown arm {name!r}; {hint}")
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
@@ -182,18 +173,18 @@ def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
     known = [*_PREFIXES, *codec_names()]
     for extra in extras:
         if extra not in known:
-            near = difflib.get_close_matches(extra, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {hint}")
-    prefixes: list[str] = [kind for kind in _PREFIXES if kind in extras]
-    codecs = [codec for codec in codec_names() if codec in extras]
-    for several in (prefixes, codecs):
-        if len(several) > 1:
-            raise ConfigError(f"arm {arm.name!r}: KV is stored in one way, not as {' and '.join(several)}")
-    shown = prefixes
+            raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {_nearest(extra, known)}")
+    prefix, codec = (_one_of(arm, kinds, extras) for kinds in (_PREFIXES, codec_names()))
+    shown = [prefix, codec]
     if arm.name.partition("@")[0] in _ALONE:
-        prefixes = prefixes or ["none"]
-        shown = [kind for kind in prefixes if kind != "none"]
-    prefix, codec = (several[0] if several else None for several in (prefixes, codecs))
-    name = ":".join([arm.name, *shown, *codecs])
+        prefix = prefix or "none"
+        shown = [prefix if prefix != "none" else None, codec]
+    name = ":".join([arm.name, *filter(None, shown)])
     return replace(arm, name=name, shared_prefix=cast(SharedPrefix | None, prefix), codec=codec)
+
+
+def _one_of(arm: ArmSpec, kinds: Iterable[str], extras: Sequence[str]) -> str | None:
+    found = [kind for kind in kinds if kind in extras]
+    if len(found) > 1:
+        raise ConfigError(f"arm {arm.name!r}: KV is stored in one way, not as {' and '.join(found)}")
+    return found[0] if found else None

@@ -1,4 +1,4 @@
-"""How sure a mean, a difference or a ratio is, from the rows that were measured: the paired bootstrap.
+"""How sure a mean, a difference or a ratio is, from the questions that were measured: the paired bootstrap.
 
 Rows are drawn again with replacement, all numbers of a row together (Efron and Tibshirani, An Introduction
 to the Bootstrap, chapters 8 and 13); an interval holds 95 % of what is found so.
@@ -6,7 +6,7 @@ to the Bootstrap, chapters 8 and 13); an interval holds 95 % of what is found so
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -33,9 +33,6 @@ class Interval:
     def within_noise(self) -> bool:
         """Of a difference: whether it may as well be none."""
         return self.low <= 0.0 <= self.high
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def mean(values: Values) -> Interval:

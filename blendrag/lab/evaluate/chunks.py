@@ -1,4 +1,4 @@
-"""The rows' documents as chunks, and stores that hold the KV of those that are wanted now."""
+"""The questions' documents as chunks, and stores that hold the KV of those that are wanted now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.bench.ingest import ingest_all
-from blendrag.lab.evaluate.formats import Format, Row
+from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.prompts import StoredChunk
 from blendrag.prompt import encode_document
 from blendrag.serving.identity import kv_identity, prefix_ids
@@ -25,11 +25,11 @@ Ids = tuple[int, ...]
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
 
 
-def cut(tokenizer: Any, row: Row, format: Format, chunk_tokens: int) -> Documents:
+def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -> Documents:
     """Every document's token ids in chunks, the last of them shorter. The user's own documents are cut into
     ``chunk_tokens`` tokens, as an index would cut them, those of public sets as the format says."""
     tokens = chunk_tokens if format.name == "jsonl" else format.cut
-    whole = (encode_document(tokenizer, text) for text in row.documents)
+    whole = (encode_document(tokenizer, text) for text in question.documents)
     return tuple(
         tuple(ids[at : at + (tokens or len(ids))] for at in range(0, len(ids), tokens or len(ids)))
         for ids in whole
@@ -44,7 +44,7 @@ def unstored(documents: Documents) -> list[list[StoredChunk]]:
 
 @dataclass(frozen=True, slots=True)
 class ChunkStore:
-    """A store for one kind of KV. A row owns its chunks from the beginning to :meth:`release`."""
+    """A store for one kind of KV. A question owns its chunks from the beginning to :meth:`release`."""
 
     store: StoreClient
     identity: KVIdentity
@@ -67,19 +67,19 @@ class ChunkStore:
         fresh = [chunk for key, chunk in wanted.items() if key not in there]
         ingest_all(self.store, fresh, self.batch_tokens, self.prefix_tokens)
 
-    def release(self, row: Row) -> None:
-        """Delete the KV that no later row uses: a run over long documents would fill the disk."""
-        if over := self.catalogue.release(row.id):
+    def release(self, question: str) -> None:
+        """Delete the KV that no later question uses: a run over long documents would fill the disk."""
+        if over := self.catalogue.release(question):
             self.store.delete(over)
 
 
 @contextlib.contextmanager
 def chunk_store(
-    engine: Engine, settings: Settings, tokenizer: Any, to_come: Iterable[tuple[Row, Documents]]
+    engine: Engine, settings: Settings, tokenizer: Any, to_come: Iterable[tuple[str, Documents]]
 ) -> Iterator[ChunkStore]:
     """An empty store for KV as the settings want it, gone afterwards, whatever happens.
 
-    to_come: the rows that will use it.
+    to_come: the ids and documents of the questions that will use it.
     """
     prefix = prefix_ids(settings, engine.model_path, tokenizer)
     identity = kv_identity(settings, engine.model_path, prefix)
@@ -89,9 +89,9 @@ def chunk_store(
         opened = StoreClient.open(engine, Path(folder), identity, settings.local_stack, prefix)
         store = ChunkStore(opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
         try:
-            for row, documents in to_come:
+            for question, documents in to_come:
                 chunks = [chunk for each in store.chunks(documents) for chunk in each]
-                catalogue.register(row.id, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
+                catalogue.register(question, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
             yield store
         finally:
             with contextlib.suppress(BlendragError):  # the engine may be what failed

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
-from blendrag.lab.evaluate.asking import Ids, Request
+from blendrag.lab.evaluate.asking import ArmPrompt, Ids
 from blendrag.lab.evaluate.chunks import Documents, unstored
 from blendrag.lab.prompts import PromptMaker
 from blendrag.prompt import encode_document
+from blendrag.settings import Settings
 
 _QUOTE = (
     "The document may or may not help to answer the question. Quote word for word whatever in it does,"
@@ -32,27 +32,23 @@ _SCORED = re.compile(r"^(.*?)\s*score:\s*(\d{1,3})", re.IGNORECASE | re.DOTALL)
 
 
 class MapArms:
-    """system: the prompt in which the final answer is asked for."""
+    """answering: makes the prompts in which the final answer is asked for."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Any, *, system: str, separator: str, max_tokens: int
-    ) -> None:
-        self._engine, self._tokenizer, self._max_tokens = engine, tokenizer, max_tokens
-        self._quoting, self._scoring, self._answering = (
-            PromptMaker(tokenizer, system_prompt=text, separator=separator)
-            for text in (_QUOTE, _SCORE, system)
-        )
+    def __init__(self, engine: Engine, settings: Settings, answering: PromptMaker, max_tokens: int) -> None:
+        self._engine, self._answering, self._max_tokens = engine, answering, max_tokens
+        self._quoting = PromptMaker.of(engine, settings, _QUOTE)
+        self._scoring = PromptMaker.of(engine, settings, _SCORE)
 
-    async def map_reduce(self, documents: Documents, question: str) -> Request:
+    async def map_reduce(self, documents: Documents, question: str) -> ArmPrompt:
         """The prompt over what was quoted from the documents."""
         begin = time.perf_counter()
         prompts = [_prompt(self._quoting, (ids,), question) for ids in documents]
         quotes = await self._ask_all("map_reduce", prompts, _QUOTE_TOKENS)
-        found = [encode_document(self._tokenizer, quote.strip()) for quote in quotes]
+        found = [encode_document(self._answering.tokenizer, quote.strip()) for quote in quotes]
         prompt = _prompt(self._answering, tuple((ids,) for ids in found if ids), question)
-        return Request("map_reduce", prompt, spent_ms=1e3 * (time.perf_counter() - begin))
+        return ArmPrompt("map_reduce", prompt, spent_ms=1e3 * (time.perf_counter() - begin))
 
-    async def map_rerank(self, documents: Documents, question: str) -> Request:
+    async def map_rerank(self, documents: Documents, question: str) -> ArmPrompt:
         """The prompt over the document whose answer has the best score (of equal ones the first), and that
         answer: known when the last score is."""
         begin = time.perf_counter()
@@ -61,7 +57,7 @@ class MapArms:
         spent_ms = 1e3 * (time.perf_counter() - begin)
         answers = [scored(text) for text in texts]
         best = max(range(len(answers)), key=lambda number: answers[number][1])
-        return Request("map_rerank", prompts[best], spent_ms=spent_ms, answer=answers[best][0])
+        return ArmPrompt("map_rerank", prompts[best], spent_ms=spent_ms, answer=answers[best][0])
 
     async def _ask_all(self, arm: str, prompts: list[Ids], max_tokens: int) -> list[str]:
         sampling = Sampling(max_tokens=max_tokens)

@@ -1,86 +1,76 @@
-"""Every row asked by all its arms, before the next row: what disturbs the machine disturbs all arms."""
+"""Every question asked by all its arms, before the next question: what disturbs the machine disturbs all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
-from blendrag.lab.evaluate.asking import Forced, Ids, Request, decide, force, write
+from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, write
 from blendrag.lab.evaluate.chunks import ChunkStore, Documents, chunk_store, cut, unstored
-from blendrag.lab.evaluate.formats import Format
+from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
-from blendrag.lab.evaluate.rows import Row
-from blendrag.lab.evaluate.samples import Sample
+from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import PromptMaker
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 
 
-class Kept(Protocol):
-    """Where samples go, and those that are there already."""
-
-    samples: list[Sample]
-
-    def append(self, sample: Sample) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A row in tokens: its documents in chunks, the whole prompt, and the answers that are forced."""
+class TokenizedQuestion:
+    """Its documents in chunks, the whole prompt, and the answers that are forced."""
 
-    row: Row
+    question: Question
     documents: Documents
     token_ids: Ids
     gold: Ids
     choices: dict[str, Ids]
+
+    @property
+    def id(self) -> str:
+        return self.question.id
 
 
 class Measuring:
     """All that is asked on a running engine. max_tokens: of a free answer."""
 
     def __init__(self, engine: Engine, settings: Settings, max_tokens: int, progress: BenchProgress) -> None:
-        from transformers import AutoTokenizer
-
         self._engine, self._settings, self._progress = engine, settings, progress
         self._max_tokens = max_tokens
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-        system, separator = settings.system_prompt, settings.separator
-        self._maker = PromptMaker(self._tokenizer, system_prompt=system, separator=separator)
-        self._maps = MapArms(
-            engine, self._tokenizer, system=system, separator=separator, max_tokens=max_tokens
-        )
+        self._maker = PromptMaker.of(engine, settings)
+        self._tokenizer = self._maker.tokenizer
+        self._maps = MapArms(engine, settings, self._maker, max_tokens)
         self._stores: dict[Variant, ChunkStore] = {}
 
-    def prepare(self, row: Row, format: Format) -> Prepared:
-        documents = cut(self._tokenizer, row, format, self._settings.chunk_tokens)
-        prompt = self._maker.make_of(unstored(documents), row.question)
-        choices = {choice: self._encode(choice) for choice in row.choices}
-        return Prepared(row, documents, prompt.token_ids, self._encode(row.answers[0]), choices)
+    def tokenize(self, question: Question, format: Format) -> TokenizedQuestion:
+        documents = cut(self._tokenizer, question, format, self._settings.chunk_tokens)
+        prompt = self._maker.make_of(unstored(documents), question.text)
+        choices = {choice: self._encode(choice) for choice in question.choices}
+        gold = self._encode(question.answers[0])
+        return TokenizedQuestion(question, documents, prompt.token_ids, gold, choices)
 
-    def fits(self, asked: Prepared) -> bool:
+    def fits(self, asked: TokenizedQuestion) -> bool:
         """Whether the prompt and any of its answers fit the model's window."""
         longest = max(self._max_tokens, len(asked.gold), *map(len, asked.choices.values()))
         return len(asked.token_ids) + longest <= self._engine.max_model_len
 
-    def run(self, rows: Sequence[Prepared], arms: Sequence[ArmSpec], kept: Kept) -> None:
-        """Ask what has not been asked yet; a row's samples are kept as soon as it has all of them."""
-        done = {(sample.row, sample.arm) for sample in kept.samples}
-        open_arms = [[arm for arm in arms if (asked.row.id, arm.name) not in done] for asked in rows]
-        todo = [(asked, own) for asked, own in zip(rows, open_arms, strict=True) if own]
+    def run(self, questions: Sequence[TokenizedQuestion], arms: Sequence[ArmSpec], log: SampleLog) -> None:
+        """Ask what has not been asked yet; a question's samples are kept as soon as it has all of them."""
+        done = {(sample.question, sample.arm) for sample in log.samples}
+        left = [(asked, [arm for arm in arms if (asked.id, arm.name) not in done]) for asked in questions]
+        todo = [(asked, own) for asked, own in left if own]
         self._progress.total(sum(len(own) for _, own in todo))
         with contextlib.ExitStack() as exits:
             for variant in {variant for _, own in todo for variant in self._variants(own)}:
-                users = [(one.row, one.documents) for one, own in todo if variant in self._variants(own)]
+                users = [asked for asked, own in todo if variant in self._variants(own)]
                 self._stores[variant] = exits.enter_context(self._store(variant, users))
             for number, (asked, own) in enumerate(todo):
-                where = f"row {number + 1} of {len(todo)}"
+                where = f"question {number + 1} of {len(todo)}"
                 self._progress.note(f"{where}: ingest")
                 stores = [self._stores[variant] for variant in self._variants(own)]
                 for store in stores:
@@ -90,46 +80,45 @@ class Measuring:
                 reset(self._engine)
                 shift = number % len(own)
                 for sample in asyncio.run(self._ask(asked, [*own[shift:], *own[:shift]], where)):
-                    kept.append(sample)
+                    log.append(sample)
                 for store in stores:
-                    store.release(asked.row)
+                    store.release(asked.id)
 
     def _store(
-        self, variant: Variant, users: Sequence[tuple[Row, Documents]]
+        self, variant: Variant, users: Iterable[TokenizedQuestion]
     ) -> contextlib.AbstractContextManager[ChunkStore]:
         codec, shared = variant
         own = self._settings.model_copy(update={"codec": codec, "shared_prefix": shared})
-        return chunk_store(self._engine, own, self._tokenizer, users)
+        to_come = ((asked.id, asked.documents) for asked in users)
+        return chunk_store(self._engine, own, self._tokenizer, to_come)
 
-    def _variants(self, arms: Sequence[ArmSpec]) -> set[Variant]:
+    def _variants(self, arms: Iterable[ArmSpec]) -> set[Variant]:
         return {arm.variant(self._settings) for arm in arms if arm.kind == "stored"}
 
-    async def _warm_up(self, asked: Prepared, arms: Sequence[ArmSpec]) -> None:
+    async def _warm_up(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> None:
         """What the first request of its kind takes longer is nothing that arms differ in."""
         measured = (arm for arm in arms if arm.kind in ("full", "stored"))
         kinds = {(arm.kind, arm.variant(self._settings)): arm for arm in measured}
         for arm in kinds.values():
-            await force(self._engine, await self._request(arm, asked), asked.gold)
+            await force(self._engine, await self._prompt(arm, asked), asked.gold)
 
-    async def _ask(self, asked: Prepared, arms: Sequence[ArmSpec], where: str) -> list[Sample]:
-        """First the requests whose time is taken, one by one; then all others at once."""
-        requests: list[Request] = []
-        forced: list[Forced] = []
+    async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec], where: str) -> list[AnswerSample]:
+        """First the prompts whose time is taken, one by one; then all other answers at once."""
+        prompts: list[ArmPrompt] = []
+        forced: list[ForcedAnswer] = []
         for arm in arms:
             self._progress.note(f"{where}: {arm.name}")
-            requests.append(await self._request(arm, asked))
-            forced.append(await force(self._engine, requests[-1], asked.gold))
+            prompts.append(await self._prompt(arm, asked))
+            forced.append(await force(self._engine, prompts[-1], asked.gold))
             self._progress.step()
         self._progress.note(f"{where}: free answers")
-        texts = await asyncio.gather(*(write(self._engine, each, self._max_tokens) for each in requests))
-        decided = await asyncio.gather(*(decide(self._engine, each, asked.choices) for each in requests))
+        texts = await asyncio.gather(*(write(self._engine, each, self._max_tokens) for each in prompts))
+        decided = await asyncio.gather(*(decide(self._engine, each, asked.choices) for each in prompts))
         return [
-            Sample(
-                row=asked.row.id,
-                arm=request.arm,
+            AnswerSample(
+                question=asked.id,
+                arm=prompt.arm,
                 nll=own.nll,
-                gold_tokens=own.tokens,
-                first_token=own.first_token,
                 logprobs=own.logprobs,
                 text=text,
                 decision=decision,
@@ -138,20 +127,20 @@ class Measuring:
                 recomputed=own.report.recomputed,
                 split_ms=own.report.ms,
             )
-            for request, own, text, decision in zip(requests, forced, texts, decided, strict=True)
+            for prompt, own, text, decision in zip(prompts, forced, texts, decided, strict=True)
         ]
 
-    async def _request(self, arm: ArmSpec, asked: Prepared) -> Request:
+    async def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> ArmPrompt:
         match arm.kind:
             case "full":
-                return Request(arm.name, asked.token_ids)
+                return ArmPrompt(arm.name, asked.token_ids)
             case "map_reduce":
-                return await self._maps.map_reduce(asked.documents, asked.row.question)
+                return await self._maps.map_reduce(asked.documents, asked.question.text)
             case "map_rerank":
-                return await self._maps.map_rerank(asked.documents, asked.row.question)
+                return await self._maps.map_rerank(asked.documents, asked.question.text)
         store = self._stores[arm.variant(self._settings)]
-        prompt = self._maker.make_of(store.chunks(asked.documents), asked.row.question)
-        return Request(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
+        prompt = self._maker.make_of(store.chunks(asked.documents), asked.question.text)
+        return ArmPrompt(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
 
     def _encode(self, text: str) -> Ids:
         return encode_document(self._tokenizer, text)

@@ -13,33 +13,33 @@ from typing import Any
 
 from blendrag.lab import canvas
 from blendrag.lab.canvas import INK
-from blendrag.lab.evaluate.summary import CLEAR, FULL, REUSE
+from blendrag.lab.evaluate.arms import FULL, REUSE
+from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.summary import ArmSummary
 
 _MARKERS = "osD^vPX*<>hp"
 
-Arm = Mapping[str, Any]
 
-
-def draw(results: Mapping[str, Any], path: Path) -> None:
-    """Write the picture. ``results`` as in ``print_evaluation``."""
-    arms = results["arms"]
+def draw(results: Evaluation, path: Path) -> None:
+    """Write the picture."""
+    arms = results.arms
     figure = canvas.new_figure(11, 4.8)
     answer, first = figure.subplots(1, 2)
     for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token")):
         _draw_arms(axes, arms, measure)
         axes.axhline(0.0, color=INK, linewidth=0.8)
         axes.set_xlim(left=0)
-    title = f"{results['config']['format']}, {arms[FULL]['n']} rows"
+    title = f"{results.config['format']}, {arms[FULL].n} questions"
     time = "time to first token, ms (median)"
     canvas.finish_axes(answer, title, time, "nats lost per token of the right answer")
     canvas.finish_axes(first, "", time, "KL of the first token, nats")
-    if REUSE in arms and arms[REUSE]["gap"] == CLEAR:
-        _add_gap_scale(answer, arms[REUSE]["nll_loss"]["mean"])
+    if REUSE in arms and arms[REUSE].gap == "clear":
+        _add_gap_scale(answer, arms[REUSE].nll_loss.mean)
     canvas.add_legend(figure, answer)
-    canvas.save(figure, path, results["machine"])
+    canvas.save(figure, path, results.machine)
 
 
-def _draw_arms(axes: Any, arms: Mapping[str, Arm], measure: str) -> None:
+def _draw_arms(axes: Any, arms: Mapping[str, ArmSummary], measure: str) -> None:
     for name in (FULL, REUSE):
         if name in arms:
             label, colour = canvas.ARM_LABELS[name], canvas.ARM_COLOURS[name]
@@ -49,9 +49,9 @@ def _draw_arms(axes: Any, arms: Mapping[str, Arm], measure: str) -> None:
         _draw_line(axes, line, measure, label, color=f"C{number % 10}", marker=marker, markersize=5)
 
 
-def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
+def _lines(arms: Mapping[str, ArmSummary]) -> dict[str, list[ArmSummary]]:
     """Arms that differ in their ratio only, by ratio; "hkvd_v@0.15:int8" is on the line "hkvd_v:int8"."""
-    lines: dict[str, dict[float, Arm]] = defaultdict(dict)
+    lines: dict[str, dict[float, ArmSummary]] = defaultdict(dict)
     for name, arm in arms.items():
         if name not in (FULL, REUSE):
             base, *settings = name.split(":")
@@ -60,14 +60,11 @@ def _lines(arms: Mapping[str, Arm]) -> dict[str, list[Arm]]:
     return {label: [line[ratio] for ratio in sorted(line)] for label, line in lines.items()}
 
 
-def _draw_line(axes: Any, line: list[Arm], measure: str, label: str, **style: Any) -> None:
-    times = [arm["ttft_ms"]["median"] for arm in line]
-    losses = [arm[measure] for arm in line]
-    means = [loss["mean"] for loss in losses]
-    whiskers = [
-        [loss["mean"] - loss["low"] for loss in losses],
-        [loss["high"] - loss["mean"] for loss in losses],
-    ]
+def _draw_line(axes: Any, line: list[ArmSummary], measure: str, label: str, **style: Any) -> None:
+    times = [arm.ttft_ms.median for arm in line]
+    losses = [getattr(arm, measure) for arm in line]
+    means = [loss.mean for loss in losses]
+    whiskers = [[loss.mean - loss.low for loss in losses], [loss.high - loss.mean for loss in losses]]
     axes.errorbar(times, means, yerr=whiskers, label=label, capsize=3, linewidth=1, **style)
 
 

@@ -4,102 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from blendrag.lab.evaluate.summary import FULL, REUSE
+from blendrag.lab.evaluate.arms import FULL, LMCACHE, REUSE
+from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.evaluate.summary import ArmSummary
 
 DEFAULT_TOLERANCE = 0.10  # nats: the right answer's tokens are 10 % less likely
-_ONLY_COMPARED = ("lmcache", "random")  # a re-implementation, and the control: not to be used
-_FEW_ROWS, _TOO_FEW_ROWS = 30, 10
+_ONLY_COMPARED = (LMCACHE, "random")  # a re-implementation, and the control: not to be used
+_FEW, _TOO_FEW = 30, 10  # questions
 
-Arms = Mapping[str, Mapping[str, Any]]
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """``why``: one sentence. The rest is of the arm recommended; where none is (``blend`` False), of the one
+    that came closest, if any did. selector: None also of full reuse."""
+
+    blend: bool
+    why: str
+    arm: str | None = None
+    ratio: float | None = None
+    selector: str | None = None
+    loss: Interval | None = None
+    speedup: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A blended arm with its summary. ``selector``: None of full reuse, which selects nothing."""
+    """A blended arm. ``selector``: None of full reuse, which selects nothing."""
 
     name: str
     selector: str | None
     ratio: float
-    numbers: Mapping[str, Any]
+    numbers: ArmSummary
 
     @property
     def most_lost(self) -> float:
         """Nats, by either measure: an arm may keep the right answer likely and yet begin another."""
-        return max(float(self.numbers[name]["high"]) for name in ("nll_loss", "kl_first_token"))
+        return max(self.numbers.nll_loss.high, self.numbers.kl_first_token.high)
 
     @property
     def ttft_ms(self) -> float:
-        return float(self.numbers["ttft_ms"]["median"])
+        return self.numbers.ttft_ms.median
+
+    def result(self, blend: bool, why: str) -> Recommendation:
+        loss, speedup = self.numbers.nll_loss, self.numbers.speedup
+        return Recommendation(blend, why, self.name, self.ratio, self.selector, loss, speedup)
 
 
-def recommend(arms: Arms, tolerance: float = DEFAULT_TOLERANCE) -> dict[str, Any]:
+def recommend(arms: Mapping[str, ArmSummary], tolerance: float = DEFAULT_TOLERANCE) -> Recommendation:
     """The arm of the least ratio that loses no more than is tolerated; of equal ones the fastest.
 
-    arms: the numbers of ``summarise``. tolerance: nats that may be lost at most, per token of the right
-    answer (``nll_loss``) and as the first token's divergence (``kl_first_token``), by the upper ends of the
-    intervals. An interval of few rows is itself in doubt: of fewer than 10 nothing is recommended, and fewer
-    than 30 are remarked on.
-
-    Returns {"blend": bool, "arm", "ratio", "selector", "loss": interval, "speedup": interval, "why": one
-    sentence}; where nothing is recommended, of the arm that came closest, or None.
+    tolerance: nats that may be lost at most, per token of the right answer (``nll_loss``) and as the first
+    token's divergence (``kl_first_token``), by the upper ends of the intervals. An interval of few questions
+    is itself in doubt: of fewer than 10 nothing is recommended, and fewer than 30 are remarked on.
     """
     blended = _candidates(arms)
     if not blended:
-        return _result(False, None, "do not blend this model: no blended arm was measured")
-    rows = int(arms[FULL]["n"])
-    if rows < _TOO_FEW_ROWS:
-        least = f"measure at least {_TOO_FEW_ROWS}, better {_FEW_ROWS}"
-        return _result(False, None, f"do not blend this model yet: {rows} rows tell too little, {least}")
+        return Recommendation(False, "do not blend this model: no blended arm was measured")
+    full = arms[FULL]
+    if full.n < _TOO_FEW:
+        least = f"measure at least {_TOO_FEW}, better {_FEW}"
+        return Recommendation(
+            False, f"do not blend this model yet: {full.n} questions tell too little, {least}"
+        )
     good = [arm for arm in blended if arm.most_lost <= tolerance]
     if not good:
         closest = min(blended, key=lambda arm: arm.most_lost)
-        why = f"do not blend this model: {closest.name} came closest, and {_loss(closest, tolerance)}"
-        return _result(False, closest, why)
-    full_ms = float(arms[FULL]["ttft_ms"]["median"])
+        lost = _lost(closest.numbers, tolerance)
+        return closest.result(False, f"do not blend this model: {closest.name} came closest, and {lost}")
+    full_ms = full.ttft_ms.median
     best = min(good, key=lambda arm: (arm.ttft_ms >= full_ms, arm.ratio, arm.ttft_ms))
+    lost = _lost(best.numbers, tolerance)
     if best.ttft_ms >= full_ms:
-        why = (
-            f"do not blend this model: {best.name} {_loss(best, tolerance)}, but its first token takes"
-            f" {best.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
-        )
-        return _result(False, best, why)
-    why = (
-        f"blend with {best.name}: it {_loss(best, tolerance)}, and its first token comes"
-        f" {full_ms / best.ttft_ms:.1f} times as fast as full prefill's"
-    )
-    return _result(True, best, why)
+        slow = f"its first token takes {best.ttft_ms:,.0f} ms, full prefill's {full_ms:,.0f}"
+        return best.result(False, f"do not blend this model: {best.name} {lost}, but {slow}")
+    fast = f"its first token comes {full_ms / best.ttft_ms:.1f} times as fast as full prefill's"
+    return best.result(True, f"blend with {best.name}: it {lost}, and {fast}")
 
 
-def _candidates(arms: Arms) -> list[_Candidate]:
+def _candidates(arms: Mapping[str, ArmSummary]) -> list[_Candidate]:
     found = []
     for name, numbers in arms.items():
         selector, _, ratio = name.partition(":")[0].partition("@")
-        offered = selector == REUSE or (ratio and selector not in _ONLY_COMPARED)
-        if offered:
-            chosen = None if selector == REUSE else selector
-            found.append(_Candidate(name, chosen, float(ratio or 0.0), numbers))
+        if selector == REUSE:
+            found.append(_Candidate(name, None, 0.0, numbers))
+        elif ratio and selector not in _ONLY_COMPARED:
+            found.append(_Candidate(name, selector, float(ratio), numbers))
     return found
 
 
-def _result(blend: bool, arm: _Candidate | None, why: str) -> dict[str, Any]:
-    return {
-        "blend": blend,
-        "arm": arm.name if arm else None,
-        "ratio": arm.ratio if arm else None,
-        "selector": arm.selector if arm else None,
-        "loss": dict(arm.numbers["nll_loss"]) if arm else None,
-        "speedup": dict(arm.numbers["speedup"]) if arm else None,
-        "why": why,
-    }
-
-
-def _loss(arm: _Candidate, tolerance: float) -> str:
-    loss, first, rows = arm.numbers["nll_loss"], arm.numbers["kl_first_token"], int(arm.numbers["n"])
-    few = f" ({rows} rows are few: measure {_FEW_ROWS} or more)" if rows < _FEW_ROWS else ""
+def _lost(arm: ArmSummary, tolerance: float) -> str:
+    loss, first = arm.nll_loss, arm.kl_first_token
+    few = f" ({arm.n} questions are few: measure {_FEW} or more)" if arm.n < _FEW else ""
     return (
-        f"loses {loss['mean']:.2f} ({loss['low']:.2f} to {loss['high']:.2f}) nats per token of the right"
-        f" answer and {first['mean']:.2f} (to {first['high']:.2f}) at the first,"
+        f"loses {loss.mean:.2f} ({loss.low:.2f} to {loss.high:.2f}) nats per token of the right"
+        f" answer and {first.mean:.2f} (to {first.high:.2f}) at the first,"
         f" of {tolerance:g} allowed{few}"
     )

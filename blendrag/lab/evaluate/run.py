@@ -1,11 +1,10 @@
-"""All arms on the same rows, in turn, on one engine."""
+"""``blendrag eval``: all arms on the same questions, in turn, on one engine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import xxhash
 
 import blendrag
 from blendrag.errors import PromptTooLongError
+from blendrag.lab import require
 from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.formats import Format, find_format
-from blendrag.lab.evaluate.measure import Kept, Measuring
-from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, recommend
-from blendrag.lab.evaluate.rows import read_rows
-from blendrag.lab.evaluate.samples import Sample, SampleFile
-from blendrag.lab.evaluate.summary import summarise
+from blendrag.lab.evaluate.measure import Measuring
+from blendrag.lab.evaluate.questions import read_questions
+from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, recommend
+from blendrag.lab.evaluate.samples import SampleLog
+from blendrag.lab.evaluate.summary import ArmSummary, summarise
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.running import blending_engine
 from blendrag.machine import commit, describe_machine, processor
@@ -29,8 +29,8 @@ from blendrag.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """limit: rows asked, None for all. max_tokens: of a free answer. kept: file of the samples, with which an
-    interrupted run goes on; None keeps them in memory."""
+    """limit: questions asked, None for all. max_tokens: of a free answer. kept: file of the samples, with
+    which an interrupted run goes on; None keeps them in memory."""
 
     data: Path
     format: str
@@ -42,66 +42,57 @@ class EvalOptions:
     kept: Path | None = None
 
 
-def run_eval(settings: Settings, options: EvalOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Measure what is not measured yet; the results, JSON-able:
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The results, as JSON has them. machine: what it ran on. config: the options, how many questions
+    (``rows``), and those left out because their prompts do not fit the model's window (``too_long``)."""
 
-    arms: per arm what ``summarise`` says. recommendation: ``recommend``. machine: what it ran on. config: the
-    options; ``too_long``: rows left out, whose prompts do not fit the model's window.
+    arms: dict[str, ArmSummary]
+    recommendation: Recommendation
+    machine: dict[str, Any]
+    config: dict[str, Any]
 
-    What is wrong with the options is told before the engine starts: SourceError, ConfigError. Also raises
-    ModelError, PromptTooLongError if no row fits, StoreFullError, EngineError.
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_eval(settings: Settings, options: EvalOptions, progress: BenchProgress) -> Evaluation:
+    """Measure what is not measured yet.
+
+    What is wrong with the options is told before the engine starts: SourceError, ConfigError,
+    MissingDependencyError. Also raises ModelError, PromptTooLongError if no prompt fits, StoreFullError,
+    EngineError.
     """
+    require("nltk", "rouge_score")
     format = find_format(options.format)
-    rows = read_rows(options.data, format, options.limit, options.seed)
+    questions = read_questions(options.data, format, options.limit, options.seed)
     settings = settings.model_copy(update={"system_prompt": format.system, "prefix_caching": True})
     config = _config(settings, options, format)
-    with _kept(options.kept, config) as kept, blending_engine(settings, progress) as engine:
+    with SampleLog.open(options.kept, config) as log, blending_engine(settings, progress) as engine:
         measuring = Measuring(engine, settings, options.max_tokens, progress)
-        prepared = [measuring.prepare(row, format) for row in rows]
-        fitting = [each for each in prepared if measuring.fits(each)]
+        asked = [measuring.tokenize(question, format) for question in questions]
+        fitting = [each for each in asked if measuring.fits(each)]
         if not fitting:
             raise PromptTooLongError(
                 f"none of the prompts fits the model's window of {engine.max_model_len} tokens:"
                 " use a model with a longer window"
             )
-        measuring.run(fitting, options.arms, kept)
+        measuring.run(fitting, options.arms, log)
         machine = describe_machine(settings.model, engine.facts)
     order = {arm.name: number for number, arm in enumerate(options.arms)}
-    samples = sorted((each for each in kept.samples if each.arm in order), key=lambda each: order[each.arm])
-    arms = summarise(samples, [each.row for each in fitting])
-    return {
-        "arms": arms,
-        "recommendation": recommend(arms, options.tolerance),
-        "machine": machine,
-        "config": config
-        | {
-            "rows": len(fitting),
-            "too_long": [each.row.id for each in prepared if each not in fitting],
-            "tolerance": options.tolerance,
-            "prompt_tokens": [len(each.token_ids) for each in fitting],
-        },
+    samples = sorted((each for each in log.samples if each.arm in order), key=lambda each: order[each.arm])
+    arms = summarise(samples, [each.question for each in fitting])
+    config |= {
+        "rows": len(fitting),
+        "too_long": [each.id for each in asked if each not in fitting],
+        "tolerance": options.tolerance,
+        "prompt_tokens": [len(each.token_ids) for each in fitting],
     }
-
-
-@contextlib.contextmanager
-def _kept(path: Path | None, config: dict[str, Any]) -> Iterator[Kept]:
-    if path is None:
-        yield _Memory()
-    else:
-        with SampleFile(path, config) as file:
-            yield file
-
-
-class _Memory:
-    def __init__(self) -> None:
-        self.samples: list[Sample] = []
-
-    def append(self, sample: Sample) -> None:
-        self.samples.append(sample)
+    return Evaluation(arms, recommend(arms, options.tolerance), machine, config)
 
 
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
-    """What a sample depends on, but for its row and arm: a run goes on only with the same."""
+    """What a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
         "model", "revision", "dtype", "codec", "shared_prefix", "check_layers", "threshold", "mask",
         "separator", "chunk_tokens", "blend_share", "enforce_eager", "max_num_batched_tokens",

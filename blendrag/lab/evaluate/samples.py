@@ -1,41 +1,45 @@
-"""What was measured, one line of JSON per row and arm: an interrupted run goes on where it stopped."""
+"""What was measured, one line of JSON per question and arm: an interrupted run goes on where it stopped."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from blendrag.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One row answered by one arm.
+class AnswerSample:
+    """One question answered by one arm; the question's id and the arm's name together name the sample.
 
-    row, arm: the row's id and the arm's name; together they name the sample.
-    nll: mean over the gold answer's ``gold_tokens`` tokens of -log p, in nats, each token forced.
-    first_token: the model's own first choice; logprobs: {token id: log probability} of its likeliest.
-    text: the free answer. decision: the likeliest of the row's choices; None where there are none.
+    nll: mean over the right answer's tokens of -log p, in nats, each token forced.
+    logprobs: per token of the right answer {token id: log probability} of what the model itself thought
+        likeliest there.
+    text: the free answer. decision: the likeliest of the question's choices; None where there are none.
     ttft_ms: milliseconds to the first token; split_ms: those of load, select, recompute ({} if not blended).
     cached: tokens of documents whose KV was reused; recomputed: those of them that were computed again.
     """
 
-    row: str
+    question: str
     arm: str
     nll: float
-    gold_tokens: int
-    first_token: int
-    logprobs: dict[int, float]
+    logprobs: list[dict[int, float]]
     text: str
     decision: str | None
     ttft_ms: float
     cached: int
     recomputed: int
     split_ms: dict[str, float]
+
+    @property
+    def first_token(self) -> int:
+        """The likeliest."""
+        return max(self.logprobs[0], key=self.logprobs[0].__getitem__)
 
     def to_json(self) -> str:
         """One line, without its end. Raises ValueError for a number that is not finite."""
@@ -47,12 +51,13 @@ class Sample:
         found = json.loads(line)
         if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
             raise ValueError("not the fields of a sample")
-        found["logprobs"] = {int(token): logprob for token, logprob in found["logprobs"].items()}
+        found["logprobs"] = [{int(token): p for token, p in at.items()} for at in found["logprobs"]]
         return cls(**found)
 
 
-class SampleFile:
-    """The samples of one run: a line with the run's configuration, then a line per sample.
+class SampleLog:
+    """The samples of one run, in memory and, where it has a file, there: a line with the run's configuration,
+    then a line per sample.
 
     Every line is written by one call and handed to the system at once: a process that is killed leaves at
     most its last line unfinished, and that line is dropped when the file is opened again.
@@ -60,86 +65,87 @@ class SampleFile:
     samples: those already there; ``append`` adds to them.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Open ``path``, or make it. ``config``: what the samples depend on, as JSON can hold it.
+    def __init__(self, file: FileIO | None = None) -> None:
+        self._file = file
+        self.samples: list[AnswerSample] = []
+
+    def append(self, sample: AnswerSample) -> None:
+        """Keep ``sample``: it is in the file when the run is killed in the next moment."""
+        self._write(sample.to_json())
+        self.samples.append(sample)
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path | None, config: Mapping[str, Any]) -> Iterator[Self]:
+        """The log in ``path``, made if it is not there. ``config``: what the samples depend on, as JSON can
+        hold it.
 
         Raises ConfigError if the file is of a run with another configuration, is no such file, or cannot be
         written.
         """
-        self._path = path
-        wanted = json.loads(json.dumps(config))
+        if path is None:
+            yield cls()
+            return
         try:
-            self._file = path.open("ab+", buffering=0)
+            file = path.open("ab+", buffering=0)
         except OSError as error:
             raise ConfigError(f"samples cannot be kept in {str(path)!r}: {error.strerror}") from error
-        try:
-            self.samples = self._resume(wanted)
-        except BaseException:
-            self._file.close()
-            raise
+        with file:
+            log = cls(file)
+            log._resume(path, json.dumps({"config": config}))
+            yield log
 
-    def append(self, sample: Sample) -> None:
-        """Keep ``sample``: it is there when the run is killed in the next moment."""
-        self._write(sample.to_json())
-        self.samples.append(sample)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _resume(self, wanted: dict[str, Any]) -> list[Sample]:
+    def _resume(self, path: Path, header: str) -> None:
+        assert self._file
         self._file.seek(0)
         content = self._file.read()
         *lines, unfinished = content.split(b"\n")
-        if not lines and not json.dumps({"config": wanted}).encode().startswith(unfinished):
-            raise ConfigError(f"{str(self._path)!r} is no file of samples, and is left alone: name another")
         if lines:
-            self._compare(self._config(lines[0]), wanted)
-        samples = [self._sample(number, line) for number, line in enumerate(lines[1:], start=2)]
-        if unfinished:
-            self._file.truncate(len(content) - len(unfinished))
+            _compare(path, lines[0], json.loads(header)["config"])
+        elif not header.encode().startswith(unfinished):
+            raise ConfigError(_foreign(path))
+        self.samples += [_sample(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+        self._file.truncate(len(content) - len(unfinished))
         if not lines:
-            self._write(json.dumps({"config": wanted}))
-        return samples
-
-    def _config(self, line: bytes) -> dict[str, Any]:
-        try:
-            return dict(json.loads(line)["config"])
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"{str(self._path)!r} is no file of samples, and is left alone: name another"
-            raise ConfigError(message) from error
-
-    def _compare(self, there: dict[str, Any], wanted: dict[str, Any]) -> None:
-        other = [
-            f"{name} was {_shown(there.get(name))}, is {_shown(wanted.get(name))}"
-            for name in sorted(there.keys() | wanted.keys())
-            if there.get(name) != wanted.get(name)
-        ]
-        if other:
-            raise ConfigError(
-                f"{str(self._path)!r} holds samples of another run ({'; '.join(other)}): name another file,"
-                " or delete this one to start again"
-            )
-
-    def _sample(self, number: int, line: bytes) -> Sample:
-        try:
-            return Sample.from_json(line.decode())
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{str(self._path)!r}, line {number}, is no sample: delete the line or the file"
-            ) from error
+            self._write(header)
 
     def _write(self, line: str) -> None:
         data = line.encode() + b"\n"
-        if self._file.write(data) != len(data):
-            raise ConfigError(f"{str(self._path)!r}: the disk is full; with room on it the run can go on")
+        if self._file and self._file.write(data) != len(data):
+            raise ConfigError(
+                f"{str(self._file.name)!r}: the disk is full; with room on it the run can go on"
+            )
+
+
+def _foreign(path: Path) -> str:
+    return f"{str(path)!r} is no file of samples, and is left alone: name another"
+
+
+def _compare(path: Path, line: bytes, wanted: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the file is of a run with the configuration that is wanted."""
+    try:
+        there = dict(json.loads(line)["config"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(_foreign(path)) from error
+    other = [
+        f"{name} was {_shown(there.get(name))}, is {_shown(wanted.get(name))}"
+        for name in sorted(there.keys() | wanted.keys())
+        if there.get(name) != wanted.get(name)
+    ]
+    if other:
+        raise ConfigError(
+            f"{str(path)!r} holds samples of another run ({'; '.join(other)}): name another file,"
+            " or delete this one to start again"
+        )
+
+
+def _sample(path: Path, number: int, line: bytes) -> AnswerSample:
+    try:
+        return AnswerSample.from_json(line.decode())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{str(path)!r}, line {number}, is no sample: delete the line or the file"
+        ) from error
 
 
 def _shown(value: Any) -> str:

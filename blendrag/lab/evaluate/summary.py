@@ -2,116 +2,141 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate import bootstrap
-from blendrag.lab.evaluate.bootstrap import Interval
-from blendrag.lab.evaluate.rows import Row
-from blendrag.lab.evaluate.samples import Sample
+from blendrag.lab.evaluate.arms import FULL, REUSE
+from blendrag.lab.evaluate.bootstrap import Interval, difference, gap_closed, mean
+from blendrag.lab.evaluate.formats import Question
+from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.scores import f1, rouge_l, same_text
 from blendrag.lab.statistics import first_token_kl
 
-FULL, REUSE = "full", "reuse"
-WITHIN_NOISE, CLEAR, NEGATIVE = "within noise", "clear", "negative"
-
-_Samples = Sequence[Sample]
+Gap = Literal["clear", "within noise", "negative"]
 
 
-def summarise(samples: Iterable[Sample], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """The numbers of each arm, in the order the arms were first measured in.
+@dataclass(frozen=True, slots=True)
+class Times(Interval):
+    """``mean`` and its interval, with the median besides."""
 
-    Only rows count that every arm has answered, ``n`` of them; what was measured twice counts once. Each
-    number is {"mean", "low", "high"}, or None where there is nothing it could be of.
+    median: float
 
-    f1, rouge_l: of the free answer against the right ones; f1_loss, rouge_l_loss: full - arm, row by row.
-    nll_gold: nats per token of the right answer; nll_loss: arm - full, row by row.
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """The numbers of an arm over ``n`` questions; None where there is nothing a number could be of.
+
+    nll_gold: nats per token of the right answer; nll_loss: arm - full, question by question.
     gap_closed: the share of full reuse's loss that the arm does not have; gap: "clear", "within noise" if
         full reuse itself may have lost nothing, so that the share says little, "negative" if it is better
         than full prefill, so that the share means nothing.
-    kl_first_token (nats), top1_agreement: the first token against full prefill's.
+    kl_first_token, kl_answer: nats, from full prefill, of the first token and mean over the right answer's.
+    top1_agreement: the first token against full prefill's.
+    f1, rouge_l: of the free answer against the right ones; f1_loss, rouge_l_loss: full - arm.
     exact_text, f1_vs_full: the free answer against full prefill's.
-    decision_agreement: the same choice as full prefill's; of the rows that have choices.
-    ttft_ms: with its "median" besides; speedup: full / arm, row by row.
+    decision_agreement: the same choice as full prefill's; of the questions that have choices.
+    ttft_ms: milliseconds; speedup: full / arm, question by question.
     recomputed: share of the reused tokens that was computed again.
-
-    Raises ConfigError if no row was answered by all arms, ``full`` among them.
     """
-    by_arm: dict[str, dict[str, Sample]] = {}
+
+    n: int
+    nll_gold: Interval
+    nll_loss: Interval
+    gap_closed: Interval | None
+    gap: Gap | None
+    kl_first_token: Interval
+    kl_answer: Interval
+    top1_agreement: Interval
+    f1: Interval
+    f1_loss: Interval
+    rouge_l: Interval
+    rouge_l_loss: Interval
+    exact_text: Interval
+    f1_vs_full: Interval
+    decision_agreement: Interval | None
+    ttft_ms: Times
+    speedup: Interval
+    recomputed: Interval | None
+
+
+def summarise(samples: Iterable[AnswerSample], questions: Sequence[Question]) -> dict[str, ArmSummary]:
+    """The numbers of each arm, in the order the arms were first measured in.
+
+    Only questions count that every arm has answered; what was measured twice counts once.
+    Raises ConfigError if no question was answered by all arms, ``full`` among them.
+    """
+    by_arm: dict[str, dict[str, AnswerSample]] = {}
     for sample in samples:
-        by_arm.setdefault(sample.arm, {})[sample.row] = sample
-    common = [row for row in rows if all(row.id in answered for answered in by_arm.values())]
+        by_arm.setdefault(sample.arm, {})[sample.question] = sample
+    common = [asked for asked in questions if all(asked.id in answered for answered in by_arm.values())]
     if not common or FULL not in by_arm:
-        raise ConfigError("no row was answered by all arms, full prefill among them: nothing can be compared")
-    table = {arm: [answered[row.id] for row in common] for arm, answered in by_arm.items()}
-    full, reuse = table[FULL], table.get(REUSE)
-    return {
-        arm: {
-            "n": len(common),
-            **_likelihood(own, full, reuse),
-            **_answers(common, own, full),
-            **_times(own, full),
-        }
-        for arm, own in table.items()
-    }
+        raise ConfigError(
+            "no question was answered by all arms, full prefill among them: nothing can be compared"
+        )
+    table = {arm: [answered[asked.id] for asked in common] for arm, answered in by_arm.items()}
+    return {arm: _summary(common, own, table[FULL], table.get(REUSE)) for arm, own in table.items()}
 
 
-def _likelihood(own: _Samples, full: _Samples, reuse: _Samples | None) -> dict[str, Any]:
-    nll, reference = _nll(own), _nll(full)
-    worst = _nll(reuse) if reuse else None
-    kl = [first_token_kl(b.logprobs, a.logprobs) for a, b in zip(own, full, strict=True)]
-    top1 = [a.first_token == b.first_token for a, b in zip(own, full, strict=True)]
-    return {
-        "nll_gold": _shown(bootstrap.mean(nll)),
-        "nll_loss": _shown(bootstrap.difference(nll, reference)),
-        "gap_closed": _shown(bootstrap.gap_closed(nll, reference, worst) if worst else None),
-        "gap": _verdict(bootstrap.difference(worst, reference)) if worst else None,
-        "kl_first_token": _shown(bootstrap.mean(kl)),
-        "top1_agreement": _shown(bootstrap.mean(top1)),
-    }
+def _summary(
+    questions: Sequence[Question],
+    own: Sequence[AnswerSample],
+    full: Sequence[AnswerSample],
+    reuse: Sequence[AnswerSample] | None,
+) -> ArmSummary:
+    pairs = list(zip(own, full, strict=True))
+    nll, reference, worst = (_nll(side) for side in (own, full, reuse or []))
+    kl = [
+        [first_token_kl(b, a) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+        for one, other in pairs
+    ]
+    decided = [
+        a.decision == b.decision for asked, (a, b) in zip(questions, pairs, strict=True) if asked.choices
+    ]
+    ttft = [sample.ttft_ms for sample in own]
+    times = mean(ttft)
+    shares = [sample.recomputed / sample.cached for sample in own if sample.cached]
+    (f1_own, f1_full), (rouge_own, rouge_full) = (
+        [_scores(score, side, questions) for side in (own, full)] for score in (f1, rouge_l)
+    )
+    return ArmSummary(
+        n=len(questions),
+        nll_gold=mean(nll),
+        nll_loss=difference(nll, reference),
+        gap_closed=gap_closed(nll, reference, worst) if worst else None,
+        gap=_verdict(difference(worst, reference)) if worst else None,
+        kl_first_token=mean([of_token[0] for of_token in kl]),
+        kl_answer=mean([float(np.mean(of_token)) for of_token in kl]),
+        top1_agreement=mean([a.first_token == b.first_token for a, b in pairs]),
+        f1=mean(f1_own),
+        f1_loss=difference(f1_full, f1_own),
+        rouge_l=mean(rouge_own),
+        rouge_l_loss=difference(rouge_full, rouge_own),
+        exact_text=mean([same_text(a.text, b.text) for a, b in pairs]),
+        f1_vs_full=mean([f1(a.text, [b.text]) for a, b in pairs]),
+        decision_agreement=mean(decided) if decided else None,
+        ttft_ms=Times(times.mean, times.low, times.high, float(np.median(ttft))),
+        speedup=mean([b.ttft_ms / a.ttft_ms for a, b in pairs]),
+        recomputed=mean(shares) if shares else None,
+    )
 
 
-def _nll(samples: _Samples) -> list[float]:
+def _nll(samples: Sequence[AnswerSample]) -> list[float]:
     return [sample.nll for sample in samples]
 
 
-def _verdict(gap: Interval) -> str:
+def _scores(
+    score: Callable[[str, Sequence[str]], float],
+    samples: Sequence[AnswerSample],
+    questions: Sequence[Question],
+) -> list[float]:
+    return [score(sample.text, asked.answers) for sample, asked in zip(samples, questions, strict=True)]
+
+
+def _verdict(gap: Interval) -> Gap:
     if gap.within_noise:
-        return WITHIN_NOISE
-    return CLEAR if gap.low > 0.0 else NEGATIVE
-
-
-def _answers(rows: Sequence[Row], own: _Samples, full: _Samples) -> dict[str, Any]:
-    numbers: dict[str, Any] = {}
-    for name, score in {"f1": f1, "rouge_l": rouge_l}.items():
-        ours, theirs = (
-            [score(sample.text, row.answers) for sample, row in zip(side, rows, strict=True)]
-            for side in (own, full)
-        )
-        numbers[name] = _shown(bootstrap.mean(ours))
-        numbers[f"{name}_loss"] = _shown(bootstrap.difference(theirs, ours))
-    pairs = list(zip(rows, own, full, strict=True))
-    decided = [a.decision == b.decision for row, a, b in pairs if row.choices]
-    return numbers | {
-        "exact_text": _shown(bootstrap.mean([same_text(a.text, b.text) for _, a, b in pairs])),
-        "f1_vs_full": _shown(bootstrap.mean([f1(a.text, [b.text]) for _, a, b in pairs])),
-        "decision_agreement": _shown(bootstrap.mean(decided) if decided else None),
-    }
-
-
-def _times(own: _Samples, full: _Samples) -> dict[str, Any]:
-    ttft = [sample.ttft_ms for sample in own]
-    speedup = [b.ttft_ms / a.ttft_ms for a, b in zip(own, full, strict=True)]
-    shares = [sample.recomputed / sample.cached for sample in own if sample.cached]
-    return {
-        "ttft_ms": bootstrap.mean(ttft).to_dict() | {"median": float(np.median(ttft))},
-        "speedup": _shown(bootstrap.mean(speedup)),
-        "recomputed": _shown(bootstrap.mean(shares) if shares else None),
-    }
-
-
-def _shown(interval: Interval | None) -> dict[str, float] | None:
-    return interval.to_dict() if interval else None
+        return "within noise"
+    return "clear" if gap.low > 0.0 else "negative"

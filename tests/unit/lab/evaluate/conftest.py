@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
+from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.recommend import recommend
-from blendrag.lab.evaluate.rows import Row
-from blendrag.lab.evaluate.samples import Sample
-from blendrag.lab.evaluate.summary import summarise
+from blendrag.lab.evaluate.run import Evaluation
+from blendrag.lab.evaluate.samples import AnswerSample
+from blendrag.lab.evaluate.summary import ArmSummary, Times, summarise
 
 # name: nats lost per token, probability of the first token, ms, tokens of 100 recomputed
 KNOWN = {
@@ -27,13 +28,13 @@ KNOWN = {
 
 
 @pytest.fixture
-def rows() -> list[Row]:
+def rows() -> list[Question]:
     choices = ((), ("yes", "no"))
-    return [Row(str(n), "Where?", ("Paris",), ("In Paris.",), choices[n % 2]) for n in range(60)]
+    return [Question(str(n), "Where?", ("Paris",), ("In Paris.",), choices[n % 2]) for n in range(60)]
 
 
 @pytest.fixture
-def samples(rows: list[Row]) -> list[Sample]:
+def samples(rows: list[Question]) -> list[AnswerSample]:
     """All arms on all rows. A right answer costs each row another amount; noise is 0.02 nats."""
     rng = random.Random(0)
     base = {row.id: rng.uniform(1.0, 5.0) for row in rows}
@@ -44,38 +45,39 @@ def samples(rows: list[Row]) -> list[Sample]:
     ]
 
 
-def make_sample(row: Row, arm: str, nll: float, p: float, ttft_ms: float, recomputed: int) -> Sample:
+def make_sample(
+    row: Question, arm: str, nll: float, p: float, ttft_ms: float, recomputed: int
+) -> AnswerSample:
     right = p > 0.5
-    return Sample(
-        row=row.id, arm=arm, nll=nll, gold_tokens=2, first_token=7 if right else 8,
-        logprobs={7: math.log(p), 8: math.log(0.95 - p)}, text="In Paris" if right else "London",
+    return AnswerSample(
+        question=row.id, arm=arm, nll=nll,
+        logprobs=[{7: math.log(p), 8: math.log(0.95 - p)}, {9: math.log(0.9), 7: math.log(0.05)}],
+        text="In Paris" if right else "London",
         decision=("yes" if right else "no") if row.choices else None, ttft_ms=ttft_ms,
         cached=0 if arm == "full" else 100, recomputed=recomputed, split_ms={},
     )  # fmt: skip
 
 
 @pytest.fixture
-def results(samples: list[Sample], rows: list[Row]) -> dict[str, Any]:
+def results(samples: list[AnswerSample], rows: list[Question]) -> Evaluation:
     arms = summarise(samples, rows)
-    return {
-        "arms": arms,
-        "recommendation": recommend(arms),
-        "machine": {"model": "models/tiny", "cpu": "a CPU", "threads": 2},
-        "config": {"format": "squadsplit"},
-    }
+    machine = {"model": "models/tiny", "cpu": "a CPU", "threads": 2}
+    return Evaluation(arms, recommend(arms), machine, {"format": "squadsplit"})
 
 
 @pytest.fixture
-def arm_numbers() -> Callable[..., Mapping[str, Any]]:
-    """The part of an arm's summary that a recommendation is made from."""
+def arm_numbers() -> Callable[..., ArmSummary]:
+    """An arm's summary; what a recommendation does not depend on is 0."""
 
-    def make(
-        loss: float, ttft_ms: float, n: int = 60, spread: float = 0.01, kl: float = 0.0
-    ) -> Mapping[str, Any]:
-        interval = {"mean": loss, "low": loss - spread, "high": loss + spread}
-        first = {"mean": kl, "low": kl, "high": kl}
-        speedup = {"mean": 400 / ttft_ms, "low": 1.0, "high": 1e3}
-        losses = {"nll_loss": interval, "kl_first_token": first}
-        return {"n": n, **losses, "ttft_ms": {"median": ttft_ms}, "speedup": speedup}
+    def make(loss: float, ttft_ms: float, n: int = 60, spread: float = 0.01, kl: float = 0.0) -> ArmSummary:
+        nothing = Interval(0.0, 0.0, 0.0)
+        numbers = dict.fromkeys(ArmSummary.__dataclass_fields__, nothing) | {
+            "n": n,
+            "nll_loss": Interval(loss, loss - spread, loss + spread),
+            "kl_first_token": Interval(kl, kl, kl),
+            "ttft_ms": Times(ttft_ms, ttft_ms, ttft_ms, ttft_ms),
+            "speedup": Interval(400 / ttft_ms, 1.0, 1e3),
+        }
+        return ArmSummary(**numbers)  # type: ignore[arg-type]
 
     return make

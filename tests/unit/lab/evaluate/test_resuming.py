@@ -11,7 +11,7 @@ import pytest
 from blendrag.errors import ConfigError, ModelError
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
-from blendrag.lab.evaluate.samples import SampleFile
+from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.lab.progress import BenchProgress
 from blendrag.settings import Settings
 
@@ -47,7 +47,8 @@ def test_samples_made_by_something_else_are_not_gone_on_with(
     name: str, config: dict[str, Any], settings: Settings, options: EvalOptions
 ) -> None:
     assert options.kept
-    SampleFile(options.kept, config | {name: "another"}).close()
+    with SampleLog.open(options.kept, config | {name: "another"}):
+        pass
     said = rf'\({name} was "another", is .*\): name another file, or delete this one to start again'
     with pytest.raises(ConfigError, match=said):
         run_eval(settings, options, BenchProgress())

@@ -1,4 +1,4 @@
-"""From the public sets, and from users' own files, to rows."""
+"""From the public sets, and from users' own files, to questions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError, SourceError
-from blendrag.lab.evaluate.formats import FORMATS, find_format
-from blendrag.lab.evaluate.formats.records import read_records
-from blendrag.lab.evaluate.rows import Row, read_rows
+from blendrag.lab.evaluate.formats import FORMATS, Question, find_format
+from blendrag.lab.evaluate.questions import read_questions, read_records
 from places import DATA, DOCS
 
 QA = DATA / "qa"
@@ -43,8 +42,8 @@ def data(name: str) -> Path:
 
 
 @cache
-def read(name: str, limit: int | None = 40, seed: int = 0) -> list[Row]:
-    return read_rows(data(name), find_format(name), limit, seed)
+def read(name: str, limit: int | None = 40, seed: int = 0) -> list[Question]:
+    return read_questions(data(name), find_format(name), limit, seed)
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:
@@ -69,7 +68,7 @@ def test_answer_that_no_document_has_is_not_asked_for(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_same_seed_does_not_give_other_rows(name: str) -> None:
     rows = read(name, 20, seed=3)
-    assert rows[:7] == read_rows(data(name), find_format(name), 7, seed=3)
+    assert rows[:7] == read_questions(data(name), find_format(name), 7, seed=3)
     assert rows != read(name, 20, seed=4)
 
 
@@ -110,7 +109,7 @@ def test_only_squadsplit_is_cut() -> None:
 
 
 def test_musique_is_not_asked_for_long_answers() -> None:
-    assert all(row.question.endswith("? Answer within 5 words.") for row in read("musique"))
+    assert all(row.text.endswith("? Answer within 5 words.") for row in read("musique"))
 
 
 def test_yes_or_no_question_keeps_its_choices() -> None:
@@ -130,7 +129,7 @@ def test_yes_or_no_question_keeps_its_choices() -> None:
 )
 def test_file_in_another_format_is_told_which(name: str, other: str, fits: str) -> None:
     with pytest.raises(SourceError) as caught:
-        read_rows(data(other), find_format(name))
+        read_questions(data(other), find_format(name))
     message = str(caught.value)
     assert f"is not in the format {name}" in message
     assert set(message.partition("it fits --format ")[2].split(" or ")) == set(fits.split(" or "))
@@ -146,8 +145,8 @@ def test_published_hotpot_is_read(tmp_path: Path) -> None:
         "supporting_facts": [["T", 0]], "context": [["T", ["One. ", "Two."]], ["U", ["Three."]]],
     }  # fmt: skip
     path.write_text(json.dumps([record], indent=1))
-    row = Row("5a", "Which?", ("A",), ("T\nOne. Two.", "U\nThree."))
-    assert read_rows(path, find_format("hotpot")) == [row]
+    row = Question("5a", "Which?", ("A",), ("T\nOne. Two.", "U\nThree."))
+    assert read_questions(path, find_format("hotpot")) == [row]
 
 
 def test_published_musique_is_read(tmp_path: Path) -> None:
@@ -156,8 +155,8 @@ def test_published_musique_is_read(tmp_path: Path) -> None:
         "paragraphs": [{"idx": 0, "title": "T", "paragraph_text": "One.", "is_supporting": True}],
     }  # fmt: skip
     path = write(tmp_path / "musique.jsonl", record, record | {"id": "2", "answerable": False})
-    row = Row("2hop__1", "Which? Answer within 5 words.", ("A", "a"), ("T\nOne.",))
-    assert read_rows(path, find_format("musique")) == [row]
+    row = Question("2hop__1", "Which? Answer within 5 words.", ("A", "a"), ("T\nOne.",))
+    assert read_questions(path, find_format("musique")) == [row]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -170,7 +169,7 @@ def test_published_squad_is_read(tmp_path: Path, indent: int | None) -> None:
     article = {"title": "T", "paragraphs": [{"context": "A b.", "qas": questions}]}
     path = tmp_path / "squad.json"
     path.write_text(json.dumps({"version": "v2.0", "data": [article]}, indent=indent))
-    assert read_rows(path, find_format("squad")) == [Row("1", "Q?", ("A",), ("A b.",))]
+    assert read_questions(path, find_format("squad")) == [Question("1", "Q?", ("A",), ("A b.",))]
 
 
 # -- the user's own --------------------------------------------------------------------------------
@@ -180,14 +179,14 @@ def test_own_file_is_read_in_all_its_variants(tmp_path: Path) -> None:
     other = {"id": 7, "question": "是吗?", "answers": ["是", "对"], "documents": ["是的。"]}
     other["choices"] = ["是", "否"]
     path = write(tmp_path / "mine.jsonl", OWN, other)
-    rows = read_rows(path, find_format("jsonl"))
+    rows = read_questions(path, find_format("jsonl"))
     assert set(rows) == {
-        Row("1", "Who?", ("Ada",), ("Ada was here.", "B\nb")),
-        Row("7", "是吗?", ("是", "对"), ("是的。",), ("是", "否")),
+        Question("1", "Who?", ("Ada",), ("Ada was here.", "B\nb")),
+        Question("7", "是吗?", ("是", "对"), ("是的。",), ("是", "否")),
     }
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    assert read_rows(packed, find_format("jsonl")) == rows
+    assert read_questions(packed, find_format("jsonl")) == rows
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_own_file_is_read_in_all_its_variants(tmp_path: Path) -> None:
 def test_unusable_line_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     path = write(tmp_path / "mine.jsonl", OWN, OWN | change)
     with pytest.raises(SourceError, match=f"mine.jsonl', line 2, is not in the format jsonl: .*{told}"):
-        read_rows(path, find_format("jsonl"))
+        read_questions(path, find_format("jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -222,14 +221,14 @@ def test_file_without_records_is_named(tmp_path: Path, content: bytes, told: str
     path = tmp_path / "mine.jsonl"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=told) as caught:
-        read_rows(path, find_format("jsonl"))
+        read_questions(path, find_format("jsonl"))
     assert "mine.jsonl" in str(caught.value)
 
 
 def test_two_rows_of_one_id_are_not_taken_for_one(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", OWN | {"id": "a"}, OWN | {"id": "a"})
     with pytest.raises(SourceError, match="two questions have the id 'a'"):
-        read_rows(path, find_format("jsonl"))
+        read_questions(path, find_format("jsonl"))
 
 
 @pytest.mark.parametrize("name", ["sqad", "musique:4", "jsonl:2", "kv:0", "kv:", "kv:x", "kv:-1"])
@@ -241,6 +240,6 @@ def test_format_that_does_not_exist_is_refused(name: str) -> None:
 def test_example_of_the_documentation_is_not_refused(tmp_path: Path) -> None:
     page = (DOCS / "evaluation.md").read_text()
     (tmp_path / "mine.jsonl").write_text(page.partition("```jsonl\n")[2].partition("```")[0])
-    rows = {row.id: row for row in read_rows(tmp_path / "mine.jsonl", find_format("jsonl"))}
+    rows = {row.id: row for row in read_questions(tmp_path / "mine.jsonl", find_format("jsonl"))}
     assert rows["visa-2"].choices == ("yes", "no")
     assert rows["1"].documents[1].startswith("Offices\n")

@@ -1,0 +1,271 @@
+"""The format axis: how questions and documents are written in a file. One interface, one registry."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, Field, model_validator
+
+from blendrag.errors import ConfigError
+
+_SHORT = "Answer the question from the documents. Give the answer in a few words, and nothing else."
+_IN_ITS_LANGUAGE = f"{_SHORT} Use the language of the question."
+_VALUE = (
+    "Each document has a key and its value. Find the key that is asked for. Give its value, and nothing else."
+)
+_YES_NO = ("yes", "no")
+_PIECE_TOKENS = 48  # whole paragraphs hide what full reuse loses; pieces of this size show it
+_TRIES = 10  # passages looked at for each that is wanted; few name another question's answer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question over documents.
+
+    id: the same in every run, and no other question's.
+    answers: all that are right, as they are written; the first is the one whose likelihood is measured.
+    documents: their texts, in the order of the prompt.
+    choices: the only answers there are to a question that asks for a decision, such as yes and no.
+    """
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    documents: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How questions, answers and documents are found in a file, and how they are asked.
+
+    record: one item of the file (of its list, or of a line); what does not fit it is another format.
+    questions: from all records, the seed of every random choice, and ``documents``, to the questions, in
+        groups that share documents (articles, say). Each choice depends on the seed and the question alone.
+    system: the system prompt.
+    cut: tokens that documents are cut into, each piece's KV computed apart; None leaves them whole.
+    documents: how many a prompt has, where the format chooses them; None where the file does.
+    """
+
+    name: str
+    record: type[BaseModel]
+    questions: Callable[[Sequence[Any], int, int], Iterable[list[Question]]]
+    system: str = _SHORT
+    cut: int | None = None
+    documents: int | None = None
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def register_format(format: Format) -> None:
+    """Make a format available under its name."""
+    FORMATS[format.name] = format
+
+
+def find_format(name: str) -> Format:
+    """The format called ``name``; ``kv:8``, say, is ``kv`` with 8 documents in a prompt.
+
+    Raises ConfigError for an unknown name, or a number of documents where the file decides.
+    """
+    base, colon, count = name.partition(":")
+    if base not in FORMATS:
+        raise ConfigError(f"unknown format {base!r}; there are {', '.join(sorted(FORMATS))}")
+    found = FORMATS[base]
+    if not colon:
+        return found
+    if found.documents is None:
+        raise ConfigError(f"format {name!r}: the documents of {base} are as many as the file has")
+    if not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ConfigError(f"format {name!r}: {count!r} is no number of documents")
+    return replace(found, name=f"{base}:{int(count)}", documents=int(count))
+
+
+# -- fields, in all the ways that the public sets write them ---------------------------------------
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is blank")
+    return text
+
+
+def _document(value: Any) -> Any:
+    """A text; an object with a text and perhaps a title; HotpotQA's pair of a title and its sentences."""
+    match value:
+        case {"text": str(text), **rest} | {"paragraph_text": str(text), **rest}:
+            title = rest.get("title")
+        case [str(title), [*sentences]]:
+            text = "".join(map(str, sentences))
+        case _:
+            return value
+    return f"{title}\n{text}" if title else text
+
+
+def _answer(value: Any) -> Any:
+    """A text, or SQuAD's object with a text and the place where it begins."""
+    return value["text"] if isinstance(value, dict) and "text" in value else value
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+_Text = Annotated[str, AfterValidator(_not_blank)]
+_Answer = Annotated[_Text, BeforeValidator(_answer)]
+_Answers = Annotated[tuple[_Answer, ...], Field(min_length=1), BeforeValidator(_listed)]
+_Documents = Annotated[tuple[Annotated[_Text, BeforeValidator(_document)], ...], Field(min_length=1)]
+
+
+# -- a question per record, with its documents -----------------------------------------------------
+
+
+class _Own(BaseModel):
+    """The user's own. ``number``: its place in the file, the id of one that has none."""
+
+    number: int = 0
+    id: str | int | None = None
+    question: _Text
+    answers: _Answers = Field(validation_alias=AliasChoices("answers", "answer"))
+    documents: _Documents
+    choices: tuple[_Text, ...] = ()
+    answerable: bool = True
+
+    def asked(self) -> Question:
+        id = str(self.number if self.id is None else self.id)
+        return Question(id, self.question, self.answers, self.documents, self.choices)
+
+
+class _Musique(_Own):
+    """As MuSiQue publishes it (paragraphs), or as CacheBlend's repository cuts it (ctxs)."""
+
+    documents: _Documents = Field(validation_alias=AliasChoices("ctxs", "paragraphs"))
+    aliases: tuple[_Text, ...] = Field((), validation_alias="answer_aliases")
+
+    def asked(self) -> Question:
+        """For as few words as the answers have (CacheBlend, footnote 7)."""
+        own = super().asked()
+        few = f"{own.text} Answer within 5 words."
+        return replace(own, text=few, answers=(*own.answers, *self.aliases))
+
+
+class _Hotpot(_Own):
+    """HotpotQA's distractor setting, with its own context or with ctxs."""
+
+    id: str | int | None = Field(None, validation_alias=AliasChoices("id", "_id"))
+    type: str
+    documents: _Documents = Field(validation_alias=AliasChoices("ctxs", "context"))
+
+    def asked(self) -> Question:
+        own = super().asked()
+        return replace(own, choices=_YES_NO if own.answers[0].lower() in _YES_NO else ())
+
+
+class _NaturalQuestion(_Own):
+    """With the passage that has the answer, as in "Lost in the Middle"."""
+
+    answers: _Answers
+    documents: _Documents = Field(validation_alias="ctxs")
+
+
+def _as_recorded(records: Sequence[_Own], seed: int, count: int) -> Iterator[list[Question]]:
+    for record in records:
+        if record.answerable:
+            yield [record.asked()]
+
+
+def _among_passages(records: Sequence[_Own], seed: int, count: int) -> Iterator[list[Question]]:
+    """A question with one passage is asked among passages of others, in which none of its answers occurs."""
+    passages = list(dict.fromkeys(text for each in records for text in each.documents))
+    for (question,) in _as_recorded(records, seed, count):
+        rng = random.Random(f"{seed}:{question.id}")
+        documents = list(question.documents)
+        if len(documents) == 1:
+            answers = [answer.lower() for answer in question.answers]
+            drawn = rng.sample(passages, min(len(passages), _TRIES * (count - 1)))
+            wrong = [text for text in drawn if not any(answer in text.lower() for answer in answers)]
+            documents += [text for text in wrong if text not in documents][: count - 1]
+            rng.shuffle(documents)
+        yield [replace(question, documents=tuple(documents))]
+
+
+register_format(Format("jsonl", _Own, _as_recorded))
+register_format(Format("musique", _Musique, _as_recorded))
+register_format(Format("hotpot", _Hotpot, _as_recorded))
+register_format(Format("nq", _NaturalQuestion, _among_passages, documents=6))
+
+
+# -- SQuAD and XQuAD: the paragraph that has the answer, among others of its article ---------------
+
+
+class _SquadQuestion(BaseModel):
+    id: str
+    question: _Text
+    answers: tuple[_Answer, ...]
+
+
+class _SquadParagraph(BaseModel):
+    context: _Text
+    qas: list[_SquadQuestion]
+
+
+class _SquadArticle(BaseModel):
+    paragraphs: list[_SquadParagraph]
+
+
+def _among_paragraphs(articles: Sequence[_SquadArticle], seed: int, count: int) -> Iterator[list[Question]]:
+    for article in articles:
+        yield [
+            _squad_question(article, paragraph.context, asked, seed, count)
+            for paragraph in article.paragraphs
+            for asked in paragraph.qas
+            if asked.answers  # SQuAD 2.0 asks what no paragraph answers
+        ]
+
+
+def _squad_question(
+    article: _SquadArticle, context: str, asked: _SquadQuestion, seed: int, count: int
+) -> Question:
+    others = dict.fromkeys(each.context for each in article.paragraphs if each.context != context)
+    rng = random.Random(f"{seed}:{asked.id}")
+    documents = [context, *rng.sample(list(others), min(count - 1, len(others)))]
+    rng.shuffle(documents)
+    return Question(asked.id, asked.question, tuple(dict.fromkeys(asked.answers)), tuple(documents))
+
+
+register_format(Format("squad", _SquadArticle, _among_paragraphs, documents=6))
+register_format(Format("squadsplit", _SquadArticle, _among_paragraphs, cut=_PIECE_TOKENS, documents=4))
+register_format(Format("xquad", _SquadArticle, _among_paragraphs, _IN_ITS_LANGUAGE, documents=5))
+
+
+# -- key-value retrieval ("Lost in the Middle"): copying, which small models can do as well --------
+
+
+class _KeyValues(BaseModel):
+    number: int = 0
+    pairs: list[tuple[str, str]] = Field(validation_alias="ordered_kv_records")
+    key: str
+    value: str
+
+    @model_validator(mode="after")
+    def _has_the_pair(self) -> Self:
+        if (self.key, self.value) not in self.pairs:
+            raise ValueError("'key' and 'value' are none of the pairs")
+        return self
+
+
+def _among_pairs(records: Sequence[_KeyValues], seed: int, count: int) -> Iterator[list[Question]]:
+    """A document per pair. Those left of the file's pairs keep its order, as the answer's place is random."""
+    for each in records:
+        rng = random.Random(f"{seed}:{each.number}")
+        others = [pair for pair in each.pairs if pair[0] != each.key]
+        kept = {each.key, *(key for key, _ in rng.sample(others, min(count - 1, len(others))))}
+        documents = tuple(f"Key: {key}\nValue: {value}" for key, value in each.pairs if key in kept)
+        asked = f"What is the value of the key {each.key}?"
+        yield [Question(str(each.number), asked, (each.value,), documents)]
+
+
+register_format(Format("kv", _KeyValues, _among_pairs, _VALUE, documents=12))
