@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
@@ -15,6 +16,7 @@ from blendrag.lab.evaluate.chunks import ChunkStore, Documents, chunk_store, cut
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
 from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
+from blendrag.lab.experiment import in_turn
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import PromptMaker
 from blendrag.prompt import encode_document
@@ -62,24 +64,27 @@ class Measuring:
     def run(self, questions: Sequence[TokenizedQuestion], arms: Sequence[ArmSpec], log: SampleLog) -> None:
         """Ask what has not been asked yet; a question's samples are kept as soon as it has all of them."""
         done = {(sample.question, sample.arm) for sample in log.samples}
-        left = [(asked, [arm for arm in arms if (asked.id, arm.name) not in done]) for asked in questions]
-        todo = [(asked, own) for asked, own in left if own]
-        self._progress.total(sum(len(own) for _, own in todo))
+        left = {one.id: [arm for arm in arms if (one.id, arm.name) not in done] for one in questions}
+        variants = {id: self._variants(own) for id, own in left.items()}
+        turns = in_turn(
+            {arm.name: arm for arm in arms},
+            questions,
+            self._progress,
+            warm_up=0,
+            done=lambda asked, name: (asked.id, name) in done,
+        )
         with contextlib.ExitStack() as exits:
-            for variant in {variant for _, own in todo for variant in self._variants(own)}:
-                users = [asked for asked, own in todo if variant in self._variants(own)]
+            for variant in set[Variant]().union(*variants.values()):
+                users = [asked for asked in questions if variant in variants[asked.id]]
                 self._stores[variant] = exits.enter_context(self._store(variant, users))
-            for number, (asked, own) in enumerate(todo):
-                where = f"question {number + 1} of {len(todo)}"
-                self._progress.note(f"{where}: ingest")
-                stores = [self._stores[variant] for variant in self._variants(own)]
+            for number, (asked, own) in enumerate(groupby(turns, key=lambda turn: turn.trial)):
+                stores = [self._stores[variant] for variant in variants[asked.id]]
                 for store in stores:
                     store.fill(asked.documents)
                 if number == 0:
-                    asyncio.run(self._warm_up(asked, own))
+                    asyncio.run(self._warm_up(asked, left[asked.id]))
                 reset(self._engine)
-                shift = number % len(own)
-                for sample in asyncio.run(self._ask(asked, [*own[shift:], *own[:shift]], where)):
+                for sample in asyncio.run(self._ask(asked, (turn.arm for turn in own))):
                     log.append(sample)
                 for store in stores:
                     store.release(asked.id)
@@ -102,16 +107,14 @@ class Measuring:
         for arm in kinds.values():
             await force(self._engine, await self._prompt(arm, asked), asked.gold)
 
-    async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec], where: str) -> list[AnswerSample]:
+    async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> list[AnswerSample]:
         """First the prompts whose time is taken, one by one; then all other answers at once."""
         prompts: list[ArmPrompt] = []
         forced: list[ForcedAnswer] = []
         for arm in arms:
-            self._progress.note(f"{where}: {arm.name}")
             prompts.append(await self._prompt(arm, asked))
             forced.append(await force(self._engine, prompts[-1], asked.gold))
-            self._progress.step()
-        self._progress.note(f"{where}: free answers")
+        self._progress.note("free answers")
         texts = await asyncio.gather(*(write(self._engine, each, self._max_tokens) for each in prompts))
         decided = await asyncio.gather(*(decide(self._engine, each, asked.choices) for each in prompts))
         return [
