@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import exp
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -15,6 +14,7 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
 from blendrag.lab.prompts import StoredChunk
+from blendrag.lab.statistics import next_token_kl
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -165,7 +165,7 @@ def _blended(answers: Sequence[Delta]) -> Row:
 def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Row]:
     pairs = list(zip(full, repaired, strict=True))
     gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in pairs)
-    kl = max(divergence(one.logprobs[0], other.logprobs[0]) for one, other in pairs)
+    kl = max(next_token_kl(one.logprobs[0], other.logprobs[0]) for one, other in pairs)
     return [
         _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
         _at_most("ratio 1 against full prefill, KL", kl, _MAX_KL),
@@ -175,15 +175,6 @@ def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Row]
 def _gap(logprobs: dict[int, float], token: int) -> float:
     """How much less likely ``token`` is than the likeliest. 0: the same token; tiny: a tie."""
     return max(logprobs.values()) - logprobs.get(token, min(logprobs.values()))
-
-
-def divergence(p: dict[int, float], q: dict[int, float]) -> float:
-    """KL(p, q) of two next-token distributions, of each of which only the likeliest tokens are known.
-
-    A token that ``q`` does not list is given the least probability it lists: a lower bound.
-    """
-    least = min(q.values())
-    return max(0.0, sum(exp(logp) * (logp - q.get(token, least)) for token, logp in p.items()))
 
 
 def _largest_change(before: Sequence[Delta], after: Sequence[Delta]) -> float:

@@ -62,7 +62,7 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(float(middle), float(low), float(high))
 
 
-def first_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:
+def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:
     """KL(reference, other) in nats over the reference's ``top`` tokens, all others as one bucket.
 
     Arguments are {token: log probability} of each side's most likely tokens. A token ``other`` does not
@@ -84,7 +84,7 @@ def first_token_kl(reference: Mapping[int, float], other: Mapping[int, float], t
 def mean_kl(own: Sequence[Sample], reference: Sequence[Sample]) -> float:
     """Of the first tokens, request by request."""
     pairs = zip(own, reference, strict=True)
-    return float(np.mean([first_token_kl(there.logprobs, here.logprobs) for here, there in pairs]))
+    return float(np.mean([next_token_kl(there.logprobs, here.logprobs) for here, there in pairs]))
 
 
 def summarise(

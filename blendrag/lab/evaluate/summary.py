@@ -14,7 +14,7 @@ from blendrag.lab.evaluate.bootstrap import Interval, difference, gap_closed, me
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.scores import f1, rouge_l, same_text
-from blendrag.lab.statistics import first_token_kl
+from blendrag.lab.statistics import next_token_kl
 
 Gap = Literal["clear", "within noise", "negative"]
 
@@ -90,7 +90,7 @@ def _summary(
     pairs = list(zip(own, full, strict=True))
     nll, reference, worst = (_nll(side) for side in (own, full, reuse or []))
     kl = [
-        [first_token_kl(b, a) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
+        [next_token_kl(b, a) for a, b in zip(one.logprobs, other.logprobs, strict=True)]
         for one, other in pairs
     ]
     decided = [

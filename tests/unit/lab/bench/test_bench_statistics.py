@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.lab.arms import Sample
-from blendrag.lab.statistics import Spread, first_token_kl, spread, summarise
+from blendrag.lab.statistics import Spread, next_token_kl, spread, summarise
 
 
 def logprobs(weights: list[float], rest: float, first: int = 0) -> dict[int, float]:
@@ -25,34 +25,34 @@ REST = st.floats(0.001, 10)
 @given(WEIGHTS, REST)
 def test_the_same_distribution_does_not_diverge(weights: list[float], rest: float) -> None:
     same = logprobs(weights, rest)
-    assert first_token_kl(same, same) == pytest.approx(0, abs=1e-6)
+    assert next_token_kl(same, same) == pytest.approx(0, abs=1e-6)
 
 
 @given(WEIGHTS, REST, WEIGHTS, REST, st.integers(0, 30))
 def test_divergence_is_never_negative_nor_infinite(
     p: list[float], p_rest: float, q: list[float], q_rest: float, shift: int
 ) -> None:
-    assert 0 <= first_token_kl(logprobs(p, p_rest), logprobs(q, q_rest, shift)) < 60
+    assert 0 <= next_token_kl(logprobs(p, p_rest), logprobs(q, q_rest, shift)) < 60
 
 
 def test_divergence_is_the_textbook_one_over_top_tokens_and_the_rest() -> None:
     p, q = {1: math.log(0.5), 2: math.log(0.3)}, {1: math.log(0.4), 2: math.log(0.2)}
     expected = 0.5 * math.log(0.5 / 0.4) + 0.3 * math.log(0.3 / 0.2) + 0.2 * math.log(0.2 / 0.4)
-    assert first_token_kl(p, q) == pytest.approx(expected)
+    assert next_token_kl(p, q) == pytest.approx(expected)
 
 
 def test_only_the_top_tokens_of_the_reference_count() -> None:
     p, q = logprobs([5, 3, 1], 1), logprobs([5, 3, 1e-9], 2 - 1e-9)
-    assert first_token_kl(p, q, top=2) == pytest.approx(0, abs=1e-9)
+    assert next_token_kl(p, q, top=2) == pytest.approx(0, abs=1e-9)
 
 
 def test_tokens_that_the_other_side_does_not_list_are_not_taken_for_agreement() -> None:
-    assert first_token_kl(logprobs([8, 1], 1), logprobs([8, 1], 1, first=100)) > 1
+    assert next_token_kl(logprobs([8, 1], 1), logprobs([8, 1], 1, first=100)) > 1
 
 
 def test_certainty_on_both_sides_does_not_divide_by_zero() -> None:
-    assert first_token_kl({1: 0.0}, {1: 0.0, 2: -50.0}) == pytest.approx(0)
-    assert math.isfinite(first_token_kl({1: 0.0}, {2: 0.0}))
+    assert next_token_kl({1: 0.0}, {1: 0.0, 2: -50.0}) == pytest.approx(0)
+    assert math.isfinite(next_token_kl({1: 0.0}, {2: 0.0}))
 
 
 def test_spread_of_one_sample_is_that_sample() -> None:
