@@ -43,7 +43,10 @@ def test_no_package_is_pinned_twice() -> None:
     assert not set(CPU) & set(DEV)
 
 
-@pytest.mark.parametrize("text", [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["smollm2"]])
+RUNTIME = [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["lab"], *EXTRAS["smollm2"]]
+
+
+@pytest.mark.parametrize("text", RUNTIME)
 def test_dependency_is_covered_by_the_runtime_lock(text: str) -> None:
     wanted = Requirement(text)
     assert wanted.specifier.contains(pinned(CPU[canonicalize_name(wanted.name)]))

@@ -93,16 +93,14 @@ def load(
     chunks: Chunks = 6,
     chunk_tokens: ChunkTokens = 256,
     pool: Annotated[int, typer.Option(min=2, help="Chunks in the store.")] = 48,
-    questions: Annotated[int, typer.Option(min=1, help="Questions, each in four phrasings.")] = 40,
-    order: Annotated[
-        str, typer.Option(help="Chunks of a prompt: retrieved (the nearest first) or shuffled.")
-    ] = "retrieved",
+    questions: Annotated[int, typer.Option(min=1, help="Different prompts.")] = 40,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 16,
     seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.")] = 24.0,
     rates: Annotated[
-        str | None, typer.Option(help="Requests a second; else they are looked for.", metavar="A,B,...")
+        str | None,
+        typer.Option(help="Requests a second; else some about what each arm can do.", metavar="A,B,..."),
     ] = None,
-    tries: Annotated[int, typer.Option(min=1, help="Rates per arm, where they are looked for.")] = 5,
+    tries: Annotated[int, typer.Option(min=1, help="Rates per arm, where none are given.")] = 5,
     bound_ms: Annotated[
         float | None,
         typer.Option(min=1.0, help="Of p95 TTFT; else twice full prefill's without load."),
@@ -110,22 +108,23 @@ def load(
     model: Model = None,
     plot: Plot = None,
     json: Json = None,
+    paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
     """Throughput: how many requests a second each arm answers before the time to first token gets long."""
-    from blendrag.lab.bench.arrivals import parse_rates
-    from blendrag.lab.bench.load import run_load
-    from blendrag.lab.bench.load_plot import draw_load
-    from blendrag.lab.bench.load_runs import LoadOptions
-    from blendrag.lab.bench.load_table import print_load
+    from blendrag.lab.bench.load import LoadOptions, parse_rates, run_load
+    from blendrag.lab.bench.load_report import draw_load, print_load
     from blendrag.settings import Settings
 
     options = LoadOptions(
         chunks, chunk_tokens, pool, questions, max_tokens, seconds,
-        parse_rates(rates) if rates else (), tries, bound_ms, order, seed,
+        parse_rates(rates) if rates else (), tries, bound_ms, seed,
     )  # fmt: skip
     settings = Settings.load(model=model, prefix_caching=True)
-    measured(lambda progress: run_load(settings, options, progress), print_load, json, plot, draw_load)
+    measured(
+        lambda progress: run_load(settings, options, progress), print_load, json, plot, draw_load,
+        paste=("load", paste),
+    )  # fmt: skip
 
 
 @app.command()
@@ -143,17 +142,20 @@ def beside(
     model: Model = None,
     plot: Plot = None,
     json: Json = None,
+    paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
     """Inter-token latency of running answers while long prompts arrive: full prefills, then blends."""
     from blendrag.lab.bench.beside import BesideOptions, run_beside
-    from blendrag.lab.bench.beside_plot import draw_beside
-    from blendrag.lab.bench.beside_table import print_beside
+    from blendrag.lab.bench.load_report import draw_beside, print_beside
     from blendrag.settings import Settings
 
     options = BesideOptions(decodes, decode_tokens, chunks, chunk_tokens, arrivals, gap, repeats, seed)
     settings = Settings.load(model=model, prefix_caching=True)
-    measured(lambda progress: run_beside(settings, options, progress), print_beside, json, plot, draw_beside)
+    measured(
+        lambda progress: run_beside(settings, options, progress), print_beside, json, plot, draw_beside,
+        paste=("beside", paste),
+    )  # fmt: skip
 
 
 @app.command()
@@ -164,13 +166,17 @@ def kernels(
     repeats: Annotated[int, typer.Option(min=1, help="How often each piece of a layer is timed.")] = 20,
     model: Model = None,
     json: Json = None,
+    paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
     """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
     from blendrag.lab.bench.kernels import KernelOptions, run_kernels
-    from blendrag.lab.bench.kernels_table import print_kernels
+    from blendrag.lab.bench.kernels_report import print_kernels
     from blendrag.settings import Settings
 
     options = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
     settings = Settings.load(model=model)
-    measured(lambda progress: run_kernels(settings, options, progress), print_kernels, json)
+    measured(
+        lambda progress: run_kernels(settings, options, progress), print_kernels, json,
+        paste=("kernels", paste),
+    )  # fmt: skip

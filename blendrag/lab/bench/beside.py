@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
-from blendrag.lab.bench.beside_summary import Window, ratios_to_alone, summarise_windows
-from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
+from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, stop
+from blendrag.lab.experiment import in_turn
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
+from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import trial_store
 from blendrag.machine import describe_machine
@@ -30,6 +31,7 @@ CONDITIONS = ("alone", "full", "blended")
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _ROOM = 1.3  # of a full prefill's time: from one arrival to the next, so that none waits for the last one
 _LOOK_S = 0.02  # how often it is looked whether all decodes run
+Gap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
 
 
@@ -64,18 +66,17 @@ def run_beside(settings: Settings, options: BesideOptions, progress: BenchProgre
     Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
     with blending_engine(settings, progress) as engine:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-        maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
-        pieces = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
+        maker = PromptMaker.of(engine, settings)
+        pieces = text_pieces(maker.tokenizer, _POOL * options.chunks, options.chunk_tokens)
         progress.note("ingest")
         with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
             rng = random.Random(options.seed)
             count = 1 + options.arrivals * options.repeats
             trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]
             prompts = [trial.prompt for trial in trials]
-            stories = [encode_document(tokenizer, _STORY.format(number)) for number in range(options.decodes)]
+            stories = [
+                encode_document(maker.tokenizer, _STORY.format(number)) for number in range(options.decodes)
+            ]
             check_prompts(prompts, engine.max_model_len)
             short = [Prompt(story, ()) for story in stories]
             check_prompts(short, engine.max_model_len, options.decode_tokens)
@@ -116,22 +117,15 @@ class _Beside:
         prefill takes beside the decodes."""
         options = self._options
         warm_up, *own = prompts
-        self._progress.total(len(CONDITIONS) * (options.repeats + 1))
         gap = options.gap or 0.0
-        for condition in reversed(CONDITIONS):
-            self._progress.note(f"warm-up: {condition}")
-            window = await self._window(condition, [warm_up], gap)
-            if condition == "full":
+        for turn in in_turn(dict.fromkeys(reversed(CONDITIONS)), [warm_up], self._progress):
+            window = await self._window(turn.key, [turn.trial], gap)
+            if turn.key == "full":
                 gap = gap or _ROOM * window.waits[0]
-            self._progress.step()
+        rounds = [own[at : at + options.arrivals] for at in range(0, len(own), options.arrivals)]
         windows: dict[str, list[Window]] = {condition: [] for condition in CONDITIONS}
-        for number in range(options.repeats):
-            arriving = own[number * options.arrivals : (number + 1) * options.arrivals]
-            shift = number % len(CONDITIONS)
-            for condition in (*CONDITIONS[shift:], *CONDITIONS[:shift]):
-                self._progress.note(f"repeat {number + 1} of {options.repeats}: {condition}")
-                windows[condition].append(await self._window(condition, arriving, gap))
-                self._progress.step()
+        for turns in in_turn(dict.fromkeys(CONDITIONS), rounds, self._progress, warm_up=0):
+            windows[turns.key].append(await self._window(turns.key, turns.trial, gap))
         return windows, gap
 
     async def _window(self, condition: str, prompts: Sequence[Prompt], gap: float) -> Window:
@@ -171,3 +165,78 @@ class _Beside:
         await ask_timed(self._engine, prompt.token_ids, exactly(1), timed, recipe, name)
         if recipe is not None:
             check_blended("what arrived", timed.report)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Seconds on one clock. decodes: answers that ran; arrivals: prompts that came beside them."""
+
+    begin: float
+    end: float
+    decodes: Sequence[Timed]
+    arrivals: Sequence[Timed]
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Between tokens, as far as the second of them came in the window; by time."""
+        gaps = [gap for decode in self.decodes for gap in decode.gaps if self.begin <= gap[1] < self.end]
+        return sorted(gaps, key=lambda gap: gap[1])
+
+    @property
+    def waits(self) -> list[float]:
+        """Of the arrivals, for their first token."""
+        return [arrival.tokens[0] - arrival.due for arrival in self.arrivals if arrival.tokens]
+
+    @property
+    def during(self) -> list[Gap]:
+        """Those gaps that an arrival fell into, between its being due and its first token. Unlike ``gaps``
+        they do not depend on how far the arrivals are apart. All gaps, where nothing arrived."""
+        spans = [(arrival.due, arrival.tokens[0]) for arrival in self.arrivals if arrival.tokens]
+        met = [gap for gap in self.gaps if any(gap[0] < stop and gap[1] > start for start, stop in spans)]
+        return met if self.arrivals else self.gaps
+
+    def trace(self) -> list[list[float]]:
+        """[seconds since the beginning, ms since the answer's last token] per token."""
+        return [[after - self.begin, 1e3 * (after - before)] for before, after in self.gaps]
+
+
+def _itl(gaps: Sequence[Gap]) -> dict[str, float]:
+    if not gaps:
+        raise ConfigError("no token came in time: ask for a longer --gap")
+    return percentiles([1e3 * (after - before) for before, after in gaps])
+
+
+def summarise_windows(windows: Sequence[Window]) -> dict[str, Any]:
+    """One condition. itl_ms: between tokens, of all windows; during_ms: of those that an arrival fell into;
+    p50, p95 and max. arrival_ttft_ms: None where nothing arrived. tokens_per_s: of all decodes."""
+    waits = [1e3 * wait for window in windows for wait in window.waits]
+    return {
+        "itl_ms": _itl([gap for window in windows for gap in window.gaps]),
+        "during_ms": _itl([gap for window in windows for gap in window.during]),
+        "arrival_ttft_ms": asdict(spread(waits)) if waits else None,
+        "tokens_per_s": sum(len(window.gaps) for window in windows)
+        / sum(window.end - window.begin for window in windows),
+    }
+
+
+def ratios_to_alone(windows: Mapping[str, Sequence[Window]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Per condition with arrivals, repeat by repeat against ``alone``: the spread of the ratios of ``itl``
+    and ``during``, each of p50, p95 and max."""
+    alone = [_itl(window.gaps) for window in windows["alone"]]
+    return {
+        name: {
+            which: {
+                key: asdict(spread([one[key] / base[key] for one, base in zip(own, alone, strict=True)]))
+                for key in ("p50", "p95", "max")
+            }
+            for which, own in (
+                ("itl", [_itl(window.gaps) for window in of]),
+                ("during", [_itl(window.during) for window in of]),
+            )
+        }
+        for name, of in windows.items()
+        if name != "alone"
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ _BEST_OF = 5
 @dataclass(frozen=True, slots=True)
 class CodecCost:
     """k_error, v_error: norm of the difference by norm, mean over chunks and layers. encode_gb_s,
-    decode_gb_s: 10^9 bytes of KV as the model has it, by one thread."""
+    decode_gb_s: 10^9 bytes of KV as the model has it, by one thread. kl_from_exact: by arm, of its first
+    tokens against those with the codec ``EXACT``."""
 
     bytes_per_token: float
     k_error: float
     v_error: float
     encode_gb_s: float
     decode_gb_s: float
+    kl_from_exact: dict[str, float] = field(default_factory=dict)
 
 
 def measure_codecs(names: Sequence[str], exact: TrialStore, dtype: str) -> dict[str, CodecCost]:

@@ -60,12 +60,9 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: BenchProgr
 def _measure(
     engine: Engine, settings: Settings, options: KernelOptions, progress: BenchProgress
 ) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
+    maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")
-    pieces = text_pieces(tokenizer, options.chunks, options.chunk_tokens)
-    maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+    pieces = text_pieces(maker.tokenizer, options.chunks, options.chunk_tokens)
     with temporary_store(engine, settings, pieces) as store:
         rng = random.Random(options.seed)
         trials = [maker.trial(store.chunks, options.chunks, rng, n) for n in range(_BLENDS + 1)]

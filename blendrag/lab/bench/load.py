@@ -1,26 +1,64 @@
-"""Throughput under an open-loop load of questions with re-used chunks (CacheBlend figure 14)."""
+"""Throughput under an open-loop load of prompts with re-used chunks (CacheBlend figure 14)."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import asdict, replace
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from blendrag.embedder import Embedder
-from blendrag.lab.arms import recipe_of
-from blendrag.lab.bench.load_runs import LoadOptions, LoadRuns, Ways
-from blendrag.lab.bench.paraphrases import PHRASINGS, extended_set
+import numpy as np
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import ConfigError
+from blendrag.lab.arms import recipe_of, reset
+from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, stop
+from blendrag.lab.experiment import Turn, in_turn
 from blendrag.lab.progress import BenchProgress
-from blendrag.lab.prompts import PromptMaker, check_prompts
+from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
-from blendrag.models import resolve_embedder
-from blendrag.prompt.template import decode
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
+
+WARM_UP = 1 / 6  # of a run's time, as the paper drops 1,000 of 6,000 requests
+_LEAST, _STEP = 0.5, 1.25  # the lowest rate of an arm by its own without load, and from one to the next
+_ALONE = 5  # requests, one after another
+
+Ways = dict[str, Callable[[Prompt], tuple[Recipe | None, str]]]  # per arm: a prompt's recipe and namespace
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What is measured.
+
+    questions: different prompts, asked again and again. seconds: of arrivals, per arm and rate. rates:
+    requests per second, for every arm; none: ``tries`` rates about what each arm answers without load.
+    bound_ms: of p95 TTFT; None: twice full prefill's unloaded median.
+    """
+
+    chunks: int = 6
+    chunk_tokens: int = 256
+    pool: int = 48
+    questions: int = 40
+    max_tokens: int = 16
+    seconds: float = 24.0
+    rates: tuple[float, ...] = ()
+    tries: int = 5
+    bound_ms: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pool < self.chunks:
+            raise ConfigError(f"--pool {self.pool}: fewer than the {self.chunks} chunks of a prompt")
+        if self.seconds <= 0 or self.tries < 1 or (self.bound_ms is not None and self.bound_ms <= 0):
+            raise ConfigError("--seconds, --tries and --bound-ms must be above 0")
 
 
 def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) -> dict[str, Any]:
@@ -29,35 +67,28 @@ def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) 
     arms: per arm (full, prefix, blended) ``alone``: medians of ``ttft_ms`` and ``total_ms`` of requests one
         after another; ``runs``: per rate what ``summarise_run`` says, ascending; and what ``sustained`` says.
     bound_ms: of p95 TTFT.
-    machine, config: as ``run_ttft``.
+    machine, config: what it ran on, and the options.
 
     At one rate all arms are sent the same prompts at the same times, from an empty prefix cache. Raises
     ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
     with blending_engine(settings, progress) as engine:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-        progress.note("finding the chunks of every question")
-        pieces = text_pieces(tokenizer, options.pool, options.chunk_tokens)
-        queries = extended_set(
-            [decode(tokenizer, piece) for piece in pieces],
-            Embedder(resolve_embedder(settings.embedder)).embed,
-            options.questions, options.chunks, options.seed, shuffled=options.order == "shuffled",
-        )  # fmt: skip
+        maker = PromptMaker.of(engine, settings)
         progress.note("ingest")
+        pieces = text_pieces(maker.tokenizer, options.pool, options.chunk_tokens)
         with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
-            maker = PromptMaker(tokenizer, system_prompt=settings.system_prompt, separator=settings.separator)
+            rng = random.Random(options.seed)
             prompts = [
-                maker.make([store.chunks[at] for at in query.chunks], query.question) for query in queries
+                maker.trial(store.chunks, options.chunks, rng, number).prompt
+                for number in range(options.questions)
             ]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
-            runs = LoadRuns(engine, prompts, _ways(settings, store), options, progress)
+            runs = _Runs(engine, prompts, _ways(settings, store), options, progress)
             found = asyncio.run(runs.measure())
     return found | {
         "machine": describe_machine(settings.model, engine.facts),
         "config": asdict(options) | {
-            "phrasings": len(PHRASINGS), "ratio": settings.recompute_ratio, "selector": settings.selector,
+            "ratio": settings.recompute_ratio, "selector": settings.selector,
             "codec": settings.codec, "blend_share": settings.blend_share,
             "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
         },
@@ -72,4 +103,175 @@ def _ways(settings: Settings, store: TrialStore) -> Ways:
         "full": lambda prompt: (None, f"alone-{next(alone)}"),
         "prefix": lambda prompt: (None, ""),
         "blended": lambda prompt: (replace(recipe, spans=prompt.spans), ""),
+    }
+
+
+class _Runs:
+    """The runs of one measurement."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        ways: Ways,
+        options: LoadOptions,
+        progress: BenchProgress,
+    ) -> None:
+        self._engine, self._prompts, self._ways = engine, prompts, ways
+        self._options, self._progress = options, progress
+        self._sampling = exactly(options.max_tokens)
+        self._bound_ms = options.bound_ms or 0.0
+
+    async def measure(self) -> dict[str, Any]:
+        """What ``run_load`` says, but for the machine and the options."""
+        options = self._options
+        alone = {turn.key: await self._alone(turn.key) for turn in self._turns(1)}
+        self._bound_ms = self._bound_ms or 2 * alone["full"]["ttft_ms"]
+        shares = [_LEAST * _STEP**number for number in range(options.tries)]
+        rates = {
+            arm: options.rates or [share * 1e3 / alone[arm]["total_ms"] for share in shares]
+            for arm in self._ways
+        }
+        runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in self._ways}
+        for turn in self._turns(len(options.rates) or options.tries):
+            rate = rates[turn.key][turn.trial]
+            runs[turn.key].append({"rate": rate} | await self._run(turn.key, rate))
+        best = sustained(runs, self._bound_ms)
+        return {
+            "arms": {arm: best[arm] | {"alone": alone[arm], "runs": own} for arm, own in runs.items()},
+            "bound_ms": self._bound_ms,
+        }
+
+    def _turns(self, trials: int) -> Iterator[Turn[str, Any, int]]:
+        return in_turn(self._ways, range(trials), self._progress, warm_up=0)
+
+    async def _alone(self, arm: str) -> dict[str, float]:
+        """Medians of requests one after another; the first warms up."""
+        reset(self._engine)
+        timed = [Timed(0.0) for _ in range(_ALONE + 1)]
+        for prompt, each in zip(itertools.cycle(self._prompts), timed, strict=False):
+            await self._ask(arm, prompt, each)
+        return {
+            "ttft_ms": float(np.median([1e3 * (each.tokens[0] - each.sent) for each in timed[1:]])),
+            "total_ms": float(np.median([1e3 * (each.tokens[-1] - each.sent) for each in timed[1:]])),
+        }
+
+    async def _ask(self, arm: str, prompt: Prompt, timed: Timed) -> None:
+        recipe, namespace = self._ways[arm](prompt)
+        await ask_timed(self._engine, prompt.token_ids, self._sampling, timed, recipe, namespace)
+
+    async def _run(self, arm: str, rate: float) -> dict[str, Any]:
+        """Send at the times of this rate; answers that take longer than the bound after the last one could
+        arrive are cut off."""
+        options = self._options
+        reset(self._engine)
+        start = time.perf_counter()
+        requests = [Timed(start + at) for at in arrival_times(rate, options.seconds, options.seed)]
+        end = start + options.seconds
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            async with asyncio.timeout(options.seconds + self._bound_ms / 1e3):
+                for prompt, timed in zip(itertools.cycle(self._prompts), requests, strict=False):
+                    await asyncio.sleep(timed.due - time.perf_counter())
+                    tasks.append(asyncio.create_task(self._ask(arm, prompt, timed)))
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            pass
+        finally:
+            await stop(self._engine, tasks)
+        return summarise_run(requests, start + WARM_UP * options.seconds, end, time.perf_counter())
+
+
+# -- numbers ----------------------------------------------------------------------------------------------
+
+
+def arrival_times(rate: float, seconds: float, seed: int) -> list[float]:
+    """Poisson arrivals: seconds from the start, ascending, below ``seconds``.
+
+    The same gaps for every rate, scaled, so that rates differ in nothing else.
+    """
+    rng, times, now = np.random.default_rng(seed), [], 0.0
+    while (now := now + float(rng.exponential()) / rate) < seconds:
+        times.append(now)
+    return times
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    """``"0.5,1"`` as ascending numbers, each once. Raises ConfigError, naming what is wrong."""
+    rates = set()
+    for word in text.split(","):
+        try:
+            rate = float(word)
+        except ValueError:
+            raise ConfigError(f"--rates: {word.strip()!r} is not a number") from None
+        if not 0.0 < rate <= 10_000.0:
+            raise ConfigError(f"--rates: {rate:g} is not above 0 and at most 10,000 requests a second")
+        rates.add(rate)
+    return tuple(sorted(rates))
+
+
+def summarise_run(requests: Sequence[Timed], begin: float, end: float, cut_off: float) -> dict[str, Any]:
+    """One arm at one rate, of the requests due from ``begin`` to ``end``; what was due before is warm-up.
+
+    ttft_ms: from when a request was due; one without a first token counts with what it had waited by
+        ``cut_off``, or the slowest would be left out.
+    not_blended: requests with a recipe that the engine prefilled, wholly or in part.
+    arrived_per_s, completed_per_s: requests due, and requests (warm-up's, too) that ended, between both.
+    saturated: share of that time in which two or more requests waited for their first token.
+    itl_ms: between tokens of one answer. None if no answer came to two tokens.
+
+    Raises ConfigError if none was due.
+    """
+    own = [request for request in requests if begin <= request.due < end]
+    if not own:
+        raise ConfigError("no request arrived after the warm-up: ask for more --seconds, or higher --rates")
+    first = [(request.tokens[0] if request.tokens else cut_off) - request.due for request in own]
+    gaps = [after - before for request in own for before, after in request.gaps]
+    waits = [(request.due, request.tokens[0] if request.tokens else cut_off) for request in requests]
+    ended = sum(request.done is not None and begin <= request.done < end for request in requests)
+    return {
+        "requests": len(own),
+        "unfinished": sum(request.done is None for request in own),
+        "not_blended": sum(bool(request.report and request.report.problem) for request in own),
+        "reused_tokens": float(np.mean([request.reused for request in own])),
+        "ttft_ms": percentiles([1e3 * wait for wait in first]),
+        "itl_ms": percentiles([1e3 * gap for gap in gaps]) if gaps else None,
+        "arrived_per_s": len(own) / (end - begin),
+        "completed_per_s": ended / (end - begin),
+        "saturated": overlap_share(waits, begin, end),
+    }
+
+
+def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """The share of [begin, end] in which two or more of the intervals run."""
+    clipped = [(max(start, begin), min(stop, end)) for start, stop in waits]
+    edges = sorted(edge for start, stop in clipped if start < stop for edge in ((start, 1), (stop, -1)))
+    waiting, since, total = 0, begin, 0.0
+    for at, change in edges:
+        total += at - since if waiting >= 2 else 0.0
+        waiting, since = waiting + change, at
+    return total / (end - begin)
+
+
+def sustained(runs: Mapping[str, Sequence[Mapping[str, Any]]], bound_ms: float) -> dict[str, dict[str, Any]]:
+    """Per arm the highest completed rate at which p95 of TTFT keeps to the bound, and what it is of others'.
+
+    ``per_s`` is None, and so are the ratios, where no rate kept to it. past: whether a rate did not, or the
+    arm may be able to do more.
+    """
+    kept = {
+        arm: [run["completed_per_s"] for run in own if run["ttft_ms"]["p95"] <= bound_ms]
+        for arm, own in runs.items()
+    }
+    best = {arm: max(rates, default=0.0) for arm, rates in kept.items()}
+    return {
+        arm: {
+            "per_s": best[arm] or None,
+            "past": len(kept[arm]) < len(runs[arm]),
+            **{
+                f"vs_{other}": best[arm] / best[other] if best[arm] and best[other] else None
+                for other in ("full", "prefix")
+            },
+        }
+        for arm in runs
     }

@@ -1,4 +1,4 @@
-"""One streamed request, and when its tokens came."""
+"""Streamed requests, and when their tokens came."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+import numpy as np
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
@@ -70,3 +72,9 @@ async def stop(engine: Engine, tasks: Sequence[asyncio.Task[None]]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """p50, p95 and the largest."""
+    middle, high = np.percentile(values, (50, 95))
+    return {"p50": float(middle), "p95": float(high), "max": float(max(values))}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from blendrag.lab.experiment import measure
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
-from blendrag.lab.statistics import Summary, summarise
+from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
@@ -114,7 +114,10 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: BenchProgress) 
         codecs = {}
         if options.axis.name == "codec" and EXACT in points:
             names = [str(value) for value in points]
-            codecs = measure_codecs(names, stores[points[EXACT].store], engine.facts["dtype"])
+            costs = measure_codecs(names, stores[points[EXACT].store], engine.facts["dtype"])
+            for value, case in cases.items():
+                kl = {arm: mean_kl(samples[case[arm]], samples[cases[EXACT][arm]]) for arm in ARMS[2:]}
+                codecs[str(value)] = replace(costs[str(value)], kl_from_exact=kl)
         machine, mask = describe_machine(settings.model, engine.facts), engine.facts["mask"]
     found = {
         value: summarise({name: samples[key] for name, key in case.items()}, ("full", "prefix"))

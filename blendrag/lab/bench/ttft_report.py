@@ -75,6 +75,7 @@ def _codecs(results: TtftResults) -> Iterable[Table]:
     if not results.codecs:
         return
     table = table_with("codec", "B/token", "smaller", "K error", "V error", "encode GB/s", "decode GB/s")
+    drift = table_with("codec", "reuse KL from raw", "blended KL from raw")
     most = max(cost.bytes_per_token for cost in results.codecs.values())
     for name, cost in results.codecs.items():
         table.add_row(
@@ -86,7 +87,8 @@ def _codecs(results: TtftResults) -> Iterable[Table]:
             f"{cost.encode_gb_s:.2f}",
             f"{cost.decode_gb_s:.2f}",
         )
-    yield table
+        drift.add_row(name, *(f"{kl:.4f}" for kl in cost.kl_from_exact.values()))
+    yield from (table, drift)
 
 
 def _facts(results: TtftResults) -> str:

@@ -1,4 +1,4 @@
-"""When requests are sent, and how the highest rate that is sustained is found."""
+"""When requests are sent, and at which rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.arrivals import STEP, RateSearch, arrival_times, parse_rates, rung_below
+from blendrag.lab.bench.load import arrival_times, parse_rates
 
 RATES = st.floats(0.1, 20)
 
@@ -30,31 +30,6 @@ def test_requests_come_regularly_or_at_another_rate() -> None:
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert mean == pytest.approx(1 / 50, rel=0.05) and spread == pytest.approx(mean, rel=0.05)
     assert times != arrival_times(50, 200, seed=2)
-
-
-@given(limit=st.integers(-40, 40), start=st.integers(-20, 20))
-def test_search_ends_anywhere_but_at_the_highest_sustained_rung(limit: int, start: int) -> None:
-    search, tried = RateSearch(start, tries=100), []
-    while (rung := search.next()) is not None:
-        assert rung not in tried
-        tried.append(rung)
-        search.tell(rung, rung <= limit)
-    assert (search.sustained, search.failed) == (limit, limit + 1)
-
-
-@given(tries=st.integers(1, 8), limit=st.integers(-40, 40))
-def test_search_takes_more_tries_than_it_was_given(tries: int, limit: int) -> None:
-    search, taken = RateSearch(0, tries), 0
-    while (rung := search.next()) is not None:
-        search.tell(rung, rung <= limit)
-        taken += 1
-    assert taken <= tries
-
-
-@given(rate=RATES, base=RATES)
-def test_search_begins_above_the_rate_it_should_begin_at(rate: float, base: float) -> None:
-    rung = rung_below(rate, base)
-    assert base * STEP**rung <= rate * (1 + 1e-6) < base * STEP ** (rung + 1) * (1 + 1e-6)
 
 
 def test_rates_are_sorted_and_each_once() -> None:

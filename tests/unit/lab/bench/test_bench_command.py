@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ BAD = [
     (("load", "--rates", "1,fast"), "'fast' is not a number"),
     (("load", "--rates", "0"), "0 is not above 0"),
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
-    (("load", "--order", "sorted"), "--order sorted: it is retrieved or shuffled"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
     (("load", "--json", "absent/out.json"), "--json absent/out.json"),
     (("beside", "--plot", "out"), "--plot out"),
@@ -45,3 +45,23 @@ def test_bad_option_is_one_line_without_an_engine(
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout
+
+
+HIDDEN = [
+    ("matplotlib", ("bench", "ttft", "--plot", "out.png")),
+    ("matplotlib", ("eval", "--data", "rows.jsonl", "--plot", "out.png")),
+    ("rouge_score", ("eval", "--data", "rows.jsonl")),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments"), HIDDEN)
+def test_library_of_the_extra_is_missed_after_measuring(
+    module: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").touch()
+    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+    monkeypatch.setitem(sys.modules, module, None)
+    result = CliRunner().invoke(app, list(arguments))
+    message = f'error: {module} is not installed: pip install "blendrag[lab]"\n'
+    assert (result.exit_code, result.stderr, result.stdout) == (1, message, "")

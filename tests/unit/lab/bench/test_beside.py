@@ -12,8 +12,7 @@ from blendrag.engine.client.generation import Delta
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
-from blendrag.lab.bench.beside import BesideOptions, _Beside
-from blendrag.lab.bench.beside_summary import Window
+from blendrag.lab.bench.beside import BesideOptions, Window, _Beside
 from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt
 

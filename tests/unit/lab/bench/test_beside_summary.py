@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.beside_summary import Window, ratios_to_alone, summarise_windows
+from blendrag.lab.bench.beside import Window, ratios_to_alone, summarise_windows
 from blendrag.lab.bench.timed import Timed
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from blendrag.cli.app import app
 from blendrag.lab.bench.floors import LAYER, analyse, costs, counts
-from blendrag.lab.bench.kernels_table import print_kernels
+from blendrag.lab.bench.kernels_report import print_kernels
 
 SHAPE = {
     "layers": 4, "tokens": 100, "cached": 80, "rows": 30, "runs": 9, "pairs_rows": 1500, "pairs_all": 5050,

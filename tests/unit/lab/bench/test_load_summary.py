@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.load_summary import overlap_share, summarise_run, sustained
+from blendrag.lab.bench.load import overlap_share, summarise_run, sustained
 from blendrag.lab.bench.timed import Timed
 
 

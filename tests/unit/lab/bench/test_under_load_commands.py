@@ -12,15 +12,12 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from blendrag.lab.bench.beside_plot import draw_beside
-from blendrag.lab.bench.beside_table import print_beside
-from blendrag.lab.bench.load_plot import draw_load
-from blendrag.lab.bench.load_table import print_load
+from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
 
 MACHINE = {"cpu": "A CPU [model]", "threads": 2, "model": "/models/some-model"}
 CONFIG = {
     "chunks": 6, "chunk_tokens": 512, "ratio": 0.15, "codec": "raw", "selector": "hkvd", "repeats": 4,
-    "questions": 40, "phrasings": 4, "order": "retrieved", "pool": 48, "prompt_tokens": [1540, 1571],
+    "questions": 40, "pool": 48, "prompt_tokens": [1540, 1571],
     "max_tokens": 16, "seconds": 24.0, "decodes": 2, "arrivals": 4,
 }  # fmt: skip
 
