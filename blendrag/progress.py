@@ -18,7 +18,7 @@ class Progress:
         """This is being done now."""
 
     def total(self, amount: int) -> None:
-        """So much there is to do in all: steps, tokens or bytes."""
+        """So much there is to do, beside what was said before: steps, tokens or bytes."""
 
     def advance(self, amount: int = 1) -> None:
         """So much more of it is done."""
@@ -33,12 +33,14 @@ class ProgressBar(Progress):
 
     def __init__(self, bars: Bars) -> None:
         self._bars, self._task = bars, bars.add_task("starting", total=None)
+        self._total = 0
 
     def note(self, what: str) -> None:
         self._bars.update(self._task, description=what)
 
     def total(self, amount: int) -> None:
-        self._bars.update(self._task, total=amount)
+        self._total += amount
+        self._bars.update(self._task, total=self._total)
 
     def advance(self, amount: int = 1) -> None:
         self._bars.advance(self._task, amount)

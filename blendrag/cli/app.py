@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from blendrag import __version__
-from blendrag.cli.archive import export, import_
 from blendrag.cli.ask import ask, chat
 from blendrag.cli.bench import app as bench
 from blendrag.cli.console import Commands, say
@@ -16,13 +15,11 @@ from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
 from blendrag.cli.evictor import app as evictor
-from blendrag.cli.gc import gc
 from blendrag.cli.ingest import ingest
+from blendrag.cli.maintenance import export, gc, import_, purge, verify
 from blendrag.cli.plan import plan
 from blendrag.cli.profile import profile
-from blendrag.cli.purge import purge
 from blendrag.cli.stats import stats
-from blendrag.cli.verify import verify
 from blendrag.errors import BlendragWarning
 
 app = typer.Typer(

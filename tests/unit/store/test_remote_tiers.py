@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from blendrag.store.tiers.interface import Opened
 from blendrag.store.tiers.remote import describe
+from forked import Forked
 from proxy import Proxy
 from servers import LONG, OTHER, A, Served, make_record, raw, rows_of, whole
 
@@ -71,10 +70,11 @@ def test_threads_do_not_take_each_other_s_answers(served: Served) -> None:
 
 
 def test_import_of_the_tiers_loads_no_client() -> None:
-    code = "import sys, blendrag.store.tiers.redis, blendrag.store.tiers.object; "
-    code += "print({'redis', 'obstore'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "set()\n"
+    process = Forked(
+        "import sys, stores; print({'blendrag.store.tiers.redis', 'redis', 'obstore'} & {*sys.modules})"
+    )
+    output, errors = process.communicate(timeout=60)
+    assert output == "{'blendrag.store.tiers.redis'}\n", errors
 
 
 def test_throttle_that_lets_more_through_is_no_throttle(served: Served, proxy: Proxy) -> None:

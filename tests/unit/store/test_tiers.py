@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import blendrag
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy, register_policy
 from blendrag.store.codec import make_codec
-from blendrag.store.tiers import Opened, RamTier, TierSpec
+from blendrag.store.stack import Kind
+from blendrag.store.tiers import TIERS, Opened, RamTier, TierSpec
 from stores import LAYOUT, RECORD, make_chunk, make_record
 
 A, B, C = (make_record(make_chunk(seed)) for seed in range(3))
@@ -22,6 +24,10 @@ def test_unknown_policy_and_codec_are_config_errors_that_name_the_known_ones() -
         make_policy("fifo")
     with pytest.raises(ConfigError, match=r"'zip'.*raw"):
         make_codec("zip", 1, 4, torch.bfloat16)
+
+
+def test_every_kind_that_settings_know_is_registered() -> None:
+    assert set(get_args(Kind)) == set(TIERS)
 
 
 def test_empty_policy_names_no_victim() -> None:
