@@ -17,10 +17,10 @@ from blendrag.cli.bench.shared import Json, measured
 from blendrag.cli.console import Commands, interruptible, out, print_json, say
 
 if TYPE_CHECKING:
-    from blendrag.forecast.features import Features, Progress
+    from blendrag.forecast.features import Features
     from blendrag.lab.eviction.learn_hazard import HazardComparison
     from blendrag.lab.eviction.learn_predictor import Trained
-    from blendrag.lab.progress import BenchProgress
+    from blendrag.progress import Progress
 
 app = typer.Typer(
     cls=Commands,
@@ -108,8 +108,8 @@ def evaluate(
     cache = DiskCache(default_folder(), load_manifest(folder).embedder)
     predictor = Predictor.load(folder, cache=cache)
 
-    def work(bar: BenchProgress) -> dict[str, Any]:
-        return evaluate_on_file(data, predictor, _on(bar))
+    def work(bar: Progress) -> dict[str, Any]:
+        return evaluate_on_file(data, predictor, bar)
 
     measured(work, _print_evaluation, json, interrupted=_LEFT)
 
@@ -142,13 +142,13 @@ def status(
 def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out: float, seed: int) -> None:
     from blendrag.forecast.classifier import save_weights
     from blendrag.lab.eviction.learn_predictor import one_at_a_time, train_on_file
-    from blendrag.lab.progress import bench_progress
+    from blendrag.progress import progress_bar
 
     features = _features(embedder)
     with one_at_a_time(folder):
-        with interruptible(_LEFT), bench_progress() as bar:
+        with interruptible(_LEFT), progress_bar() as bar:
             bar.note("reading conversations")
-            trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=_on(bar))
+            trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=bar)
         save_weights(folder, trained.classifier, trained.manifest)
     _print_trained(trained)
     say(f"written to {folder}")
@@ -190,9 +190,9 @@ def _predictor_from_log(folder: Path, embedder: str | None, seed: int) -> None:
 
 def _hazard_from_log(folder: Path) -> None:
     from blendrag.lab.eviction.learn_hazard import largest_log, learn_from_log
-    from blendrag.lab.progress import bench_progress
+    from blendrag.progress import progress_bar
 
-    with bench_progress() as bar:
+    with progress_bar() as bar:
         compared = learn_from_log(largest_log(folder), folder, bar)
     _say_what_was_found(compared, folder)
 
@@ -200,9 +200,9 @@ def _hazard_from_log(folder: Path) -> None:
 def _from_trace(file: Path, folder: Path) -> None:
     from blendrag.lab.eviction.learn_hazard import learn_from_trace
     from blendrag.lab.eviction.learn_predictor import one_at_a_time
-    from blendrag.lab.progress import bench_progress
+    from blendrag.progress import progress_bar
 
-    with one_at_a_time(folder), interruptible(_AS_IT_WAS), bench_progress() as bar:
+    with one_at_a_time(folder), interruptible(_AS_IT_WAS), progress_bar() as bar:
         compared = learn_from_trace(file, folder, bar)
     _say_what_was_found(compared, folder)
     if compared.live and compared.prefix:
@@ -237,20 +237,6 @@ def _features(embedder: str | None) -> Features:
 
     name = embedder or Settings.load().embedder
     return Features(open_embedder(name), DiskCache(default_folder(), name))
-
-
-def _on(bar: BenchProgress) -> Progress:
-    steps = 0
-
-    def show(done: int, total: int) -> None:
-        nonlocal steps
-        bar.note("embedding prompts")
-        bar.total(total)
-        while steps < done:
-            bar.step()
-            steps += 1
-
-    return show
 
 
 def _print_trained(trained: Trained) -> None:

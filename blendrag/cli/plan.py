@@ -99,9 +99,9 @@ def _size(
 
 def _check(settings: Settings, estimate: Any, corpus: Any) -> list[Checked]:
     from blendrag.lab.profiling.check import check_plan
-    from blendrag.lab.progress import bench_progress
+    from blendrag.progress import progress_bar
 
-    with interruptible("interrupted"), bench_progress() as progress:
+    with interruptible("interrupted"), progress_bar() as progress:
         return check_plan(settings, estimate, corpus, settings.recompute_ratio, progress)
 
 

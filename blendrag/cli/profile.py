@@ -26,13 +26,13 @@ def profile(
 ) -> None:
     """Measure prefill, blending and the tiers here, and keep the result for the engine."""
     from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
-    from blendrag.lab.progress import bench_progress
     from blendrag.lab.report import check_json, write_json
+    from blendrag.progress import progress_bar
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, prefix_caching=True)
     check_json(json)
-    with interruptible("interrupted: nothing was written"), bench_progress() as progress:
+    with interruptible("interrupted: nothing was written"), progress_bar() as progress:
         measured = measure_profile(settings, QUICK if quick else Grid(), progress)
     path = measured.save(settings.cache_dir)
     if json:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ import xxhash
 
 from blendrag.embedder import Embedder
 from blendrag.forecast.conversation import PROMPTS, TOKENS, Window, shortened
+from blendrag.progress import SILENT, Progress
 
 VERSION = 1  # of rows: raised whenever the same window gives other numbers
 LAYOUT: Literal["apart"] = "apart"  # of rows, as manifests and logs name it
@@ -27,7 +28,6 @@ SCALARS = ("turns", "characters", "mean_characters")
 
 Rows = npt.NDArray[np.float32]
 Vector = npt.NDArray[np.float32]
-Progress = Callable[[int, int], None]  # texts embedded so far, texts to embed
 
 _BATCH = 64
 
@@ -70,7 +70,7 @@ class Features:
         self.embedder = embedder
         self._cache = cache or MemoryCache()
 
-    def rows(self, windows: Sequence[Window], progress: Progress | None = None) -> Rows:
+    def rows(self, windows: Sequence[Window], progress: Progress = SILENT) -> Rows:
         """[windows, vectors + scalars] for at least one window. Raises ModelNotFoundError.
 
         Interrupted, it goes on from where its cache is.
@@ -104,18 +104,19 @@ class Features:
             keyed.append(keys)
         return keyed, texts
 
-    def _vectors(self, texts: dict[bytes, str], progress: Progress | None) -> dict[bytes, Vector]:
+    def _vectors(self, texts: dict[bytes, str], progress: Progress) -> dict[bytes, Vector]:
         vectors = self._cache.get(texts)
         missing = sorted(texts.keys() - vectors.keys(), key=lambda key: (len(texts[key]), key))
+        progress.note("embedding prompts")
+        progress.total(len(missing))
         for done in range(0, len(missing), _BATCH):
             batch = missing[done : done + _BATCH]
-            if progress:
-                progress(done, len(missing))
             made = self.embedder.embed([texts[key] for key in batch])
             # A model that stumbles over a text says nothing about it; it must not spoil the others' mean.
             new = dict(zip(batch, np.nan_to_num(np.asarray(made, dtype=np.float32)), strict=True))
             self._cache.put(new)
             vectors.update(new)
+            progress.advance(len(batch))
         return vectors
 
 

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import Arm, Sample
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import Progress
 
 K = TypeVar("K", bound=Hashable)
 A = TypeVar("A")
@@ -48,7 +48,7 @@ class Turn(Generic[K, A, T]):
 def in_turn(
     arms: Mapping[K, A],
     trials: Sequence[T],
-    progress: BenchProgress,
+    progress: Progress,
     *,
     warm_up: int = 1,
     done: Callable[[T, K], bool] = lambda trial, key: False,
@@ -69,10 +69,10 @@ def in_turn(
         where = "warm-up" if turn.warms_up else f"{turn.number + 1} of {count}"
         progress.note(f"{where}: {turn.key}")
         yield turn
-        progress.step()
+        progress.advance()
 
 
-def measure(engine: Engine, arms: Mapping[K, Arm], progress: BenchProgress) -> dict[K, list[Sample]]:
+def measure(engine: Engine, arms: Mapping[K, Arm], progress: Progress) -> dict[K, list[Sample]]:
     """Per arm its samples, in the order of the trials, several per trial where prompts are sent at once.
 
     All arms have as many trials. Each request begins with an empty prefix cache. Raises EngineError, also

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import ModelNotSupportedError
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 
 @contextmanager
-def blending_engine(settings: Settings, progress: BenchProgress) -> Iterator[Engine]:
+def blending_engine(settings: Settings, progress: Progress) -> Iterator[Engine]:
     """An engine that blends. Raises ModelNotSupportedError if this model is not blended, EngineError."""
     engine = Engine.shared(settings, progress.note)
     try:

@@ -14,7 +14,7 @@ from typer.testing import Result
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 
 pytestmark = pytest.mark.engine
@@ -81,7 +81,7 @@ def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
     assert not list(folder.iterdir())
 
 
-class Interrupted(BenchProgress):
+class Interrupted(Progress):
     """Somebody presses Ctrl-C when free answers begin for the second time."""
 
     begun = 0
@@ -92,7 +92,7 @@ class Interrupted(BenchProgress):
             raise KeyboardInterrupt
 
 
-class Counted(BenchProgress):
+class Counted(Progress):
     steps = 0
 
     def total(self, steps: int) -> None:
@@ -118,7 +118,7 @@ def test_interrupted_run_asks_again_what_it_has_asked(engine: Engine, own: Setti
 def test_maps_have_no_answer_or_take_no_time(engine: Engine, own: Settings, data: Path) -> None:
     kept = data.parent / "rows.jsonl"
     options = asked(data, "map_reduce,map_rerank", own, limit=1, kept=kept)
-    arms = run_eval(own, options, BenchProgress()).arms
+    arms = run_eval(own, options, SILENT).arms
     for name in ("map_reduce", "map_rerank"):
         assert arms[name].nll_loss.mean != 0 and arms[name].ttft_ms.mean > 0
     samples = {sample["arm"]: sample for sample in map(json.loads, kept.read_text().splitlines()[1:])}
@@ -129,5 +129,5 @@ def test_prompts_beyond_the_window_end_the_run(engine: Engine, own: Settings, da
     rows = [json.loads(line) for line in data.read_text().splitlines()[:2]]
     rows[0]["documents"] = [" ".join(rows[0]["documents"]) * 15]
     data.write_text("\n".join(map(json.dumps, rows)))
-    config = run_eval(own, asked(data, "full", own), BenchProgress()).config
+    config = run_eval(own, asked(data, "full", own), SILENT).config
     assert (config["rows"], config["too_long"]) == (1, ["1"])

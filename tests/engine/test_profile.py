@@ -12,7 +12,7 @@ from blendrag.control.profile import Profile, load_profile, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.profiling.check import check_plan
 from blendrag.lab.profiling.measure import Grid, measure_profile
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
@@ -26,7 +26,7 @@ def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     engine: Engine, settings: Settings, identity: KVIdentity, tmp_path: Path
 ) -> None:
     before = set(settings.cache_dir.rglob("*"))
-    measured = measure_profile(settings, TINY, BenchProgress())
+    measured = measure_profile(settings, TINY, SILENT)
     assert set(settings.cache_dir.rglob("*")) == before
     assert {(point.cached, point.new) for point in measured.prefill} == {
         (0, 64), (0, 256), (128, 64), (128, 256)
@@ -41,7 +41,7 @@ def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     assert isinstance(found, Profile), found
     estimate = Estimator.of(found)
     nbytes = record_bytes(identity, engine.facts["dtype"], 128)
-    checked = check_plan(settings, estimate, Corpus(10, 128, nbytes, 2), 0.15, BenchProgress())
+    checked = check_plan(settings, estimate, Corpus(10, 128, nbytes, 2), 0.15, SILENT)
     assert {(one.tier, one.what) for one in checked} >= {
         ("", "plain prefill"), ("ram", "ratio 0.15"), ("disk", "ratio 0.15")
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from blendrag.cli.bench.shared import Json, Plot, app, measured
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import Progress
 
 
 @app.command()
@@ -50,7 +50,7 @@ def eviction(
     workload = Workload(seconds, zipf, arrivals, predictor)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
-    def work(progress: BenchProgress) -> dict[str, Any]:
+    def work(progress: Progress) -> dict[str, Any]:
         progress.note(f"reading {trace}")
         return run_eviction(open_source(trace, workload, predicted=predicted), options, progress)
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from blendrag.cli.console import Commands, err, interruptible, out
-from blendrag.lab.progress import BenchProgress, bench_progress
+from blendrag.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
     from blendrag.lab.report import Results
@@ -45,7 +45,7 @@ def bench() -> None:
 
 
 def measured(
-    work: Callable[[BenchProgress], R],
+    work: Callable[[Progress], R],
     table: Callable[[R, Console], None],
     json: str | None,
     plot: Path | None = None,
@@ -68,7 +68,7 @@ def measured(
     check_json(json)
     name, path = paste
     page = Page(path, name) if path else None
-    with interruptible(interrupted), bench_progress() as progress:
+    with interruptible(interrupted), progress_bar() as progress:
         results = work(progress)
     if json:
         write_json(results, json)

@@ -16,13 +16,13 @@ from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, stop
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import trial_store
 from blendrag.machine import describe_machine
+from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
@@ -55,7 +55,7 @@ class BesideOptions:
             raise ConfigError("--gap must be above 0")
 
 
-def run_beside(settings: Settings, options: BesideOptions, progress: BenchProgress) -> dict[str, Any]:
+def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> dict[str, Any]:
     """Measure; the results, JSON-able:
 
     conditions: alone, full (full prefills arrive), blended (blends of the same prompts arrive): each what
@@ -106,7 +106,7 @@ class _Beside:
         recipe: Recipe,
         stories: Sequence[Sequence[int]],
         options: BesideOptions,
-        progress: BenchProgress,
+        progress: Progress,
     ) -> None:
         self._engine, self._recipe, self._stories = engine, recipe, stories
         self._options, self._progress = options, progress

@@ -17,8 +17,8 @@ from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError
 from blendrag.lab.arms import reset
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import StoredChunk
+from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
@@ -96,7 +96,7 @@ def ingest_all(
 
 
 def measure_ingest(
-    engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]], progress: BenchProgress
+    engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]], progress: Progress
 ) -> IngestCost:
     """Ingest into a store of its own and prefill the same chunks plainly, in turn, a few batches at a time.
 

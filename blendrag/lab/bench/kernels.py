@@ -16,13 +16,13 @@ from blendrag.lab.arms import PARTS, Blending
 from blendrag.lab.bench.floors import CHECK_LAYER, analyse
 from blendrag.lab.bench.ingest import ingest_all, temporary_store
 from blendrag.lab.experiment import measure
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
 from blendrag.options import BlendOptions
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 _BLENDS = 7
@@ -44,7 +44,7 @@ class KernelOptions:
             raise ConfigError(f"--ratio must be above 0 and below 1, not {self.ratio:g}")
 
 
-def run_kernels(settings: Settings, options: KernelOptions, progress: BenchProgress) -> dict[str, Any]:
+def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) -> dict[str, Any]:
     """Measure; the results, JSON-able:
 
     rates, pieces, layer, blend: what ``floors.analyse`` says; in ``blend`` also ``ttft_ms`` (median, p10,
@@ -58,7 +58,7 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: BenchProgr
 
 
 def _measure(
-    engine: Engine, settings: Settings, options: KernelOptions, progress: BenchProgress
+    engine: Engine, settings: Settings, options: KernelOptions, progress: Progress
 ) -> dict[str, Any]:
     maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")
@@ -72,10 +72,10 @@ def _measure(
         spans = [[start, length] for _, start, length in prompt.spans]
         progress.note("timing a layer's pieces")
         measured = engine.call("kernels", len(prompt.token_ids), spans, options.ratio, options.repeats)
-        progress.step()
+        progress.advance()
         progress.note("ingest")
         ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
-        progress.step()
+        progress.advance()
         recipe = Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,)))
         arm = Blending([[trial] for trial in trials], recipe)
         served = measure(engine, {arm.name: arm}, progress)[arm.name]

@@ -18,12 +18,12 @@ from blendrag.errors import ConfigError
 from blendrag.lab.arms import recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, stop
 from blendrag.lab.experiment import Turn, in_turn
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
 
@@ -61,7 +61,7 @@ class LoadOptions:
             raise ConfigError("--seconds, --tries and --bound-ms must be above 0")
 
 
-def run_load(settings: Settings, options: LoadOptions, progress: BenchProgress) -> dict[str, Any]:
+def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> dict[str, Any]:
     """Measure; the results, JSON-able:
 
     arms: per arm (full, prefix, blended) ``alone``: medians of ``ttft_ms`` and ``total_ms`` of requests one
@@ -115,7 +115,7 @@ class _Runs:
         prompts: Sequence[Prompt],
         ways: Ways,
         options: LoadOptions,
-        progress: BenchProgress,
+        progress: Progress,
     ) -> None:
         self._engine, self._prompts, self._ways = engine, prompts, ways
         self._options, self._progress = options, progress

@@ -16,13 +16,13 @@ from blendrag.lab.bench.axes import Axis, Point, Value, tiers_of
 from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
 from blendrag.lab.bench.ingest import IngestCost, measure_ingest
 from blendrag.lab.experiment import measure
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
+from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
 
@@ -81,7 +81,7 @@ class TtftResults:
         return {"axis": self.axis.name, "label": self.axis.label, "points": points, "codecs": codecs} | found
 
 
-def run_ttft(settings: Settings, options: TtftOptions, progress: BenchProgress) -> TtftResults:
+def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> TtftResults:
     """Measure.
 
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.

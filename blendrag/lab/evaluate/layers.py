@@ -16,13 +16,13 @@ from blendrag.errors import ConfigError
 from blendrag.lab.evaluate.chunks import Documents, chunk_store, cut
 from blendrag.lab.evaluate.formats import find_format
 from blendrag.lab.evaluate.questions import read_questions
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, check_prompts
 from blendrag.lab.report import table_with
 from blendrag.lab.running import blending_engine
 from blendrag.lab.statistics import Spread, spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 RATIOS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
@@ -89,7 +89,7 @@ class LayerProfile:
         return asdict(self)
 
 
-def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgress) -> LayerProfile:
+def run_layers(settings: Settings, options: LayerOptions, progress: Progress) -> LayerProfile:
     """Probe. Raises ConfigError, SourceError, ModelError, PromptTooLongError, EngineError."""
     format = find_format(options.format)
     questions = options.data and read_questions(options.data, format, options.prompts, options.seed)
@@ -107,7 +107,7 @@ def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgres
             progress.total(1 + len(prompts))
             progress.note("ingest")
             store.fill(everything)
-            progress.step()
+            progress.advance()
             probes = []
             for number, prompt in enumerate(prompts, start=1):
                 progress.note(f"prompt {number} of {len(prompts)}")
@@ -115,7 +115,7 @@ def run_layers(settings: Settings, options: LayerOptions, progress: BenchProgres
                 last = min(options.queries, len(prompt.token_ids) - start - length)
                 arguments = (list(prompt.token_ids), list(prompt.spans), list(options.ratios), last)
                 probes.append(engine.call("probe_layers", store.id, *arguments))
-                progress.step()
+                progress.advance()
     config = asdict(options) | {
         "data": str(options.data) if options.data else None,
         "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],

@@ -17,8 +17,8 @@ from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
 from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import PromptMaker
+from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 
@@ -41,7 +41,7 @@ class TokenizedQuestion:
 class Measuring:
     """All that is asked on a running engine. max_tokens: of a free answer."""
 
-    def __init__(self, engine: Engine, settings: Settings, max_tokens: int, progress: BenchProgress) -> None:
+    def __init__(self, engine: Engine, settings: Settings, max_tokens: int, progress: Progress) -> None:
         self._engine, self._settings, self._progress = engine, settings, progress
         self._max_tokens = max_tokens
         self._maker = PromptMaker.of(engine, settings)

@@ -21,9 +21,9 @@ from blendrag.lab.evaluate.questions import read_questions
 from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, recommend
 from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.lab.evaluate.summary import ArmSummary, summarise
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.running import blending_engine
 from blendrag.machine import commit, describe_machine, processor
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 
@@ -56,7 +56,7 @@ class Evaluation:
         return asdict(self)
 
 
-def run_eval(settings: Settings, options: EvalOptions, progress: BenchProgress) -> Evaluation:
+def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Evaluation:
     """Measure what is not measured yet.
 
     What is wrong with the options is told before the engine starts: SourceError, ConfigError,

@@ -18,7 +18,7 @@ from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import Outcome, replay
 from blendrag.lab.eviction.source import Source
 from blendrag.lab.eviction.trace import Trace
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import Progress
 
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
 BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
@@ -56,7 +56,7 @@ class EvictionOptions:
         return cls(tuple(numbers), tuple(chosen), seeds, warmup)
 
 
-def run_eviction(source: Source, options: EvictionOptions, progress: BenchProgress) -> dict[str, Any]:
+def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -> dict[str, Any]:
     """Replay everything; JSON-able.
 
     Beside the policies there are always the optimum, and where the trace says which conversations go on, the
@@ -86,7 +86,7 @@ def run_eviction(source: Source, options: EvictionOptions, progress: BenchProgre
                 progress.note(f"{name}, {size:,} {trace.unit}")
                 outcome = _outcome(trace, name, size, told, taught)
                 ratios[name][place].append(outcome.hit_ratio(first))
-                progress.step()
+                progress.advance()
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
     return {
         "sizes": list(options.sizes),

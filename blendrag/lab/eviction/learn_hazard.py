@@ -22,7 +22,7 @@ from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import read_trace
 from blendrag.lab.eviction.trace import Trace, weights
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import Progress
 
 LATEST_SHARE = 0.2
 MOST = 20_000  # prompts that are looked at, the latest: a minute or two of work
@@ -62,7 +62,7 @@ def largest_log(folder: Path) -> Path:
     return max(logs, key=lambda log: sum(part.stat().st_size for part in parts(log)))
 
 
-def learn_from_log(log: Path, folder: Path, progress: BenchProgress) -> HazardComparison:
+def learn_from_log(log: Path, folder: Path, progress: Progress) -> HazardComparison:
     """:func:`learn_hazard` from a store's log. Raises PredictorError where that teaches nothing yet."""
     try:
         trace = read_mooncake(*parts(log))
@@ -71,13 +71,13 @@ def learn_from_log(log: Path, folder: Path, progress: BenchProgress) -> HazardCo
     return learn_hazard(trace, f"{log}", folder, progress)
 
 
-def learn_from_trace(path: Path, folder: Path, progress: BenchProgress) -> HazardComparison:
+def learn_from_trace(path: Path, folder: Path, progress: Progress) -> HazardComparison:
     """:func:`learn_hazard` from a block trace or a store's log. Raises SourceError for what is none."""
     progress.note("reading")
     return learn_hazard(read_trace(path), f"{path}", folder, progress)
 
 
-def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgress) -> HazardComparison:
+def learn_hazard(trace: Trace, source: str, folder: Path, progress: Progress) -> HazardComparison:
     """Learn from the older part of a trace. The new model is put into ``folder`` only if a cache finds more
     with it, in the latest part, than with the old one and than with LRU, which ``lpc+`` is without one.
 
@@ -92,7 +92,7 @@ def learn_hazard(trace: Trace, source: str, folder: Path, progress: BenchProgres
     taught = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
     if taught is None:
         raise PredictorError(f"{count:,} prompts in {source!r} are too few to learn from")
-    progress.step()
+    progress.advance()
     found = partial(_found, trace, progress)
     new = found("the new model", lambda: LPCPlus(taught))
     old = found("the model of before", lambda: LPCPlus(former)) if former else None
@@ -118,7 +118,7 @@ def _former(folder: Path, prefix: bool) -> Hazard | None:
     return former if former.prefix == prefix else None
 
 
-def _found(trace: Trace, progress: BenchProgress, name: str, make: Callable[[], EvictionPolicy]) -> float:
+def _found(trace: Trace, progress: Progress, name: str, make: Callable[[], EvictionPolicy]) -> float:
     """The share of tokens that a policy found after the part that was learned from."""
     first = int((1.0 - LATEST_SHARE) * len(trace.requests))
     again = _asked_again(trace)
@@ -127,7 +127,7 @@ def _found(trace: Trace, progress: BenchProgress, name: str, make: Callable[[], 
         progress.note(f"comparing: {name}")
         capacity = max(1, round(share * again))
         ratios.append(replay(trace, make(), capacity).hit_ratio(first))
-        progress.step()
+        progress.advance()
     return sum(ratios) / len(ratios)
 
 

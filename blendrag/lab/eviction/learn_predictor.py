@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from blendrag.errors import ConfigError, PredictorError
 from blendrag.forecast.classifier import Classifier, Manifest, save_weights
 from blendrag.forecast.conversation import Window
-from blendrag.forecast.features import LAYOUT, SCALARS, VERSION, Features, Progress
+from blendrag.forecast.features import LAYOUT, SCALARS, VERSION, Features
 from blendrag.forecast.outcome_log import OutcomeLog
 from blendrag.forecast.predictor import Predictor
 from blendrag.lab.eviction.fit_classifier import (
@@ -30,6 +30,7 @@ from blendrag.lab.eviction.fit_classifier import (
 )
 from blendrag.lab.eviction.readers import Dialog, read_dialogs
 from blendrag.private import make_folder
+from blendrag.progress import SILENT, Progress
 
 HELD_OUT = 0.2
 _HELD_OUT_PART, _VALIDATION_PART = "held out", "validation"
@@ -72,7 +73,7 @@ def train_on_file(
     *,
     held_out: float = HELD_OUT,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Trained:
     """Train on all conversations of a file but the share ``held_out``, on which its metrics are.
 
@@ -113,7 +114,7 @@ def train(known: Examples, test: Examples, features: Features, source: Source) -
     return Trained(best.classifier, manifest, best.losses)
 
 
-def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress | None = None) -> dict[str, Any]:
+def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress = SILENT) -> dict[str, Any]:
     """How good the predictor is on a file; on what it was not trained on, if that is where it is from.
 
     Raises SourceError; ConfigError where it was trained on all of it.
@@ -226,9 +227,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _embedded(
-    path: Path, dialogs: Sequence[Dialog], features: Features, progress: Progress | None
-) -> Examples:
+def _embedded(path: Path, dialogs: Sequence[Dialog], features: Features, progress: Progress) -> Examples:
     known = list(examples(dialogs))
     if not known:
         raise PredictorError(f"{str(path)!r}: in none of its conversations does a user say anything")

@@ -13,10 +13,10 @@ from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import Arm, Blending, FullPrefill, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.measure import repeated
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 _REPEATS = 3
@@ -37,7 +37,7 @@ class Checked:
 
 
 def check_plan(
-    settings: Settings, estimate: Estimator, corpus: Corpus, ratio: float, progress: BenchProgress
+    settings: Settings, estimate: Estimator, corpus: Corpus, ratio: float, progress: Progress
 ) -> list[Checked]:
     """Run a prompt of ``corpus.top_k`` chunks: plainly; from each measured tier of the stack at ``ratio``;
     and as mode C would have it. Disks are cold. The least time of each, as profiles have it.

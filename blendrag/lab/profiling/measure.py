@@ -13,12 +13,12 @@ from blendrag.errors import EngineError, PromptTooLongError
 from blendrag.lab.arms import Arm, Blending, PrefixCaching, Sample, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
 from blendrag.lab.running import blending_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
+from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
@@ -52,7 +52,7 @@ _Prefills = Mapping[tuple[int, int], Sequence[Sample]]
 _Blends = Mapping[tuple[int, int, float], Sequence[Sample]]
 
 
-def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> Profile:
+def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profile:
     """Start the engine and measure. Not saved yet.
 
     Raises ModelNotSupportedError for a model that is not blended, PromptTooLongError for a window too short
@@ -67,7 +67,7 @@ def measure_profile(settings: Settings, grid: Grid, progress: BenchProgress) -> 
 
 
 def _engine_times(
-    engine: Engine, settings: Settings, grid: Grid, progress: BenchProgress
+    engine: Engine, settings: Settings, grid: Grid, progress: Progress
 ) -> tuple[_Prefills, _Blends]:
     maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")

@@ -15,9 +15,9 @@ import torch
 from blendrag.control.profile import TierSpeed
 from blendrag.errors import StoreError
 from blendrag.lab.cold import drop_page_cache, temporary_folder
-from blendrag.lab.progress import BenchProgress
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
+from blendrag.progress import Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
@@ -29,7 +29,7 @@ _REPEATS = 5
 
 
 def measure_tiers(
-    settings: Settings, identity: KVIdentity, dtype: str, progress: BenchProgress
+    settings: Settings, identity: KVIdentity, dtype: str, progress: Progress
 ) -> dict[str, TierSpeed]:
     """Read random records through every tier of ``settings.stack``; they are removed afterwards.
 
@@ -46,7 +46,7 @@ def measure_tiers(
             progress.note(f"reading from {spec.label}")
             with temporary_folder(settings, spec) as folder:
                 found[spec.label] = measure_tier(spec, layout, folder, settings.layers_in_flight)
-        progress.step()
+        progress.advance()
     return found
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from blendrag.lab.arms import Arm, Sample
 from blendrag.lab.experiment import in_turn, measure
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt, Trial
 from blendrag.lab.statistics import summarise
+from blendrag.progress import SILENT, Progress
 
 
-class Counted(BenchProgress):
+class Counted(Progress):
     def __init__(self) -> None:
         self.expected, self.done, self.notes = 0, 0, list[str]()
 
@@ -24,7 +24,7 @@ class Counted(BenchProgress):
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def step(self) -> None:
+    def advance(self, amount: int = 1) -> None:
         self.done += 1
 
 
@@ -85,7 +85,7 @@ def test_warm_up_is_kept_or_prompts_of_a_trial_are_not_sent_at_once() -> None:
     nothing = Prompt((1,), ())
     rounds = [[Trial(number, nothing, nothing)] * 2 for number in range(3)]
     engine: Any = None
-    samples = measure(engine, {name: Counting(name, log, rounds) for name in ("full", "b")}, BenchProgress())
+    samples = measure(engine, {name: Counting(name, log, rounds) for name in ("full", "b")}, SILENT)
     assert log.count("full") == 3 * 2 and log.count("full prepares 2") == 3
     assert [sample.trial for sample in samples["b"]] == [1, 1, 2, 2]
     assert min(sample.ttft_ms for own in samples.values() for sample in own) > 6

@@ -13,8 +13,8 @@ from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.bench.beside import BesideOptions, Window, _Beside
-from blendrag.lab.progress import BenchProgress
 from blendrag.lab.prompts import Prompt
+from blendrag.progress import SILENT
 
 STORIES = ((1,), (2,))
 PROMPT = Prompt((7, 8, 9), (("key", 0, 2),))
@@ -50,7 +50,7 @@ class Scripted:
 
 def window(condition: str, engine: Any, gap: float = 0.02) -> Window:
     async def measured() -> Window:
-        beside = _Beside(engine(), Recipe("store", ()), STORIES, BesideOptions(), BenchProgress())
+        beside = _Beside(engine(), Recipe("store", ()), STORIES, BesideOptions(), SILENT)
         return await asyncio.wait_for(beside._window(condition, [PROMPT], gap), 20)
 
     return asyncio.run(measured())

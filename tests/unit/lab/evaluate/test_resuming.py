@@ -12,7 +12,7 @@ from blendrag.errors import ConfigError, MissingDependencyError, ModelError
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.evaluate.samples import SampleLog
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import SILENT
 from blendrag.settings import Settings
 
 DEPENDED_ON = ("commit", "vllm", "blendrag", "cpu", "omp_threads", "shared_prefix", "blend_share")
@@ -36,7 +36,7 @@ def config(settings: Settings, options: EvalOptions) -> dict[str, Any]:
     """What a run leaves in its file at once."""
     assert options.kept
     with pytest.raises(ModelError):
-        run_eval(settings, options, BenchProgress())
+        run_eval(settings, options, SILENT)
     found = json.loads(options.kept.read_text())["config"]
     options.kept.unlink()
     return dict(found)
@@ -51,7 +51,7 @@ def test_samples_made_by_something_else_are_not_gone_on_with(
         pass
     said = rf'\({name} was "another", is .*\): name another file, or delete this one to start again'
     with pytest.raises(ConfigError, match=said):
-        run_eval(settings, options, BenchProgress())
+        run_eval(settings, options, SILENT)
 
 
 def test_version_of_the_engine_is_not_unknown(config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from blendrag.lab.eviction.readers import Dialog, Turn
 from blendrag.lab.eviction.source import Source
 from blendrag.lab.eviction.trace import Request, Trace
 from blendrag.lab.eviction.workloads import DialogLoad, dialog_trace
-from blendrag.lab.progress import BenchProgress
+from blendrag.progress import SILENT
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None
     load = DialogLoad(gap_s=20.0, active=10, seconds=300.0)
     source = Source(lambda seed: dialog_trace(talks(), load, seed=seed), generated=True)
     options = EvictionOptions.parse("1000,4000", None, 3, 0.0)
-    results = run_eviction(source, options, BenchProgress())
+    results = run_eviction(source, options, SILENT)
     assert set(results["policies"]) == {*POLICIES, "oracle", "optimal"}
     assert results["config"]["traces"] == 3
     for name, hits in results["policies"].items():
@@ -145,11 +145,11 @@ def test_cache_that_lru_does_not_need_either_counts_as_saved() -> None:
 def test_gap_that_is_closed_is_another_share() -> None:
     requests = [Request(float(at), (key,), (1,)) for at, key in enumerate("abcdaabcdbaabcd" * 3)]
     source = Source(lambda seed: Trace("t", requests, prefix=False, unit="blocks"), generated=False)
-    results = run_eviction(source, EvictionOptions((2, 3, 9), ("lru", "lfu"), 1), BenchProgress())
+    results = run_eviction(source, EvictionOptions((2, 3, 9), ("lru", "lfu"), 1), SILENT)
     for place in (0, 1):
         low, own, high = (results["policies"][name][place] for name in ("lru", "lfu", "optimal"))
         assert results["closed"]["lfu"][place] == pytest.approx((own - low) / (high - low))
     assert results["closed"]["lfu"][2] is None, "there is no gap"
     assert set(results["closed"]) == set(results["saved"]) == {"lfu", "optimal"}
-    alone = run_eviction(source, EvictionOptions((2,), ("lfu",), 1), BenchProgress())
+    alone = run_eviction(source, EvictionOptions((2,), ("lfu",), 1), SILENT)
     assert "saved" not in alone and "closed" not in alone

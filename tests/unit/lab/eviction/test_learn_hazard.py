@@ -12,9 +12,7 @@ from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.hazard_file import NAME, load_hazard, save_hazard
 from blendrag.forecast.trace_log import TraceLog, parts, trace_path
 from blendrag.lab.eviction.learn_hazard import LEAST, HazardComparison, largest_log, learn_from_log
-from blendrag.lab.progress import BenchProgress
-
-SILENT = BenchProgress()
+from blendrag.progress import SILENT, Progress
 
 
 def traffic(folder: Path, prompts: int, name: str = "trace-a.jsonl", limit: int = 10**9) -> Path:
@@ -111,8 +109,8 @@ def test_small_log_is_taken_for_the_largest(tmp_path: Path) -> None:
 
 
 def test_interrupted_learning_changes_the_model(tmp_path: Path) -> None:
-    class Interrupted(BenchProgress):
-        def step(self) -> None:
+    class Interrupted(Progress):
+        def advance(self, amount: int = 1) -> None:
             raise KeyboardInterrupt
 
     log = traffic(tmp_path, 300)
