@@ -63,4 +63,4 @@ def test_missing_package_is_not_named_before_the_engine_starts(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r'pip install "blendrag\[lab\]"'):
-        run_eval(settings, options, BenchProgress())
+        run_eval(settings, options, SILENT)
