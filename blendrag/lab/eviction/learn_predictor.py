@@ -49,7 +49,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Provenance:
     """Where examples are from. digest: of their content. held_out: share of them left out by ``seed``."""
 
     name: str
@@ -60,11 +60,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A classifier, the manifest to save it with, and the loss of each epoch."""
+    """A classifier, and the manifest to save it with."""
 
     classifier: Classifier
     manifest: Manifest
-    losses: tuple[float, ...]
 
 
 def train_on_file(
@@ -82,10 +81,10 @@ def train_on_file(
     dialogs = read_dialogs(path)
     known = _embedded(path, dialogs, features, progress)
     rest, test = known.split(held_out, seed, _HELD_OUT_PART)
-    return train(rest, test, features, Source(str(path), _digest(dialogs), held_out, seed))
+    return train(rest, test, features, Provenance(str(path), _digest(dialogs), held_out, seed))
 
 
-def train(known: Examples, test: Examples, features: Features, source: Source) -> Trained:
+def train(known: Examples, test: Examples, features: Features, source: Provenance) -> Trained:
     """Train on ``known``; the metrics are those on ``test``. Raises PredictorError."""
     part, valid = known.split(VALIDATION_SHARE, source.seed, _VALIDATION_PART)
     for examples_, what in ((part, "train on"), (valid, "choose by")):
@@ -111,7 +110,7 @@ def train(known: Examples, test: Examples, features: Features, source: Source) -
         metrics=quality(best.classifier.probability(test.rows), test),
         made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-    return Trained(best.classifier, manifest, best.losses)
+    return Trained(best.classifier, manifest)
 
 
 def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress = SILENT) -> dict[str, Any]:
@@ -194,7 +193,7 @@ def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) 
     if latest.one_sided or older.one_sided:
         raise PredictorError(f"{len(known.continues):,} outcomes in the log are too few to learn from")
     digest = xxhash.xxh3_128_hexdigest(known.rows.tobytes())
-    trained = train(older, latest, predictor.features, Source("log", digest, LATEST_SHARE, seed))
+    trained = train(older, latest, predictor.features, Provenance("log", digest, LATEST_SHARE, seed))
     new = trained.classifier.probability(latest.rows)
     if predictor.classifier is None:
         old = np.full(len(latest.continues), older.continues.mean())

@@ -5,12 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.turn import Turn
+from blendrag.engine.client.generation import Delta
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.forecast.background import BackgroundPredictor
 from blendrag.forecast.classifier import save_weights
@@ -23,12 +28,14 @@ from blendrag.prompt.plan import Segment
 from blendrag.serving import forecaster as module
 from blendrag.serving.forecaster import AT_ONCE, CHUNKS, CONVERSATIONS, Forecaster, _parts, wants_forecasts
 from blendrag.serving.library import Library
+from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import TierSpec
 from stores import A, B, C, D, ask, holds, open_stack, put, register
 from word_embedder import WordEmbedder
 
+END = Delta(" Eight years.", [1, 2, 3], 0.01, finish_reason="stop")
 WAIT_S = 30.0  # until a test gives up
 LPC = (TierSpec(kind="ram", chunks=3, policy="lpc"), TierSpec(kind="disk", chunks=3, policy="lpc"))
 
@@ -270,3 +277,34 @@ def test_predictor_runs_for_policies_that_do_not_ask_it(
     library.close()
     assert not predictors()
     library.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("given", ["mine", None])
+def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool, given: str | None
+) -> None:
+    monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(tmp_path / "cache"))
+    settings = Settings.load(max_model_len=512, model=str(model_dir), prefix_forecasts=wanted)
+    library = Library(tmp_path / "kv", settings)
+    engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
+    store = Mock(id="opened")
+    monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
+    monkeypatch.setattr(EngineSession, "store", store)
+    monkeypatch.setattr(library.session, "open", lambda progress=None: store)
+    said = [{"role": "user", "content": "How long does it last?"}]
+    names = set()
+    for answer in ("Eight years.", "Longer."):
+        turn = Turn(library, settings, ChatRequest(said, conversation=given))
+        names.add(turn.sampling.conversation)
+        turn.feed(END)
+        said = [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": "Really?"}]
+    (name,) = names
+    if not wanted:
+        assert name is None and library.forecaster is None
+        library.close()
+        return
+    assert library.forecaster is not None and name is not None
+    library.forecaster._tell({name: 0.1})
+    library.close()
+    assert store.forecast.call_args_list == [call([(name, 0.1, [])])]
