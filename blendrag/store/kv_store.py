@@ -29,7 +29,7 @@ class KVStore:
     """Open with :meth:`open`. Thread-safe. Tiers are asked in order; what a slower one had, the faster ones
     get.
 
-    Its *primary* is the first tier below RAM that may be written: a chunk that is there counts as stored.
+    Its *primary tier* is the first below RAM that may be written: a chunk that is there counts as stored.
     Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
     (D3). ``replicas`` are what the other tiers have.
     """

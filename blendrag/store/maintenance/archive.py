@@ -243,7 +243,7 @@ def _extract(tar: tarfile.TarFile, root: Path, progress: Progress) -> Header:
     progress.note("importing")
     progress.total(header.nbytes)
     while (member := tar.next()) is not None:
-        tar.members.clear()  # type: ignore[attr-defined]  # as above
+        tar.members.clear()  # type: ignore[attr-defined]  # as in _add
         file = tar.extractfile(member)
         assert file is not None, "a regular file"
         if member.name == MANIFEST:
