@@ -53,9 +53,9 @@ def settings(engine_options: dict[str, Any]) -> Settings:
 @pytest.fixture(scope="session")
 def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     """Kept until the last test: what is opened and closed on it in between starts no other."""
-    from blendrag.engine.client.engine import Engine
+    from blendrag.lab.running import lab_engine
 
-    shared = Engine.shared(settings)
+    shared = lab_engine(settings)
     yield shared
     shared.release()
 

@@ -21,21 +21,16 @@ def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
     """JSON-able. ``facts``: the running engine's; ``memory``: bytes; ``commit``: None outside a checkout."""
     import torch
     import transformers
-    import vllm
-    from vllm.platforms import current_platform
 
-    device = str(facts["device"])
-    if not current_platform.is_cpu():
-        device = f"{device} ({current_platform.get_device_name()})"
     return {
         **processor(),
         "threads": facts["threads"],
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "device": device,
+        "device": facts["device"],
         "os": platform.platform(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "vllm": vllm.__version__,
+        "vllm": facts["vllm"],
         "transformers": transformers.__version__,
         "blendrag": __version__,
         "commit": commit(),

@@ -1,22 +1,36 @@
-"""Every vLLM-internal name that blendrag uses, in one place, for vLLM 0.32 and 0.33.
+"""Every name of vLLM that blendrag uses, in one place, for vLLM 0.32 and 0.33; no other module imports vLLM.
 
-Nothing here is imported before an engine is wanted: `import vllm` takes seconds.
+Outside of vLLM's own processes this module is imported when an engine is wanted: it takes seconds.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm import SamplingParams
+from vllm import __version__ as VLLM_VERSION
+from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.exceptions import VLLMClientError
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
@@ -24,10 +38,20 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from blendrag.attention.runs import Runs
 
 __all__ = [  # passed on; the functions below use the rest
+    "VLLM_VERSION",
     "BatchUpdate",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
     "KVConnectorPromMetrics",
+    "KVConnectorRole",
     "KVConnectorStats",
+    "KVConnectorWorkerMetadata",
     "LogitsProcessor",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "VLLMClientError",
+    "get_kv_transfer_group",
     "process_dict_updates",
 ]
 
@@ -46,6 +70,31 @@ _STATIC_ROPES = frozenset(
         "NTKScalingRotaryEmbedding",
     }
 )
+
+
+def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
+    """An ``AsyncLLM`` and its processes. Blocks until they are ready, or raises what vLLM does."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments, kv_transfer_config=KVTransferConfig(**connector))
+    )
+
+
+def engine_processes() -> list[BaseProcess]:
+    """The processes that ``AsyncLLM``s of this one have started; workers are children of theirs."""
+    return [child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]
+
+
+def is_cpu() -> bool:
+    """Whether vLLM computes on the CPU."""
+    return bool(current_platform.is_cpu())
+
+
+def device_name(device: object) -> str:
+    """A torch device, with the product's name if it is an accelerator."""
+    return str(device) if is_cpu() else f"{device} ({current_platform.get_device_name()})"
 
 
 def decoder_layers(model: Any) -> list[Any]:
@@ -102,8 +151,8 @@ def _unsupported_layer(layer: Any) -> str | None:
 
 
 def output_ids_not_read(runner: Any) -> None:
-    """Our logits processor counts a request's output ids and reads none. vLLM, which cannot know, would have
-    every step of asynchronous scheduling wait for the last one's."""
+    """For logits processors that count a request's output ids and read none. vLLM, which cannot know, would
+    have every step of asynchronous scheduling wait for the last one's."""
     runner.input_batch.logitsprocs_need_output_token_ids = False
 
 

@@ -14,6 +14,7 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
 from blendrag.lab.prompts import StoredChunk
+from blendrag.lab.running import lab_engine
 from blendrag.lab.statistics import next_token_kl
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
@@ -69,7 +70,7 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
     Raises ModelNotFoundError or EngineError if there is nothing to check.
     """
     tell = note or (lambda _: None)
-    engine = Engine.shared(settings, tell)
+    engine = lab_engine(settings, tell)
     try:
         facts = engine.facts
         if facts["reason"]:

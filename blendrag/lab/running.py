@@ -1,20 +1,30 @@
-"""The engine for the time of a measurement."""
+"""The laboratory's engine: serving's, with operations and a logits processor that measurements need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.launch import WorkerExtension
 from blendrag.errors import ModelNotSupportedError
 from blendrag.progress import Progress
 from blendrag.settings import Settings
+
+_LABORATORY = WorkerExtension(
+    "blendrag.lab.worker.extension.LabWorker", ("blendrag.lab.worker.forced:ForcedTokens",)
+)
+
+
+def lab_engine(settings: Settings, note: Callable[[str], None] | None = None) -> Engine:
+    """As :meth:`Engine.shared`. Who asks for an engine of these settings afterwards gets this one."""
+    return Engine.shared(settings, note, _LABORATORY)
 
 
 @contextmanager
 def blending_engine(settings: Settings, progress: Progress) -> Iterator[Engine]:
     """An engine that blends. Raises ModelNotSupportedError if this model is not blended, EngineError."""
-    engine = Engine.shared(settings, progress.note)
+    engine = lab_engine(settings, progress.note)
     try:
         if not engine.blends:
             raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")

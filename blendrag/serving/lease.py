@@ -77,13 +77,13 @@ class Lease:
 
 
 def _key(settings: Settings, root: Path) -> _Key:
-    from blendrag.engine.client.configuration import engine_key
+    from blendrag.engine.client.launch import engine_key
 
     return *engine_key(settings), _of_kv(settings), root
 
 
 def _taken(library: Library, settings: Settings) -> BlendragError:
-    from blendrag.engine.client.configuration import busy, engine_key
+    from blendrag.engine.client.launch import busy, engine_key
 
     if engine_key(library.settings) != engine_key(settings):
         return busy(library.settings, settings)

@@ -33,11 +33,12 @@ if sys.argv[1] == "wait":
 """
 
 
-def start(tmp_path: Path, argument: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, argument: str, code: str = SCRIPT) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(code)
     return subprocess.Popen(
         [sys.executable, str(script), argument],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=(tmp_path / "stderr").open("w"),
         text=True,
@@ -99,6 +100,32 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+IMPATIENT = """
+from blendrag.engine import compat  # the rest of a start is what processes do
+from blendrag.engine.client.engine import Engine
+from blendrag.errors import EngineError
+from blendrag.settings import Settings
+try:
+    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32", start_timeout_s=4))
+except EngineError as error:
+    print(error, flush=True)
+input()
+"""
+
+
+def test_start_that_is_given_up_leaves_a_process(tmp_path: Path, model_dir: Path) -> None:
+    process = start(tmp_path, "", IMPATIENT)
+    try:
+        (said,) = lines_until(process, "the engine did not start")
+        assert "start_timeout_s" in said
+        wait_for(lambda: not spawned(psutil.Process(process.pid)))
+        process.communicate("\n")
+        assert process.returncode == 0, "threads of the start hold up the end"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_dir: Path) -> None:

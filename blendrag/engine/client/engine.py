@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
-from blendrag.engine.client.configuration import busy, engine_key
 from blendrag.engine.client.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
 from blendrag.engine.client.launch import (
+    SERVING,
+    WorkerExtension,
+    busy,
+    connector_args,
     engine_args,
     engine_environment,
+    engine_key,
     main_not_imported_again,
     require_vllm,
 )
@@ -31,6 +35,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import (
     ConfigError,
+    EngineBusyError,
     EngineClosedError,
     EngineError,
     GenerationTimeoutError,
@@ -53,8 +58,10 @@ class Engine:
     _shared: ClassVar[dict[tuple[Any, ...], Engine]] = {}
     _lock: ClassVar[Any] = threading.Lock()
 
-    def __init__(self, settings: Settings, progress: Progress | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Settings, progress: Progress | None = None, extension: WorkerExtension = SERVING
+    ) -> None:
+        self.settings, self.extension = settings, extension
         self._users = 0
         self._pid = os.getpid()
         self._ids = itertools.count()
@@ -69,12 +76,14 @@ class Engine:
         self._thread = threading.Thread(target=self._run_loop, name="blendrag-engine", daemon=True)
         self._thread.start()
         note("starting the engine")
+        start = self._submit(self._start())
         try:
-            self.facts: dict[str, Any] = self._submit(self._start()).result(settings.start_timeout_s)
+            self.facts: dict[str, Any] = start.result(settings.start_timeout_s)
         except errors.BlendragError:
             self._stop_loop()
             raise
-        except TimeoutError:  # vLLM still waits, in our loop's thread; its processes end with this one
+        except TimeoutError:
+            self._give_up(start)
             raise EngineError(
                 f"the engine did not start within {settings.start_timeout_s:g} s (start_timeout_s);"
                 " VLLM_LOGGING_LEVEL=INFO shows what it waits for"
@@ -99,22 +108,45 @@ class Engine:
 
     async def _start(self) -> dict[str, Any]:
         with engine_environment(self.settings, self._sockets.name):
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
+            from blendrag.engine import compat
 
-            args = AsyncEngineArgs(**engine_args(self.settings, self.model_path))
+            args = engine_args(self.settings, self.model_path, self.extension)
+            if self._closed:
+                raise EngineClosedError("its start was given up")
             with main_not_imported_again():
-                self._llm = AsyncLLM.from_engine_args(args)
-        facts: dict[str, Any] = (await self._llm.collective_rpc("blendrag_bind"))[0]
+                self._llm = compat.start_llm(args, connector_args(self.settings))
+        try:
+            facts: dict[str, Any] = (await self._llm.collective_rpc("blendrag_bind"))[0]
+        except BaseException:
+            self._llm.shutdown(timeout=0)
+            raise
         return facts
+
+    def _give_up(self, start: Future[Any]) -> None:
+        """End the processes of a start that takes too long, any of which may hold the device: the engine's
+        core here, and by its watchdog the worker. vLLM, which waits for them in our loop's thread, then
+        fails."""
+        self._closed = True  # a start that has come to no process yet makes none
+        from blendrag.engine import compat
+
+        deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
+        while not start.done() and time.monotonic() < deadline:
+            for process in compat.engine_processes():
+                process.kill()  # while it loads a model, it only takes note of a request to end
+            time.sleep(0.1)
+        if start.done():
+            self._stop_loop()
 
     # -- sharing ------------------------------------------------------------------------------------------
 
     @classmethod
-    def shared(cls, settings: Settings, progress: Progress | None = None) -> Engine:
+    def shared(
+        cls, settings: Settings, progress: Progress | None = None, extension: WorkerExtension = SERVING
+    ) -> Engine:
         """The engine of this configuration, started if it is not running. Blocks for its start.
 
-        Raises EngineBusyError while an engine of another configuration runs: there is one device.
+        One with another extension than serving's serves as well. Raises EngineBusyError while an engine of
+        another configuration runs, or one without the extension: there is one device.
         """
         key = engine_key(settings)
         with cls._lock:
@@ -125,7 +157,12 @@ class Engine:
                 (other,) = running.values()
                 raise busy(other.settings, settings)
             if engine is None:
-                engine = cls._shared[key] = cls(settings, progress)
+                engine = cls._shared[key] = cls(settings, progress, extension)
+            elif extension not in (SERVING, engine.extension):
+                raise EngineBusyError(
+                    f"an engine with these settings has this device, but without {extension.worker}:"
+                    " close it first"
+                )
             engine._users += 1
             return engine
 
@@ -306,8 +343,10 @@ class Engine:
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
     ) -> AsyncIterator[Delta]:
-        from vllm.exceptions import VLLMClientError
+        from blendrag.engine import compat
 
+        if sampling.forced and not self.extension.logits_processors:
+            raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
         room = self.max_model_len - len(token_ids)
         if room < 1:
             raise PromptTooLongError(
@@ -332,7 +371,7 @@ class Engine:
             raise GenerationTimeoutError(
                 f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
             ) from None
-        except (ValueError, VLLMClientError) as error:
+        except (ValueError, compat.VLLMClientError) as error:
             raise ConfigError(f"the engine refuses this request: {error}") from error
         except errors.BlendragError:
             raise

@@ -29,7 +29,8 @@ class Sampling:
 
     logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
     take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
-    and stop; ``Delta.logprobs`` has their log probabilities, which are the model's own. conversation: which
+    and stop, by an engine of the laboratory; ``Delta.logprobs`` has their log probabilities, which are the
+    model's own. conversation: which
     one the request belongs to, for forecasts of whether it goes on. other: any more of vLLM's
     ``SamplingParams``.
     """
@@ -89,9 +90,7 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
 
     Raises ConfigError for a parameter that vLLM does not know or a value that it refuses.
     """
-    from vllm import SamplingParams
-    from vllm.exceptions import VLLMClientError
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from blendrag.engine import compat
 
     if sampling.other.get("n", 1) != 1:
         raise ConfigError("one answer to a request: ask several times for several (n)")
@@ -101,19 +100,19 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
-        return SamplingParams(
+        return compat.SamplingParams(
             max_tokens=min(len(forced) or sampling.max_tokens, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             stop=[] if forced else list(sampling.stop),
             seed=sampling.seed,
             logprobs=logprobs,
-            structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
-            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=grammar and compat.StructuredOutputsParams(**{grammar.kind: grammar.value}),
+            output_kind=compat.RequestOutputKind.DELTA,
             extra_args=extra or None,
             **other,
         )
-    except (TypeError, ValueError, VLLMClientError) as error:
+    except (TypeError, ValueError, compat.VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
 
 

@@ -1,4 +1,5 @@
-"""Starting vLLM: environment, arguments, and a start that does not run the user's script again."""
+"""Starting vLLM: which settings take an engine of their own, its environment and arguments, and a start that
+does not run the user's script again."""
 
 from __future__ import annotations
 
@@ -8,18 +9,56 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import MissingDependencyError
+from blendrag.errors import EngineBusyError, MissingDependencyError
 from blendrag.settings import Settings
+
+# Settings that an engine is started with; the others may differ from request to request.
+_ENGINE_SETTINGS = (
+    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
+    "mask", "prefix_caching", "prefix_forecasts", "enforce_eager", "layers_in_flight", "blend_share",
+    "cache_dir",
+)  # fmt: skip
 
 # Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
 _EXACT_TAIL = 256
 
 # vLLM keeps one core free for its own processes; on a small machine that halves the compute.
 _SMALL_MACHINE_CORES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExtension:
+    """What an engine's worker is given besides vLLM's own, by qualified name: a class that is mixed into
+    vLLM's, with operations for :meth:`Engine.call`, and logits processors."""
+
+    worker: str = "blendrag.engine.worker.extension.BlendWorker"
+    logits_processors: tuple[str, ...] = ()
+
+
+SERVING = WorkerExtension()
+
+
+def engine_key(settings: Settings) -> tuple[Any, ...]:
+    """What two settings must have in common to share an engine: a process has one for all that do."""
+    return tuple(getattr(settings, name) for name in _ENGINE_SETTINGS)
+
+
+def busy(running: Settings, wanted: Settings) -> EngineBusyError:
+    """What is said when an engine is wanted while that of other settings has the device."""
+
+    def describe(one: Settings, other: Settings) -> str:
+        pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
+        return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+
+    return EngineBusyError(
+        f"an engine with {describe(running, wanted)} has this device, so none with"
+        f" {describe(wanted, running)} can start: close the first, or use its settings"
+    )
 
 
 @contextmanager
@@ -59,17 +98,16 @@ def require_vllm() -> None:
         )
 
 
-def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``AsyncEngineArgs``."""
-    from vllm.config import KVTransferConfig
-    from vllm.platforms import current_platform
+def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart."""
+    from blendrag.engine import compat
 
     eager = settings.enforce_eager
     args: dict[str, Any] = {
         "model": str(model),
         "served_model_name": settings.model,
         "dtype": settings.dtype,
-        "enforce_eager": current_platform.is_cpu() if eager is None else eager,
+        "enforce_eager": compat.is_cpu() if eager is None else eager,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -78,23 +116,27 @@ def engine_args(settings: Settings, model: Path) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
-        "worker_extension_cls": "blendrag.engine.worker.extension.BlendWorker",
-        "logits_processors": ["blendrag.lab.worker.forced:ForcedTokens"],
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector="BlendConnector",
-            kv_connector_module_path="blendrag.engine.worker.connector",
-            kv_role="kv_consumer",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={
-                "exact_tail": _EXACT_TAIL,
-                "mask": settings.mask,
-                "in_flight": settings.layers_in_flight,
-                "blend_share": settings.blend_share,
-                "prefix_forecasts": settings.prefix_forecasts,
-            },
-        ),
+        "worker_extension_cls": extension.worker,
+        "logits_processors": list(extension.logits_processors),
     }
     return {name: value for name, value in args.items() if value is not None}
+
+
+def connector_args(settings: Settings) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``KVTransferConfig``."""
+    return {
+        "kv_connector": "BlendConnector",
+        "kv_connector_module_path": "blendrag.engine.worker.connector",
+        "kv_role": "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "exact_tail": _EXACT_TAIL,
+            "mask": settings.mask,
+            "in_flight": settings.layers_in_flight,
+            "blend_share": settings.blend_share,
+            "prefix_forecasts": settings.prefix_forecasts,
+        },
+    }
 
 
 @contextmanager

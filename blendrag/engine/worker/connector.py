@@ -14,18 +14,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+from blendrag.engine.compat import (
+    FreeBlocks,
     KVConnectorBase_V1,
     KVConnectorMetadata,
+    KVConnectorPromMetrics,
     KVConnectorRole,
+    KVConnectorStats,
     KVConnectorWorkerMetadata,
+    conversation_of,
 )
-
-from blendrag.engine.compat import FreeBlocks, conversation_of
 from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
 from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.connector_stats import BlendMetrics, BlendStats
-from blendrag.engine.worker.metrics import Tally, TierMeter, merge, of_outcome, of_report
+from blendrag.engine.worker.metrics import (
+    Recorder,
+    Tally,
+    TierMeter,
+    merge,
+    of_outcome,
+    of_report,
+    summary,
+)
 from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.engine.worker.slices import StepClock
 
@@ -63,6 +72,39 @@ class BlendReports(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
         return BlendReports({**other.reports, **self.reports}, {**other.forecasts, **self.forecasts})
+
+
+@dataclass
+class BlendStats(KVConnectorStats):
+    """From both halves to the client's process."""
+
+    data: Tally = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        merge(self.data, other.data)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {**summary(self.data)}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class BlendMetrics(KVConnectorPromMetrics):
+    """In the client's process: what the tallies add up to."""
+
+    def __init__(
+        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
+        self._recorder = Recorder(metric_types, labelnames, labelvalues)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        self._recorder.observe(transfer_stats_data, engine_idx)
 
 
 class BlendConnector(KVConnectorBase_V1):

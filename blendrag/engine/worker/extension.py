@@ -7,16 +7,13 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from blendrag.engine import compat
 from blendrag.engine.worker.data_plane import OPERATIONS, Blender
 from blendrag.engine.worker.decoder import make_decoder
 from blendrag.engine.worker.masks import choose_mask
-from blendrag.engine.worker.selfcheck import check_model, unfit_reason
+from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
-from blendrag.lab.worker.kernel_times import time_pieces
-from blendrag.lab.worker.layer_probe import probe_layers
 
 
 class BlendWorker:
@@ -26,20 +23,18 @@ class BlendWorker:
     dead engine's log.
     """
 
-    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
-        **OPERATIONS, "kernels": time_pieces, "probe_layers": probe_layers, "selfcheck": check_model,
-    }  # fmt: skip
+    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = OPERATIONS
     model_runner: Any
     vllm_config: Any
 
     def blendrag_bind(self) -> dict[str, Any]:
         """Give the connector its model; facts about it. ``reason`` says why it cannot be blended."""
-        compat.output_ids_not_read(self.model_runner)
         model = self.model_runner.get_model()
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
-            "device": str(self.model_runner.device),
+            "device": compat.device_name(self.model_runner.device),
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
+            "vllm": compat.VLLM_VERSION,
             "threads": torch.get_num_threads(),
             "block_size": self.vllm_config.cache_config.block_size,
             "reason": compat.unsupported_reason(self.vllm_config, self.model_runner, model),
@@ -57,7 +52,7 @@ class BlendWorker:
         self._blendrag = Blender(
             decoder, self.model_runner, facts["block_size"], facts["mask"], int(extra.get("in_flight", 8))
         )
-        get_kv_transfer_group().bind(self._blendrag)
+        compat.get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
         return facts | {
             "decoder": type(decoder).__name__,

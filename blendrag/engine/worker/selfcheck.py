@@ -1,22 +1,14 @@
-"""The worker's part of the start-up self-check (design decision D12): what needs tensors to be compared."""
+"""Whether a model's layers can be run apart from its own forward: tried with every start (decision D12)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import torch
 
-from blendrag.attention.runs import dense_attention
 from blendrag.engine import compat
 from blendrag.engine.worker.chunk_prefill import AlonePrefill
 from blendrag.engine.worker.decoder import Decoder, OnAttention, tapped
-from blendrag.engine.worker.masks import make_probe
-
-if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import Blender
-
 
 # Two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is off by far more.
 _FORWARD_TOLERANCE = 0.1
@@ -57,36 +49,10 @@ def forward_error(decoder: Decoder, alone: AlonePrefill) -> float:
             stack.enter_context(tapped(decoder, layer, tap(layer)))
         stack.enter_context(compat.layer_context(decoder.vllm_config, {}, {}, ids.numel()))
         decoder.model.model.forward(ids, positions, None)
-    return max(_relative(ours[layer], theirs[layer]) for layer in range(decoder.num_layers))
+    return max(relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers))
 
 
-@torch.inference_mode()
-def check_model(blender: Blender, token_ids: Sequence[int], split: int) -> dict[str, float]:
-    """Relative errors that are small, or exactly 0, when blending works for this model.
-
-    layer0_deviation: K and V of layer 0 depend on the token alone, so a chunk prefilled alone must equal the
-        same tokens behind others.
-    deeper_deviation: the same at the last layer: what blending has to repair (above 0 unless the check is
-        blind).
-    mask_error: attention of scattered tokens against a dense float32 reference.
-    """
-    alone = AlonePrefill(blender.decoder, blender.runner, blender.block_size)
-    whole, chunk = alone.run([token_ids, token_ids[split:]])
-    return {
-        "layer0_deviation": _relative(chunk[0], whole[0, :, split:]),
-        "deeper_deviation": _relative(chunk[-1], whole[-1, :, split:]),
-        "mask_error": mask_error(blender.decoder, blender.runner, blender.block_size),
-    }
-
-
-def mask_error(decoder: Decoder, runner: object, block_size: int) -> float:
-    """Relative error of the backend's attention over runs of random scattered positions."""
-    probe = make_probe(decoder, runner, block_size, tokens=300, share=0.2)
-    scale = probe.attention.impl.scale
-    reference = dense_attention(probe.query, probe.key, probe.value, probe.rows, scale)
-    return _relative(probe.runs(), reference)
-
-
-def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of ``reference``."""
     reference = reference.float()
     return float((value.float() - reference).norm() / reference.norm().clamp_min(1e-12))

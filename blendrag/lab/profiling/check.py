@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from blendrag.control.choose import ChunkCost, Controller
 from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus
-from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import Arm, Blending, FullPrefill, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.measure import repeated
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
+from blendrag.lab.running import lab_engine
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.progress import Progress
@@ -44,7 +44,7 @@ def check_plan(
 
     Raises PromptTooLongError, ConfigError (too little text), StoreError, EngineError.
     """
-    engine = Engine.shared(settings, progress.note)
+    engine = lab_engine(settings, progress.note)
     try:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")

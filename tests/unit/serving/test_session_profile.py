@@ -19,7 +19,7 @@ from paper_machine import make_profile
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)
-FACTS = {"device": "cpu", "threads": 2, "dtype": "bfloat16"}
+FACTS = {"device": "cpu", "threads": 2, "dtype": "bfloat16", "vllm": "0.32"}
 
 Save = Callable[..., None]
 

@@ -1,0 +1,27 @@
+"""The worker of the laboratory's engine: production's, and what only measurements ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from blendrag.engine import compat
+from blendrag.engine.worker.extension import BlendWorker
+from blendrag.lab.worker.kernel_times import time_pieces
+from blendrag.lab.worker.layer_probe import probe_layers
+from blendrag.lab.worker.selfcheck import check_model
+
+
+class LabWorker(BlendWorker):
+    """For an engine that has :class:`ForcedTokens`, too (see ``lab.running``)."""
+
+    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        **BlendWorker.blendrag_operations,
+        "kernels": time_pieces,
+        "probe_layers": probe_layers,
+        "selfcheck": check_model,
+    }
+
+    def blendrag_bind(self) -> dict[str, Any]:
+        compat.output_ids_not_read(self.model_runner)
+        return super().blendrag_bind()
