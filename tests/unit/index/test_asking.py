@@ -1,0 +1,115 @@
+"""What an index is asked, and how often. The engine is stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag import Answer, BlendIndex
+from blendrag.engine.client.generation import Delta
+from blendrag.errors import ConfigError, EngineClosedError, EngineError
+
+HELLO = [{"role": "user", "content": "Hello?"}]
+
+
+class Failing:
+    """An engine that dies ``deaths`` times, and then answers."""
+
+    blends, max_model_len, facts = True, 512, {"reason": None}
+
+    def __init__(self) -> None:
+        self.deaths, self.asked = 1, 0
+        self.error: EngineError = EngineError("it died")
+
+    def stream(self, *request: Any) -> Generator[Delta]:
+        self.asked += 1
+        if self.asked <= self.deaths:
+            raise self.error
+        yield Delta("Good ", [1], 0.1)
+        yield Delta("day.", [2], 0.1, finish_reason="stop")
+
+    async def astream(self, *request: Any) -> AsyncGenerator[Delta]:
+        for delta in self.stream(*request):
+            yield delta
+
+
+@pytest.fixture
+def engine() -> Failing:
+    return Failing()
+
+
+@pytest.fixture
+def index(
+    tmp_path: Path, model_dir: Path, engine: Failing, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BlendIndex]:
+    with BlendIndex.open(tmp_path / "index", model=str(model_dir)) as opened:
+        monkeypatch.setattr(opened._library.session, "start", lambda progress=None: engine)
+        yield opened
+
+
+def streamed(index: BlendIndex) -> Answer | None:
+    stream = index.stream(HELLO)
+    assert list(stream) == ["Good ", "day."]
+    return stream.answer
+
+
+async def drained(index: BlendIndex) -> Any:
+    pieces = [piece async for piece in index.astream(HELLO)]
+    assert pieces[:-1] == ["Good ", "day."]
+    return pieces[-1]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda index: index.ask(HELLO),
+        streamed,
+        lambda index: asyncio.run(index.aask(HELLO)),
+        lambda index: asyncio.run(drained(index)),
+    ],
+    ids=["ask", "stream", "aask", "astream"],
+)
+def test_answer_is_lost_with_the_engine(
+    index: BlendIndex, engine: Failing, ask: Callable[[BlendIndex], Any]
+) -> None:
+    answer = ask(index)
+    assert (str(answer), answer.tokens, answer.finish_reason, engine.asked) == ("Good day.", 2, "stop", 2)
+    assert answer.to_dict()["tokens"] == 2 and answer.to_dict()["sources"] == ()
+
+
+def test_failure_is_hidden_for_ever(index: BlendIndex, engine: Failing) -> None:
+    with pytest.raises(EngineError, match="it died"):
+        index.ask(HELLO, max_retries=0)
+    engine.asked, engine.error = 0, EngineClosedError("closed")
+    with pytest.raises(EngineClosedError):
+        index.ask(HELLO)
+    assert engine.asked == 1, "what the program has ended stays so"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "said"),
+    [
+        (
+            HELLO,
+            {"recompute_ration": 0.3},
+            "unknown option 'recompute_ration'; did you mean recompute_ratio?",
+        ),
+        (HELLO, {"tpo_k": 3}, "did you mean top_k?"),
+        (HELLO, {"hints": []}, "hints is called documents now"),
+        (HELLO, {"mode": "off"}, "mode is called blend now: blend=False"),
+        (HELLO, {"blend": "off"}, "blend must be True or False, not 'off'"),
+        (HELLO, {"recompute_ratio": 2}, "recompute_ratio must be between 0 and 1, not 2"),
+        (" \n", {}, "the question is empty"),
+    ],
+)
+def test_wrong_question_is_not_refused_in_one_line(
+    index: BlendIndex, engine: Failing, prompt: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        index.ask(prompt, **options)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert engine.asked == 0
