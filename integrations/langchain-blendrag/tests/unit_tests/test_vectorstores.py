@@ -298,7 +298,7 @@ def test_search_starts_the_engine_or_opens_the_library(make: Any, recorder: Any,
     assert not recorder.starts and not recorder.prefetched
     unused = ChatBlend(kv_dir=tmp_path / "kv")
     assert make(llm=unused).similarity_search("sea")
-    assert unused.chat.opened is None and not (tmp_path / "kv").exists()
+    assert unused.chat._lease.opened(unused.settings, unused.kv_dir) is None and not (tmp_path / "kv").exists()
 
 
 def test_search_fails_because_reading_ahead_did(
