@@ -298,7 +298,8 @@ def test_search_starts_the_engine_or_opens_the_library(make: Any, recorder: Any,
     assert not recorder.starts and not recorder.prefetched
     unused = ChatBlend(kv_dir=tmp_path / "kv")
     assert make(llm=unused).similarity_search("sea")
-    assert unused.chat._lease.opened(unused.settings, unused.kv_dir) is None and not (tmp_path / "kv").exists()
+    assert unused.chat._lease.opened(unused.settings, unused.kv_dir) is None
+    assert not (tmp_path / "kv").exists()
 
 
 def test_search_fails_because_reading_ahead_did(
@@ -309,7 +310,7 @@ def test_search_fails_because_reading_ahead_did(
     def fail(*args: Any) -> None:
         raise EngineError("the engine has died")
 
-    monkeypatch.setattr(recorder, "call_later", fail)
+    monkeypatch.setattr(recorder, "prefetch", fail)
     with caplog.at_level(logging.DEBUG, "langchain_blendrag"):
         assert len(store.similarity_search("sea", k=2)) == 2
     assert "could not read KV ahead" in caplog.text
