@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.attention.dense import masked_attention
@@ -10,7 +10,6 @@ from blendrag.attention.runs import dense_attention
 POSITIONS = st.sets(st.integers(0, 80), min_size=1, max_size=60).map(sorted)
 
 
-@settings(deadline=None)
 @given(POSITIONS, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 9))
 def test_no_band_of_queries_sees_a_key_too_many_or_too_few(
     positions: list[int], heads: tuple[int, int], later: int

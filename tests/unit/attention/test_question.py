@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.attention import question
@@ -22,7 +22,6 @@ def dense_mass(query: torch.Tensor, key: torch.Tensor, positions: list[int], sca
     return mass
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     POSITIONS,
     st.sampled_from([(1, 1), (4, 2), (3, 1)]),

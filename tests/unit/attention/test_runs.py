@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.attention.runs import Runs, bottom_right, dense_attention, find_runs
@@ -22,7 +22,6 @@ def naive_runs(positions: list[int]) -> list[list[int]]:
     return runs
 
 
-@settings(deadline=None)
 @given(POSITIONS)
 def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
     found = find_runs(torch.tensor(positions))
@@ -56,7 +55,6 @@ def as_requests(
     return out
 
 
-@settings(deadline=None, max_examples=40)
 @given(POSITIONS, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 9))
 def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     positions: list[int], heads: tuple[int, int], seed: int
@@ -71,7 +69,6 @@ def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=40)
 @given(POSITIONS, st.integers(0, 9))
 def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
     positions: list[int], after: int

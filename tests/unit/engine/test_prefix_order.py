@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("vllm")
@@ -178,7 +178,6 @@ CALL = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(CALL, max_size=60))
 def test_block_is_lost_or_found_for_what_it_does_not_hold(calls: list[tuple[str, int, float, int]]) -> None:
     """Requests of six conversations, some at once, in a pool that is always full."""
@@ -206,7 +205,6 @@ def test_block_is_lost_or_found_for_what_it_does_not_hold(calls: list[tuple[str,
     assert pool.pool.reset_prefix_cache(), "all blocks are free again"
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.floats(UNLIKELY, 1)), max_size=40))
 def test_lively_conversations_are_kept_otherwise_than_by_vllm(asked: list[tuple[int, int, float]]) -> None:
     ours, theirs = Pool(16), Pool(16, ordered=False)

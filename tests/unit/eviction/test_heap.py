@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.eviction.heap import IndexedHeap
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 200), st.integers(1, 300), st.randoms(use_true_random=False))
 def test_heap_and_a_sorted_dict_never_disagree(held: int, priorities: int, rng: random.Random) -> None:
     """Three levels of places; few priorities (many ties) or many."""

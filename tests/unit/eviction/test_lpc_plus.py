@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -59,7 +59,6 @@ def test_no_model_and_yet_not_lru(calls: list[tuple[str, str, float]]) -> None:
         assert policy.victim() == lru.victim()
 
 
-@settings(max_examples=50)
 @given(CALLS, st.booleans())
 def test_a_chunk_lost_or_come_from_nowhere(calls: list[tuple[str, str, float]], prefix: bool) -> None:
     policy = LPCPlus(model("count", (0.1, 0.2, 0.3), (0.4, 0.1, 0.1), prefix=prefix))

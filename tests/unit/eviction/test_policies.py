@@ -8,7 +8,7 @@ from collections import OrderedDict
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
@@ -31,7 +31,6 @@ def drained(policy: EvictionPolicy) -> list[str]:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(deadline=None, max_examples=60)
 @given(
     calls=st.lists(
         st.tuples(
@@ -74,7 +73,6 @@ def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_not_lru(name
     assert drained(policy) == KEYS
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60))
 def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -> None:
     lpc, order = LPC(), OrderedDict[str, None]()
@@ -87,7 +85,6 @@ def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -
     assert drained(lpc) == list(order)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60), st.floats(0, 1))
 def test_lpc_that_hears_the_same_of_all_differs_from_lru(uses: list[tuple[str, float]], p: float) -> None:
     """The last use's forecast is still to come: chunks leave before it does."""
@@ -103,7 +100,6 @@ def test_lpc_that_hears_the_same_of_all_differs_from_lru(uses: list[tuple[str, f
     assert drained(lpc) == list(order)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.integers(0, 2**32), st.integers(0, 5_000))
 def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: int, wait: int) -> None:
     """Section 3.4.2 and 3.5: each conversation's p decays since its last turn; a chunk has the maximum."""
@@ -133,7 +129,6 @@ def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: in
 @example(p=0.0)
 @example(p=1.0)
 @given(st.floats(0.0, 1.0))
-@settings(deadline=None)
 def test_conversation_that_said_goodbye_stays_above_its_former_forecast(p: float) -> None:
     policy = LPC()
     policy.added("chunk", 1, Use(0.0))

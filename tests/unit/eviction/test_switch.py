@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
@@ -71,7 +71,6 @@ class Tier:
 
 @pytest.mark.parametrize("former", BUILT_IN)
 @pytest.mark.parametrize("successor", BUILT_IN)
-@settings(deadline=None, max_examples=15)
 @given(before=CALLS)
 def test_order_is_not_the_former_policys_when_the_new_one_begins(
     former: str, successor: str, before: list[tuple[str, str]]
@@ -86,7 +85,6 @@ def test_order_is_not_the_former_policys_when_the_new_one_begins(
     assert changes.drained() == stays.drained()
 
 
-@settings(deadline=None, max_examples=300)
 @given(CALLS, CALLS)
 def test_lru_loses_its_order_on_the_way_to_lru(
     before: list[tuple[str, str]], after: list[tuple[str, str]]
@@ -109,7 +107,6 @@ def test_lru_loses_its_order_on_the_way_to_lru(
 
 @pytest.mark.parametrize("former", BUILT_IN)
 @pytest.mark.parametrize("successor", BUILT_IN)
-@settings(deadline=None, max_examples=15)
 @given(before=CALLS, after=CALLS)
 def test_chunk_is_forgotten_or_named_twice_on_the_way(
     former: str, successor: str, before: list[tuple[str, str]], after: list[tuple[str, str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.forecast.conversation import (
@@ -142,7 +142,6 @@ def test_queue_of_windows_holds_whole_books() -> None:
     assert Window((" " * 100_000 + "hi" + " " * 100_000,), 1).prompts == ("hi",)
 
 
-@settings(deadline=None)
 @given(st.text("a 超\u1220\ud800", min_size=1, max_size=80), st.integers(200, 30_000), st.integers(2, 512))
 def test_what_a_window_leaves_out_would_have_been_read(piece: str, times: int, share: int) -> None:
     (kept,) = Window((piece * times,), 1).prompts

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
@@ -58,7 +58,6 @@ PROMPTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=30)
 @given(PROMPTS)
 def test_what_was_noted_is_not_what_is_read(prompts: list[tuple[int, Chunks, int, str | None]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +140,6 @@ def test_clock_that_was_set_back_between_two_runs_mixes_them(tmp_path: Path) -> 
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=20))
-@settings(deadline=None, max_examples=15)
 def test_any_clock_gives_a_trace_that_cannot_be_read(clock: list[float]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trace = logged(Path(folder) / "log.jsonl", *((at, ONE) for at in clock))

@@ -4,7 +4,7 @@ import io
 from contextlib import suppress
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
@@ -41,7 +41,6 @@ def test_line_ends_do_not_make_two_texts_of_one() -> None:
     assert decode(b"a\r\nb\rc\n") == "a\nb\nc\n"
 
 
-@settings(deadline=None)
 @example(b"<![\xc7")
 @example(b"<p>" * 20_000)
 @given(st.binary(max_size=300))

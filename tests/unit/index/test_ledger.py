@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import StoreError
@@ -97,7 +97,6 @@ def test_damaged_file_is_a_store_error(tmp_path: Path) -> None:
         Ledger(tmp_path)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8"), min_size=1), st.lists(st.text(max_size=5)), max_size=5

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
@@ -190,7 +190,6 @@ def test_roots_name_what_documents_are_below(folder: Path) -> None:
     assert roots([folder, Document("x")]) == (os.path.dirname(document.source),)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_no_string_raises_anything_but_source_errors(text: str) -> None:
     with suppress(SourceError):

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
@@ -43,7 +43,6 @@ def splitters(tokenizer: Any) -> dict[int, Splitter]:
     return {limit: Splitter(tokenizer, chunk_tokens=limit, overlap=limit // 4 - 2) for limit in (8, 13, 40)}
 
 
-@settings(deadline=None)
 @given(ODD_TEXT)
 def test_only_white_space_is_lost(tokenizer: Any, splitters: dict[int, Splitter], text: str) -> None:
     pieces = splitters[8].split(text)
@@ -55,7 +54,6 @@ def test_only_white_space_is_lost(tokenizer: Any, splitters: dict[int, Splitter]
     assert "".join(kept.split()) == "".join(given.split())
 
 
-@settings(deadline=None)
 @given(ODD_TEXT, st.sampled_from([13, 40]))
 def test_overlap_neither_breaks_the_limit_nor_goes_on_forever(
     tokenizer: Any, splitters: dict[int, Splitter], text: str, limit: int
@@ -65,7 +63,6 @@ def test_overlap_neither_breaks_the_limit_nor_goes_on_forever(
     assert len(pieces) <= 1 + len(text)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([" ", "\n", "\n\n", ". "]), max_size=80), st.sampled_from([13, 40]))
 def test_overlap_skips_no_word(splitters: dict[int, Splitter], gaps: list[str], limit: int) -> None:
     text = "".join(f"{number}{gap}" for number, gap in enumerate(gaps))

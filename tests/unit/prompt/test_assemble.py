@@ -53,7 +53,7 @@ hostile = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(hostile, hostile, hostile.filter(bool), hostile, st.booleans())
 def test_nobody_but_the_template_can_write_control_tokens(
     tokenizer: Any,

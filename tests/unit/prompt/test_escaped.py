@@ -152,7 +152,7 @@ pieces = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(pieces).map("".join), st.lists(pieces).map("".join), st.booleans())
 @example("\ud800\\ud800", "&#" + 5000 * "9" + ";", True)
 def test_hostile_text_never_raises_and_never_hides_a_document(

@@ -25,9 +25,7 @@ from blendrag.prompt.template import encode_markup
 # The default model's vocabulary lacks some control characters and the planes above 3.
 writable = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t", max_codepoint=0x3FFFF)
 plain = st.text(writable, max_size=60)
-relaxed = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def controls(tokenizer: Any, ids: tuple[int, ...]) -> list[int]:

@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.prompt import KnownText, Match, Recogniser, decode, encode_document
@@ -58,7 +58,6 @@ chunks = st.builds(lambda heading, tail: heading + "".join(tail), headings, st.l
 known_texts = st.lists(chunks.filter(bool), min_size=1, max_size=8, unique=True)
 
 
-@settings(deadline=None, max_examples=300)
 @given(known_texts, st.data())
 def test_find_never_differs_from_naive_search(texts: list[str], data: st.DataObject) -> None:
     pieces = st.lists(st.one_of(words, st.sampled_from(texts), st.sampled_from(texts).map(lambda t: t[:37])))
@@ -69,7 +68,6 @@ def test_find_never_differs_from_naive_search(texts: list[str], data: st.DataObj
         assert prompt[match.start : match.end] == Letters().decode(list(match.token_ids))
 
 
-@settings(deadline=None, max_examples=100)
 @given(known_texts, st.lists(st.integers(0, 7), max_size=6), st.data())
 def test_removed_texts_are_not_found_and_others_not_lost(
     texts: list[str], removed: list[int], data: st.DataObject
@@ -83,7 +81,6 @@ def test_removed_texts_are_not_found_and_others_not_lost(
     assert [(match.start, match.end) for match in matches] == by_naive_search(left, prompt, 34)
 
 
-@settings(deadline=None)
 @given(known_texts, st.lists(st.integers(0, 9).map(str), max_size=3), st.text("ab", max_size=400))
 def test_hints_never_make_matches_overlap(texts: list[str], hints: list[str], prompt: str) -> None:
     prompt += texts[0] + prompt[:50] + texts[-1]

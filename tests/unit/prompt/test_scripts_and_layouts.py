@@ -49,9 +49,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 passages, forms = st.sampled_from(PASSAGES), st.sampled_from(list(FORMS.values()))
-relaxed = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # The default model's vocabulary lacks some control characters and the planes above 3.
 writable = st.characters(exclude_categories=["Cc", "Cs"], include_characters="\r\n\t", max_codepoint=0x3FFFF)

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.options import Metric
@@ -24,7 +24,6 @@ def rotated(keys: torch.Tensor, positions: torch.Tensor, base: float = 10_000.0)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).float()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9), st.lists(st.integers(0, 30_000), min_size=6, max_size=6))
 def test_rotation_does_not_change_the_deviation_of_keys(seed: int, positions: list[int]) -> None:
     fresh, stored, at = random(seed), random(seed + 100), torch.tensor(positions)

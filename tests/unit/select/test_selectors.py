@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
@@ -35,7 +35,6 @@ def chosen(name: str, options: BlendOptions, tokens: CachedTokens, layers: int =
 # -- what every selector promises -----------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES), RATIOS, LENGTHS, st.one_of(st.none(), st.floats(0, 1)))
 def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
     name: str, ratio: float, lengths: list[int], threshold: float | None
@@ -68,7 +67,6 @@ def test_boundaries_do_not_depend_on_the_ratio() -> None:
     assert chosen("none", BlendOptions(0.3), tokens_of([7, 2])).tolist() == []
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["hkvd", "query", "random"]), st.floats(0.001, 1), LENGTHS)
 def test_no_more_and_no_fewer_tokens_than_the_ratio_says(name: str, ratio: float, lengths: list[int]) -> None:
     total = sum(lengths)
@@ -85,7 +83,6 @@ def test_something_is_recomputed_when_anything_is_asked_for() -> None:
 # -- each of them ---------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.floats(0.001, 0.999), LENGTHS, st.integers(0, 9))
 def test_hkvd_leaves_out_no_token_that_deviates_more(ratio: float, lengths: list[int], seed: int) -> None:
     tokens = tokens_of(lengths, seed)
@@ -96,7 +93,6 @@ def test_hkvd_leaves_out_no_token_that_deviates_more(ratio: float, lengths: list
     assert not rest.any() or tokens.deviation[found].min() >= tokens.deviation[rest].max()
 
 
-@settings(deadline=None)
 @given(st.floats(0.001, 1), LENGTHS, st.floats(0, 0.6))
 def test_threshold_takes_only_what_exceeds_it_and_ratio_is_the_cap(
     ratio: float, lengths: list[int], threshold: float
@@ -128,7 +124,6 @@ def test_no_check_layer_lies_outside_a_small_model(name: str, layers: int) -> No
         assert list(checks) == sorted(set(checks))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 99), st.lists(st.integers(1, 1024), min_size=1, max_size=4))
 def test_first_k_takes_the_head_of_every_chunk(percent: int, lengths: list[int]) -> None:
     found = chosen("first_k", BlendOptions(percent / 100), tokens_of(lengths)).tolist()
@@ -199,7 +194,6 @@ def test_random_is_the_same_every_time_and_not_the_head() -> None:
 # -- gradual --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.floats(0.001, 0.999), st.integers(2, 60))
 def test_gradual_recomputes_the_ratio_on_average(ratio: float, num_layers: int) -> None:
     selector = make_selector(BlendOptions(ratio, selector="gradual"))
@@ -208,7 +202,6 @@ def test_gradual_recomputes_the_ratio_on_average(ratio: float, num_layers: int) 
     check_schedule({layer: selector.share(layer) for layer in layers}, ratio, num_layers)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_schedule_of_any_layers_keeps_the_mean(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(2, 60))

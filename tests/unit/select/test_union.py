@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
@@ -39,7 +39,6 @@ def run(selector: Selector, tokens: CachedTokens, layers: int = LAYERS) -> dict[
     return left
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.sampled_from(PAIRS), st.floats(0.001, 0.999), LENGTHS, st.integers(0, 9))
 def test_union_takes_neither_more_nor_less_than_the_budget(
     name: str, ratio: float, lengths: list[int], seed: int
@@ -52,7 +51,6 @@ def test_union_takes_neither_more_nor_less_than_the_budget(
     assert counts == sorted(counts, reverse=True) and counts[-1] > 0
 
 
-@settings(deadline=None)
 @given(st.sampled_from(STATIC), st.sampled_from(GRADUAL), st.booleans(), st.floats(0.05, 0.95))
 def test_union_with_gradual_keeps_the_ratio_on_average(
     one: str, other: str, turned: bool, ratio: float
@@ -64,7 +62,6 @@ def test_union_with_gradual_keeps_the_ratio_on_average(
     assert spent / (LAYERS - begins[0]) / tokens.total == pytest.approx(ratio, abs=2e-3)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(CONSTANT), st.floats(0.01, 0.99), LENGTHS)
 def test_first_is_not_denied_its_half_nor_given_more(name: str, ratio: float, lengths: list[int]) -> None:
     tokens = tokens_of(lengths)

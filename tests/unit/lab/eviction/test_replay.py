@@ -7,7 +7,7 @@ import random
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
@@ -76,7 +76,6 @@ class Watched(EvictionPolicy):
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(deadline=None, max_examples=50)
 @given(st.one_of(block_traces(), chunk_traces()), st.integers(1, 40))
 def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
     name: str, trace: Trace, capacity: int
@@ -88,7 +87,6 @@ def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
     assert (outcome.found <= outcome.asked).all() and (best.found <= best.asked).all()
 
 
-@settings(deadline=None, max_examples=60)
 @given(block_traces(), st.integers(1, 5))
 def test_optimum_finds_less_than_the_best_of_all_futures(trace: Trace, capacity: int) -> None:
     """By trying every choice of what to hold, for prompts whose blocks are kept at once."""
@@ -111,7 +109,6 @@ def test_optimum_finds_less_than_the_best_of_all_futures(trace: Trace, capacity:
     assert optimum(small, capacity).found.sum() == best(0, frozenset())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12))
 def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity: int) -> None:
     rng = random.Random(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.lab.eviction.readers import Dialog, Turn
@@ -49,7 +49,6 @@ def test_a_user_who_answers_before_the_answer_is_there(seed: int) -> None:
             assert before.finished is not None and before.at < before.finished < after.at
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=9), st.integers(0, 3 * BLOCK))
 def test_a_history_that_is_not_the_beginning_of_the_next(texts: list[str], system: int) -> None:
     load = DialogLoad(gap_s=1.0, active=1, seconds=1e9, system_tokens=system, decode_s=0.0)
