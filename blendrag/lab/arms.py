@@ -14,7 +14,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.prompts import Trial
-from blendrag.lab.trial_store import TrialStore
+from blendrag.lab.scratch import ScratchStore
 from blendrag.settings import Settings
 
 PARTS = ("load", "select", "recompute")
@@ -107,7 +107,7 @@ class Blending(Arm):
     """
 
     def __init__(
-        self, rounds: Sequence[Sequence[Trial]], recipe: Recipe, store: TrialStore | None = None
+        self, rounds: Sequence[Sequence[Trial]], recipe: Recipe, store: ScratchStore | None = None
     ) -> None:
         super().__init__(rounds)
         self._recipe, self._store = recipe, store

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from itertools import chain
 from pydoc_data.topics import topics
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.recipe import Recipe
-from blendrag.lab.prompts import StoredChunk
+from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import next_token_kl
-from blendrag.serving.identity import kv_identity
+from blendrag.serving.identity import prefix_ids
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
 
 # The standard library's own help: real text that is on every machine.
 _PROMPTS = (
@@ -77,53 +74,37 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
             row = Row("the model can be blended", str(facts["reason"]), "supported", False)
             return DoctorReport(settings.model, facts["architecture"], (row,), facts["reason"])
         tell("checking")
-        with tempfile.TemporaryDirectory(prefix="blendrag-doctor-") as folder:
-            rows = _Check(engine, settings, Path(folder)).rows()
+        rows = _Check(engine, settings).rows()
         return DoctorReport(settings.model, facts["architecture"], tuple(rows))
     finally:
         engine.release()
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    token_ids: tuple[int, ...]
-    spans: tuple[tuple[str, int, int], ...]
-
-
 class _Check:
-    def __init__(self, engine: Engine, settings: Settings, root: Path) -> None:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         from transformers import AutoTokenizer
 
-        self.engine, self.settings, self.root = engine, settings, root
+        self.engine, self.settings = engine, settings
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-        self.identity: KVIdentity = kv_identity(settings, engine.model_path)
+        self.prefix = prefix_ids(settings, engine.model_path, self.tokenizer)
 
     def rows(self) -> list[Row]:
-        prompts = [self._prompt(names, question) for names, question in _PROMPTS]
-        chunks = {
-            key: prompt.token_ids[start : start + length]
-            for prompt in prompts
-            for key, start, length in prompt.spans
-        }
-        catalogue = Catalogue.open(self.root, self.identity)
-        catalogue.register("doctor", [(key, "", ids) for key, ids in chunks.items()])
-        catalogue.close()
-
-        store = self._open_store()
-        try:
-            store.ingest(StoredChunk(key, ids) for key, ids in chunks.items())
-            store.flush()
+        texts = [[self._encode(topics[name])[:_CHUNK_TOKENS] for name in names] for names, _ in _PROMPTS]
+        with scratch_store(self.engine, self.settings, chain(*texts)) as store:
+            prompts = [
+                self._prompt(store, chunks, question)
+                for chunks, (_, question) in zip(texts, _PROMPTS, strict=True)
+            ]
             full = [self._first_token(prompt, None) for prompt in prompts]
-            repaired = [self._first_token(prompt, self._recipe(store.id, prompt, 1.0)) for prompt in prompts]
-            reused = [self._first_token(prompt, self._recipe(store.id, prompt, 0.0)) for prompt in prompts]
-            store.close()  # forgets the KV in memory: what comes next is from disk
-            store = self._open_store()
-            reread = [self._first_token(prompt, self._recipe(store.id, prompt, 0.0)) for prompt in prompts]
-            # two chunks' worth: the second stands alone once, and once behind the first
-            facts = self.engine.call("selfcheck", list(prompts[0].token_ids), len(prompts[0].token_ids) // 2)
-        finally:
-            store.close()
-        return [
+            repaired = [self._first_token(prompt, self._recipe(store, prompt, 1.0)) for prompt in prompts]
+            reused = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
+            store.make_cold()
+            reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
+            first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
+            alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
+        # two chunks' worth: the second stands alone once, and once behind the first
+        facts = self.engine.call("selfcheck", list(prompts[0].token_ids), len(prompts[0].token_ids) // 2)
+        rows = [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
             _at_most("scattered rows against dense float32 attention", facts["mask_error"], _MAX_MASK_ERROR),
@@ -131,27 +112,27 @@ class _Check:
             _at_most("layer 0: a chunk alone against behind others", facts["layer0_deviation"], 0.0),
             _above_zero("last layer: the same (what blending repairs)", facts["deeper_deviation"]),
         ]
+        if self.prefix and self.settings.codec == "raw":  # right behind it, nothing has to be repaired
+            kl = next_token_kl(alone[0].logprobs[0], alone[1].logprobs[0])
+            rows.append(_at_most("chunk behind its shared prefix, reused whole, KL", kl, _MAX_KL))
+        return rows
 
-    def _open_store(self) -> StoreClient:
-        return StoreClient.open(self.engine, self.root, self.identity, self.settings.local_stack)
-
-    def _prompt(self, names: Sequence[str], question: str) -> _Prompt:
-        ids: list[int] = self.tokenizer(_OPENING).input_ids
+    def _prompt(self, store: ScratchStore, chunks: Sequence[tuple[int, ...]], question: str) -> Prompt:
+        """The chunks with blank lines between them, behind what the store has them prefilled behind."""
+        ids = self.prefix or tuple(self.tokenizer(_OPENING).input_ids)
         spans = []
-        for name in names:
-            chunk = self._encode(topics[name])[:_CHUNK_TOKENS]
-            spans.append((self.identity.chunk_key(chunk), len(ids), len(chunk)))
-            ids = ids + chunk + self._encode("\n\n")
-        return _Prompt(tuple(ids + self._encode(question)), tuple(spans))
+        for chunk in chunks:
+            spans.append((store.chunk(chunk).key, len(ids), len(chunk)))
+            ids = (*ids, *chunk, *self._encode("\n\n"))
+        return Prompt((*ids, *self._encode(question)), tuple(spans))
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _recipe(self, store: str, prompt: _Prompt, ratio: float) -> Recipe:
-        return Recipe(store, prompt.spans, replace(self.settings.blending, recompute_ratio=ratio))
+    def _recipe(self, store: ScratchStore, prompt: Prompt, ratio: float) -> Recipe:
+        return Recipe(store.id, prompt.spans, replace(self.settings.blending, recompute_ratio=ratio))
 
-    def _first_token(self, prompt: _Prompt, recipe: Recipe | None) -> Delta:
+    def _first_token(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
         self.engine.reset_prefix_cache()
         sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_LOGPROBS)
         return self.engine.generate(prompt.token_ids, sampling, recipe)

@@ -12,7 +12,7 @@ import pytest
 from blendrag import BlendIndex
 from blendrag.engine.client.generation import Delta
 from blendrag.errors import StoreMismatchError
-from blendrag.lab.bench.ingest import TemporaryStore, temporary_store
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.prompt import shared_prefix
 from blendrag.settings import Settings
 from workbench import FIRST, Bench, Piece, Prompt, distance
@@ -28,7 +28,7 @@ class Behind:
     """Two chunks stored behind a system prompt."""
 
     bench: Bench
-    store: TemporaryStore
+    store: ScratchStore
     prefix: tuple[int, ...]
 
     def prompt(self, count: int) -> Prompt:
@@ -57,9 +57,9 @@ def behind(bench: Bench, settings: Settings) -> Iterator[Behind]:
     shared = settings.model_copy(update={"shared_prefix": "system"})
     pieces = [piece.token_ids for piece in bench.pieces[:2]]
     prefix = shared_prefix(bench.tokenizer, shared.system_prompt, shared.separator)
-    with temporary_store(bench.engine, shared, pieces) as store:
-        done = store.store.ingest(store.chunks)
-        store.store.flush()
+    with scratch_store(bench.engine, shared, pieces, filled=False) as store:
+        done = store.client.ingest(store.chunks)
+        store.client.flush()
         assert done.tokens == sum(map(len, pieces)), "the prefix is not what was ingested"
         yield Behind(bench, store, prefix)
 
@@ -82,13 +82,14 @@ def test_full_reuse_of_the_first_chunk_is_full_prefill(behind: Behind) -> None:
 
 def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Settings) -> None:
     shared = settings.model_copy(update={"shared_prefix": "system"})
-    engine, prompt = behind.bench.engine, behind.prompt(2)
-    together = behind.blended(prompt, ratio=0.0)
-    with temporary_store(engine, shared, [chunk.token_ids for chunk in behind.store.chunks]) as store:
+    engine, together = behind.bench.engine, behind.blended(behind.prompt(2), ratio=0.0)
+    pieces = [chunk.token_ids for chunk in behind.store.chunks]
+    with scratch_store(engine, shared, pieces, filled=False) as store:
         for chunk in store.chunks:
-            store.store.ingest([chunk])
-        store.store.flush()
-        apart = replace(behind, store=store).blended(prompt, ratio=0.0)
+            store.client.ingest([chunk])
+        store.client.flush()
+        other = replace(behind, store=store)
+        apart = other.blended(other.prompt(2), ratio=0.0)
     assert distance(together, apart) < CLOSE
 
 

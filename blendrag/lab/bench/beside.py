@@ -18,9 +18,9 @@ from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, sto
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import scratch_store
 from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
-from blendrag.lab.trial_store import trial_store
 from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
@@ -69,7 +69,7 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
         maker = PromptMaker.of(engine, settings)
         pieces = text_pieces(maker.tokenizer, _POOL * options.chunks, options.chunk_tokens)
         progress.note("ingest")
-        with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
+        with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
             rng = random.Random(options.seed)
             count = 1 + options.arrivals * options.repeats
             trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blendrag.lab.trial_store import TrialStore
+from blendrag.lab.scratch import ScratchStore
 from blendrag.store.codec import Codec
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
@@ -37,7 +37,7 @@ class CodecCost:
     kl_from_exact: dict[str, float] = field(default_factory=dict)
 
 
-def measure_codecs(names: Sequence[str], exact: TrialStore, dtype: str) -> dict[str, CodecCost]:
+def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
     """Per codec its cost on the KV in ``exact``, a store with the codec ``EXACT``; dtype: the engine's."""
     records = _read_back(exact, Layout(exact.identity, dtype))
     layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
@@ -90,7 +90,7 @@ def _best(work: Callable[[], Any]) -> tuple[float, Any]:
     return min(times), result
 
 
-def _read_back(store: TrialStore, layout: Layout) -> list[torch.Tensor]:
+def _read_back(store: ScratchStore, layout: Layout) -> list[torch.Tensor]:
     """KV of some chunks, from the files that the engine wrote."""
     # A store's id is its folder.
     disk = DiskTier(TierSpec(kind="disk", write="never"), layout, Path(store.id) / "kv")

@@ -1,28 +1,22 @@
-"""A store for the time of a measurement, and what filling it costs next to plain prefill."""
+"""What filling a store costs next to plain prefill."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
-from blendrag.errors import BlendragError
 from blendrag.lab.arms import reset
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import StoredChunk
+from blendrag.lab.scratch import scratch_store
 from blendrag.progress import Progress
-from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
 
 _ONE_TOKEN = Sampling(max_tokens=1)
 _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while the next call computes
@@ -53,48 +47,6 @@ class IngestCost:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TemporaryStore:
-    store: StoreClient
-    chunks: tuple[StoredChunk, ...]
-
-    @property
-    def id(self) -> str:
-        """For recipes."""
-        return self.store.id
-
-
-@contextlib.contextmanager
-def temporary_store(
-    engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]]
-) -> Iterator[TemporaryStore]:
-    """A store that knows ``pieces``, empty yet; gone afterwards, whatever happens."""
-    prefix = prefix_ids(settings, engine.model_path)
-    identity = kv_identity(settings, engine.model_path, prefix)
-    chunks = tuple(StoredChunk(identity.chunk_key(ids), ids) for ids in pieces)
-    with tempfile.TemporaryDirectory(prefix="blendrag-bench-", ignore_cleanup_errors=True) as folder:
-        with contextlib.closing(Catalogue.open(Path(folder), identity)) as catalogue:
-            catalogue.register("bench", [(chunk.key, "", chunk.token_ids) for chunk in chunks])
-        store = StoreClient.open(engine, Path(folder), identity, settings.local_stack, prefix)
-        try:
-            yield TemporaryStore(store, chunks)
-        finally:
-            with contextlib.suppress(BlendragError):  # the engine may be what failed
-                store.close()
-
-
-def ingest_all(
-    store: StoreClient, chunks: Iterable[StoredChunk], batch_tokens: int, prefix_tokens: int = 0
-) -> None:
-    """Prefill and store chunks, batched as in a real ingest; on disk when it returns.
-
-    Raises StoreFullError, EngineError.
-    """
-    for batch in batches(chunks, batch_tokens, prefix_tokens):
-        store.ingest(batch)
-    store.flush()
-
-
 def measure_ingest(
     engine: Engine, settings: Settings, pieces: Sequence[tuple[int, ...]], progress: Progress
 ) -> IngestCost:
@@ -103,14 +55,14 @@ def measure_ingest(
     A turn ends when its records are on disk, so that no writing slows the plain prefill after it.
     """
     cost = IngestCost()
-    with temporary_store(engine, settings, pieces) as store:
-        calls = list(batches(store.chunks, settings.ingest_batch_tokens, 0))
+    with scratch_store(engine, settings, pieces, filled=False) as store:
+        calls = list(store.batches(store.chunks))
         # Keys that the catalogue does not know: what warms up is not stored.
         unknown = [replace(chunk, key=f"warm-up {chunk.key}") for chunk in calls[0]]
         rounds = [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
         ways = {"ingest": _ingest, "plain prefill of the same": _prefill_plainly}
         for turn in in_turn(ways, [[unknown], *rounds], progress):
-            turn.arm(store.store, turn.trial, IngestCost() if turn.warms_up else cost)
+            turn.arm(store.client, turn.trial, IngestCost() if turn.warms_up else cost)
     return cost
 
 

@@ -14,10 +14,10 @@ from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import PARTS, Blending
 from blendrag.lab.bench.floors import CHECK_LAYER, analyse
-from blendrag.lab.bench.ingest import ingest_all, temporary_store
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import scratch_store
 from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
@@ -63,7 +63,7 @@ def _measure(
     maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")
     pieces = text_pieces(maker.tokenizer, options.chunks, options.chunk_tokens)
-    with temporary_store(engine, settings, pieces) as store:
+    with scratch_store(engine, settings, pieces, filled=False) as store:
         rng = random.Random(options.seed)
         trials = [maker.trial(store.chunks, options.chunks, rng, n) for n in range(_BLENDS + 1)]
         check_prompts([trial.prompt for trial in trials], engine.max_model_len)
@@ -74,7 +74,7 @@ def _measure(
         measured = engine.call("kernels", len(prompt.token_ids), spans, options.ratio, options.repeats)
         progress.advance()
         progress.note("ingest")
-        ingest_all(store.store, store.chunks, settings.ingest_batch_tokens)
+        store.fill(store.chunks)
         progress.advance()
         recipe = Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,)))
         arm = Blending([[trial] for trial in trials], recipe)

@@ -20,8 +20,8 @@ from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, sto
 from blendrag.lab.experiment import Turn, in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
-from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.settings import Settings
@@ -76,7 +76,7 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> di
         maker = PromptMaker.of(engine, settings)
         progress.note("ingest")
         pieces = text_pieces(maker.tokenizer, options.pool, options.chunk_tokens)
-        with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
+        with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
             rng = random.Random(options.seed)
             prompts = [
                 maker.trial(store.chunks, options.chunks, rng, number).prompt
@@ -95,7 +95,7 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> di
     }  # fmt: skip
 
 
-def _ways(settings: Settings, store: TrialStore) -> Ways:
+def _ways(settings: Settings, store: ScratchStore) -> Ways:
     """Full prefill is a namespace of its own per request: nobody's KV is found there. The engine's prefix
     caching is left as it is for the two others; it finds blended KV again, too."""
     alone, recipe = itertools.count(), recipe_of(settings, store.id)

@@ -18,9 +18,9 @@ from blendrag.lab.bench.ingest import IngestCost, measure_ingest
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
-from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.select import make_selector
@@ -100,13 +100,13 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
             for piece in text_pieces(maker.tokenizer, _POOL * most, tokens, texts, least=most)
         ]
         cost = measure_ingest(engine, settings, pieces, progress) if options.ingest else None
-        stores: dict[tuple[str, str], TrialStore] = {}
+        stores: dict[tuple[str, str], ScratchStore] = {}
         for point in points.values():
             if point.store not in stores:
                 progress.note(f"ingest: {point.codec} in {point.tier}")
                 own = settings.model_copy(update={"codec": point.codec})
                 spec = tiers_of(settings)[point.tier]
-                stores[point.store] = opened.enter_context(trial_store(engine, own, spec, pieces))
+                stores[point.store] = opened.enter_context(scratch_store(engine, own, pieces, spec))
         arms, cases = _arms(settings, options, maker, points, stores)
         prompts = [trial.prompt for arm in arms.values() for trials in arm.rounds for trial in trials]
         check_prompts(prompts, engine.max_model_len)
@@ -144,7 +144,7 @@ def _arms(
     options: TtftOptions,
     maker: PromptMaker,
     points: Mapping[Value, Point],
-    stores: Mapping[tuple[str, str], TrialStore],
+    stores: Mapping[tuple[str, str], ScratchStore],
 ) -> tuple[dict[Key, Arm], dict[Value, dict[str, Key]]]:
     """The arms, and per value which four are its own. Points share those that do not depend on what is
     varied, as full prefill does not depend on the ratio: they are measured once."""
@@ -166,7 +166,7 @@ def _arms(
     return arms, cases
 
 
-def _rounds(maker: PromptMaker, store: TrialStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
+def _rounds(maker: PromptMaker, store: ScratchStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
     """The same prompts whichever store they are from; the first round is the warm-up."""
     rng = random.Random(f"{options.seed} {point.prompts}")
     own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]

@@ -1,25 +1,13 @@
-"""The questions' documents as chunks, and stores that hold the KV of those that are wanted now."""
+"""The questions' documents as chunks."""
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.stores import StoreClient
-from blendrag.errors import BlendragError
-from blendrag.lab.bench.ingest import ingest_all
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.prompts import StoredChunk
+from blendrag.lab.scratch import ScratchStore
 from blendrag.prompt import encode_document
-from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
 
 Ids = tuple[int, ...]
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
@@ -42,61 +30,6 @@ def unstored(documents: Documents) -> list[list[StoredChunk]]:
     return [[StoredChunk("", ids) for ids in each] for each in documents]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkStore:
-    """A store for one kind of KV. A question owns its chunks from the beginning to :meth:`release`."""
-
-    store: StoreClient
-    identity: KVIdentity
-    catalogue: Catalogue
-    batch_tokens: int
-    prefix_tokens: int
-
-    @property
-    def id(self) -> str:
-        """For recipes."""
-        return self.store.id
-
-    def chunks(self, documents: Documents) -> list[list[StoredChunk]]:
-        return [[StoredChunk(self.identity.chunk_key(ids), ids) for ids in each] for each in documents]
-
-    def fill(self, documents: Documents) -> None:
-        """Prefill and store those chunks that are not there. Raises StoreFullError, EngineError."""
-        wanted = {chunk.key: chunk for each in self.chunks(documents) for chunk in each}
-        there = self.catalogue.ready(wanted)
-        fresh = [chunk for key, chunk in wanted.items() if key not in there]
-        ingest_all(self.store, fresh, self.batch_tokens, self.prefix_tokens)
-
-    def release(self, question: str) -> None:
-        """Delete the KV that no later question uses: a run over long documents would fill the disk."""
-        if over := self.catalogue.release(question):
-            self.store.delete(over)
-
-
-@contextlib.contextmanager
-def chunk_store(
-    engine: Engine, settings: Settings, tokenizer: Any, to_come: Iterable[tuple[str, Documents]]
-) -> Iterator[ChunkStore]:
-    """An empty store for KV as the settings want it, gone afterwards, whatever happens.
-
-    to_come: the ids and documents of the questions that will use it.
-    """
-    prefix = prefix_ids(settings, engine.model_path, tokenizer)
-    identity = kv_identity(settings, engine.model_path, prefix)
-    with contextlib.ExitStack() as exits:
-        folder = exits.enter_context(_temporary_folder())
-        catalogue = exits.enter_context(contextlib.closing(Catalogue.open(Path(folder), identity)))
-        opened = StoreClient.open(engine, Path(folder), identity, settings.local_stack, prefix)
-        store = ChunkStore(opened, identity, catalogue, settings.ingest_batch_tokens, len(prefix))
-        try:
-            for question, documents in to_come:
-                chunks = [chunk for each in store.chunks(documents) for chunk in each]
-                catalogue.register(question, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
-            yield store
-        finally:
-            with contextlib.suppress(BlendragError):  # the engine may be what failed
-                opened.close()
-
-
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="blendrag-eval-", ignore_cleanup_errors=True)
+def stored(store: ScratchStore, documents: Documents) -> list[list[StoredChunk]]:
+    """The documents' chunks as they are, or will be, stored."""
+    return [[store.chunk(ids) for ids in each] for each in documents]

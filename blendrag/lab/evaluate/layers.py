@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate.chunks import Documents, chunk_store, cut
+from blendrag.lab.evaluate.chunks import Documents, cut, stored
 from blendrag.lab.evaluate.formats import find_format
 from blendrag.lab.evaluate.questions import read_questions
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, check_prompts
 from blendrag.lab.report import table_with
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import scratch_store
 from blendrag.lab.statistics import Spread, spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
@@ -101,12 +103,12 @@ def run_layers(settings: Settings, options: LayerOptions, progress: Progress) ->
         else:
             asked = list(_built_in(tokenizer, options))
         everything = tuple(document for documents, _ in asked for document in documents)
-        with chunk_store(engine, settings, tokenizer, [("layers", everything)]) as store:
-            prompts = [maker.make_of(store.chunks(documents), question) for documents, question in asked]
+        with scratch_store(engine, settings, chain(*everything), filled=False) as store:
+            prompts = [maker.make_of(stored(store, documents), question) for documents, question in asked]
             check_prompts(prompts, engine.max_model_len)
             progress.total(1 + len(prompts))
             progress.note("ingest")
-            store.fill(everything)
+            store.fill(store.chunks)
             progress.advance()
             probes = []
             for number, prompt in enumerate(prompts, start=1):

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
 from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, write
-from blendrag.lab.evaluate.chunks import ChunkStore, Documents, chunk_store, cut, unstored
+from blendrag.lab.evaluate.chunks import Documents, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
 from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import PromptMaker
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
@@ -47,7 +48,7 @@ class Measuring:
         self._maker = PromptMaker.of(engine, settings)
         self._tokenizer = self._maker.tokenizer
         self._maps = MapArms(engine, settings, self._maker, max_tokens)
-        self._stores: dict[Variant, ChunkStore] = {}
+        self._stores: dict[Variant, ScratchStore] = {}
 
     def tokenize(self, question: Question, format: Format) -> TokenizedQuestion:
         documents = cut(self._tokenizer, question, format, self._settings.chunk_tokens)
@@ -76,26 +77,25 @@ class Measuring:
         with contextlib.ExitStack() as exits:
             for variant in set[Variant]().union(*variants.values()):
                 users = [asked for asked in questions if variant in variants[asked.id]]
-                self._stores[variant] = exits.enter_context(self._store(variant, users))
+                store = self._stores[variant] = exits.enter_context(self._store(variant))
+                for asked in users:
+                    store.register(asked.id, chain(*stored(store, asked.documents)))
             for number, (asked, own) in enumerate(groupby(turns, key=lambda turn: turn.trial)):
                 stores = [self._stores[variant] for variant in variants[asked.id]]
                 for store in stores:
-                    store.fill(asked.documents)
+                    store.fill(chain(*stored(store, asked.documents)))
                 if number == 0:
                     asyncio.run(self._warm_up(asked, left[asked.id]))
                 reset(self._engine)
                 for sample in asyncio.run(self._ask(asked, (turn.arm for turn in own))):
                     log.append(sample)
                 for store in stores:
-                    store.release(asked.id)
+                    store.release(asked.id)  # long documents would fill the disk
 
-    def _store(
-        self, variant: Variant, users: Iterable[TokenizedQuestion]
-    ) -> contextlib.AbstractContextManager[ChunkStore]:
+    def _store(self, variant: Variant) -> contextlib.AbstractContextManager[ScratchStore]:
         codec, shared = variant
         own = self._settings.model_copy(update={"codec": codec, "shared_prefix": shared})
-        to_come = ((asked.id, asked.documents) for asked in users)
-        return chunk_store(self._engine, own, self._tokenizer, to_come)
+        return scratch_store(self._engine, own)
 
     def _variants(self, arms: Iterable[ArmSpec]) -> set[Variant]:
         return {arm.variant(self._settings) for arm in arms if arm.kind == "stored"}
@@ -142,7 +142,7 @@ class Measuring:
             case "map_rerank":
                 return await self._maps.map_rerank(asked.documents, asked.question.text)
         store = self._stores[arm.variant(self._settings)]
-        prompt = self._maker.make_of(store.chunks(asked.documents), asked.question.text)
+        prompt = self._maker.make_of(stored(store, asked.documents), asked.question.text)
         return ArmPrompt(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
 
     def _encode(self, text: str) -> Ids:

@@ -14,8 +14,8 @@ from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.measure import repeated
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
 from blendrag.lab.running import lab_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
-from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.progress import Progress
 from blendrag.settings import Settings
 
@@ -51,7 +51,7 @@ def check_plan(
         pieces = text_pieces(maker.tokenizer, corpus.top_k, corpus.chunk_tokens)
         with contextlib.ExitStack() as stack:
             stores = [
-                stack.enter_context(trial_store(engine, settings, spec, pieces))
+                stack.enter_context(scratch_store(engine, settings, pieces, spec))
                 for spec in settings.stack
                 if spec.label in estimate.tiers
             ]
@@ -70,13 +70,13 @@ def _arms(
     estimate: Estimator,
     corpus: Corpus,
     ratio: float,
-    stores: Sequence[TrialStore],
+    stores: Sequence[ScratchStore],
     maker: PromptMaker,
 ) -> dict[tuple[str, str], tuple[float, Arm]]:
     """(tier, what): the estimate, and what is to be measured."""
     arms: dict[tuple[str, str], tuple[float, Arm]] = {}
 
-    def blend(store: TrialStore, prompt: Prompt, ratio: float) -> Arm:
+    def blend(store: ScratchStore, prompt: Prompt, ratio: float) -> Arm:
         return Blending(repeated(prompt, _REPEATS), recipe_of(settings, store.id, ratio), store)
 
     for store in stores:

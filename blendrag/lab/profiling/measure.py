@@ -15,8 +15,8 @@ from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
 from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
-from blendrag.lab.trial_store import TrialStore, trial_store
 from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity
@@ -72,7 +72,7 @@ def _engine_times(
     maker = PromptMaker.of(engine, settings)
     progress.note("cutting text into chunks")
     pieces = text_pieces(maker.tokenizer, grid.pieces, _CHUNK_TOKENS)
-    with trial_store(engine, settings, TierSpec(kind="ram"), pieces) as store:
+    with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
         prefills = _prefills(engine, grid, tuple(token for piece in pieces for token in piece))
         blends = _blends(engine, settings, grid, store, maker)
         if min(len(prefills), len(blends)) < _LEAST_POINTS:
@@ -100,7 +100,7 @@ def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[i
 
 
 def _blends(
-    engine: Engine, settings: Settings, grid: Grid, store: TrialStore, maker: PromptMaker
+    engine: Engine, settings: Settings, grid: Grid, store: ScratchStore, maker: PromptMaker
 ) -> dict[tuple[int, int, float], Arm]:
     """By cached and fresh tokens and ratio."""
     arms: dict[tuple[int, int, float], Arm] = {}

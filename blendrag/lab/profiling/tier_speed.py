@@ -14,7 +14,7 @@ import torch
 
 from blendrag.control.profile import TierSpeed
 from blendrag.errors import StoreError
-from blendrag.lab.cold import drop_page_cache, temporary_folder
+from blendrag.lab.scratch import drop_page_cache, temporary_folder
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
 from blendrag.progress import Progress

@@ -1,0 +1,148 @@
+"""Stores and files that live for a measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.stores import StoreClient
+from blendrag.errors import BlendragError, StoreError
+from blendrag.lab.prompts import StoredChunk
+from blendrag.serving.identity import kv_identity, prefix_ids
+from blendrag.serving.prefill import batches
+from blendrag.settings import Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchStore:
+    """Made by :func:`scratch_store`. chunks: those it was opened with. tier: the one below RAM, or RAM.
+
+    A chunk is kept as long as an owner registered it.
+    """
+
+    client: StoreClient
+    identity: KVIdentity
+    catalogue: Catalogue
+    chunks: tuple[StoredChunk, ...]
+    tier: str
+    batch_tokens: int
+    prefix_tokens: int
+
+    @property
+    def id(self) -> str:
+        """For recipes; also the folder of its catalogue and files."""
+        return self.client.id
+
+    def chunk(self, token_ids: Ids) -> StoredChunk:
+        return StoredChunk(self.identity.chunk_key(token_ids), token_ids)
+
+    def register(self, owner: str, chunks: Iterable[StoredChunk]) -> None:
+        """Make these chunks the owner's: what belongs to nobody is not stored."""
+        self.catalogue.register(owner, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
+
+    def batches(self, chunks: Iterable[StoredChunk]) -> Iterator[list[StoredChunk]]:
+        """As a real ingest would have them computed."""
+        return batches(chunks, self.batch_tokens, self.prefix_tokens)
+
+    def fill(self, chunks: Iterable[StoredChunk]) -> None:
+        """Prefill those that are not stored; all are on disk when it returns.
+
+        Raises StoreFullError, EngineError.
+        """
+        wanted = {chunk.key: chunk for chunk in chunks}
+        there = self.catalogue.ready(wanted)
+        fresh = [chunk for key, chunk in wanted.items() if key not in there]
+        for batch in self.batches(fresh):
+            self.client.ingest(batch)
+        self.client.flush()
+
+    def release(self, owner: str) -> None:
+        """Delete the KV of chunks that nobody else owns."""
+        if over := self.catalogue.release(owner):
+            self.client.delete(over)
+
+    def make_cold(self) -> None:
+        """Have RAM forget what came from the tier below, and the system what the files hold; unless the tier
+        is RAM itself."""
+        if self.tier != "ram":
+            self.client.empty_ram()
+            drop_page_cache(Path(self.id))
+
+
+@contextlib.contextmanager
+def scratch_store(
+    engine: Engine,
+    settings: Settings,
+    pieces: Iterable[Ids] = (),
+    tier: TierSpec | None = None,
+    *,
+    filled: bool = True,
+) -> Iterator[ScratchStore]:
+    """A store for KV as the settings want it (codec, shared prefix), of chunks of these tokens; gone
+    afterwards, whatever happens.
+
+    tier: in a tier like this, below RAM if it is another; None: RAM over disk. filled: whether the chunks are
+    prefilled at once. Servers are asked under a namespace of its own.
+    """
+    prefix = prefix_ids(settings, engine.model_path)
+    identity = kv_identity(settings, engine.model_path, prefix)
+    identity = replace(identity, namespace=f"scratch-{uuid.uuid4().hex}")
+    stack, label = settings.local_stack, "disk"
+    if tier is not None:
+        label = tier.label
+        own = tier.model_copy(update={"write": "through", "bytes": None, "chunks": None, "path": None})
+        # Records in RAM need a home below.
+        stack = (own, TierSpec(kind="disk")) if tier.kind == "ram" else (TierSpec(kind="ram"), own)
+    with contextlib.ExitStack() as exits:
+        folder = exits.enter_context(temporary_folder(settings, tier or TierSpec(kind="disk")))
+        catalogue = exits.enter_context(contextlib.closing(Catalogue.open(folder, identity)))
+        client = StoreClient.open(engine, folder, identity, stack, prefix)
+        batch = settings.ingest_batch_tokens
+        store = ScratchStore(client, identity, catalogue, (), label, batch, len(prefix))
+        store = replace(store, chunks=tuple(store.chunk(ids) for ids in dict.fromkeys(pieces)))
+        try:
+            store.register("scratch", store.chunks)
+            if filled:
+                store.fill(store.chunks)
+            yield store
+        finally:
+            with contextlib.suppress(BlendragError):  # the engine may be what failed
+                client.delete([entry.key for entry in catalogue.entries()])  # from servers, too
+            with contextlib.suppress(BlendragError):
+                client.close()
+
+
+@contextlib.contextmanager
+def temporary_folder(settings: Settings, tier: TierSpec) -> Iterator[Path]:
+    """A folder for a while, on the disk that the tier uses: its own, else the one with the cache folder."""
+    beside = (tier.path or settings.cache_dir).expanduser()
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".blendrag-", dir=beside, ignore_cleanup_errors=True) as name:
+            yield Path(name)
+    except OSError as error:
+        raise StoreError(f"cannot write to {str(beside)!r}: {error.strerror}") from error
+
+
+def drop_page_cache(folder: Path) -> None:
+    """Have the system forget the contents of the files in ``folder``, where it can: they were all synced."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
