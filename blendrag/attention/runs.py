@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,19 +39,10 @@ def find_runs(positions: torch.Tensor) -> Runs:
     )
 
 
-def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> Runs:
-    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
-    selected tokens count as the last ones before ``end``, where the stored tokens end.
-
-    positions: [m] int64, ascending. selected: [m] bool, of the stored tokens; the others are masked exactly,
-    since those systems do not blend them. It leaks: the i-th of k selected tokens sees end - k + i + 1 keys,
-    which for a scattered one is more than its position allows.
-    """
-    keys = positions + 1
-    count = int(selected.sum())
-    keys[selected] = torch.arange(end - count + 1, end + 1, device=positions.device)
-    starts = torch.arange(positions.numel() + 1, dtype=torch.int32, device=positions.device)
-    return Runs(starts, keys.to(torch.int32), 1)
+def whole_sequences(lengths: Sequence[int]) -> Runs:
+    """Several sequences, one after the other, all of whose tokens are queries."""
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    return Runs(starts.to(torch.int32), torch.tensor(lengths, dtype=torch.int32), max(lengths))
 
 
 def dense_attention(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import xxhash
 
@@ -19,8 +19,6 @@ FIELD = "blendrag"
 # other requests' steps.
 _MAX_FUSED_TAIL = 256
 
-Semantics = Literal["exact", "lmcache"]
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -29,13 +27,11 @@ class Recipe:
     store: id of an opened store (``Engine.open_store``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
     options: how; ``blend`` and ``min_cached_tokens`` have been obeyed by then.
-    semantics: "lmcache" blends as LMCache publishes it, for comparison only (see :meth:`as_lmcache`).
     """
 
     store: str
     spans: tuple[tuple[str, int, int], ...]
     options: BlendOptions = DEFAULTS
-    semantics: Semantics = "exact"
 
     @property
     def cached_end(self) -> int:
@@ -47,13 +43,6 @@ class Recipe:
         if num_prompt_tokens - self.cached_end > _MAX_FUSED_TAIL:
             return self.cached_end
         return num_prompt_tokens - 1
-
-    def as_lmcache(self) -> Recipe:
-        """These spans at this ratio by a re-implementation of LMCache's published semantics: K compared at
-        layer 1, a bottom-right aligned mask (``fuse.runs.bottom_right``), and everything behind the first
-        chunk that is missing computed."""
-        options = replace(self.options, selector="hkvd", metric="k", check_layers=(1,), threshold=None)
-        return replace(self, options=options, semantics="lmcache")
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
@@ -73,7 +62,7 @@ class Recipe:
     def _reads_question(self) -> bool:
         try:
             return make_selector(self.options).reads_question
-        except ConfigError:  # the worker will say so, and the engine prefill the prompt
+        except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more
             return False
 
 

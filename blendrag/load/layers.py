@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredLayer:
+    """One layer's stored KV of a prompt's cached tokens, on the device.
+
+    key (before RoPE), value: [cached, kv_heads, head_size]. kept: [kv_heads, cached] bool, the tokens that
+    each head has; None: every head has all of them.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    kept: torch.Tensor | None = None
+
+    def of_all_heads(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, for those who need every token in every head."""
+        assert self.kept is None, "heads of different lengths"
+        return self.key, self.value
 
 
 class StoredLayers(ABC):
@@ -17,8 +35,8 @@ class StoredLayers(ABC):
         """Begin to load this layer and those above it. Returns at once; called once."""
 
     @abstractmethod
-    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Wait for a layer: K before RoPE and V, [cached, kv_heads, head_size] each, on the device.
+    def synchronize(self, layer: int) -> StoredLayer:
+        """Wait for a layer.
 
         Layers are asked for in ascending order; some may be left out. The tensors are the caller's to
         overwrite, until the next call. Raises what loading raised.
@@ -32,18 +50,3 @@ class StoredLayers(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class LayersInMemory(StoredLayers):
-    """KV that is in memory already, in chunks of [layers, 2 (K before RoPE, V), tokens, kv_heads,
-    head_size]."""
-
-    def __init__(self, chunks: Sequence[torch.Tensor]) -> None:
-        self._chunks = chunks
-
-    def fetch_kv(self, first_layer: int) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        key, value = (torch.cat([chunk[layer, which] for chunk in self._chunks]) for which in (0, 1))
-        return key, value

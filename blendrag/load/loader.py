@@ -2,7 +2,7 @@
 
 Loading layer i + 1 hides behind the recompute of layer i (CacheBlend sections 5 and 6): what a request waits
 for is the longer of the two, not their sum. Where the selector reads the question, loading hides behind the
-question's first pass only (``engine.question``).
+question's first pass only (``engine.worker.question_pass``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from blendrag.load.layers import StoredLayers
+from blendrag.load.layers import StoredLayer, StoredLayers
 from blendrag.load.slots import Slots, make_slots
 from blendrag.load.trace import Trace
 from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
@@ -121,7 +121,7 @@ class _Loading(StoredLayers):
         self._started = True
         self._thread.submit(self._run, first_layer)
 
-    def synchronize(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def synchronize(self, layer: int) -> StoredLayer:
         while True:
             self._release()
             ready = self._ready.get()
@@ -130,7 +130,7 @@ class _Loading(StoredLayers):
             self._held = ready
             if ready == layer:
                 key, value = self._slots.receive(ready % self._count)[: self._numbers].view(self._shape)
-                return key, value
+                return StoredLayer(key, value)
             assert ready < layer, "layers are asked for in ascending order"
 
     def _release(self) -> None:

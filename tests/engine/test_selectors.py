@@ -69,7 +69,7 @@ def test_every_registered_selector_was_tried_here() -> None:
 
 def test_lmcache_semantics_recompute_the_same_number_under_another_mask(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS])
-    recipe = bench.recipe(prompt, ratio=RATIO).as_lmcache()
+    recipe = bench.recipe(prompt, ratio=RATIO, selector="lmcache")
     bench.reset()
     leaky = bench.engine.generate(prompt.token_ids, FIRST, recipe)
     exact = bench.blended(prompt, ratio=RATIO, metric="k")
@@ -83,7 +83,9 @@ def test_lmcache_semantics_use_what_stands_behind_a_missing_chunk(bench: Bench) 
     unknown = bench.piece(UNKNOWN)
     prompt = bench.prompt([first, unknown, second, first])
     bench.reset()
-    delta = bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt, ratio=RATIO).as_lmcache())
+    delta = bench.engine.generate(
+        prompt.token_ids, FIRST, bench.recipe(prompt, ratio=RATIO, selector="lmcache")
+    )
     assert delta.report and not delta.report.fallback, delta.report
     assert delta.report.cached == LENGTH and set(delta.report.missing) == {unknown.key}
 

@@ -2,8 +2,8 @@
 
 With nothing else to do, a load is synchronous: ``start_load_kv`` runs before the engine's own forward of the
 same step, which then computes the prompt's last token and samples. Beside running requests it is
-asynchronous, and goes on by a slice per step (``engine.slices``). vLLM imports this module in all of its
-processes.
+asynchronous, and goes on by a slice per step (``engine.worker.slices``). vLLM imports this module in all of
+its processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.engine.worker.slices import StepClock
 
 if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import Blender
+    from blendrag.engine.worker.data_plane import DataPlane
 
 # Requests that are blended, or next in line, beside running ones. Those behind them hold no blocks yet.
 _BLENDS_AHEAD = 2
@@ -128,7 +128,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._results: dict[str, BlendReport] = {}
         self._tally: Tally = {}
         # worker half
-        self._blender: Blender | None = None
+        self._data_plane: DataPlane | None = None
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
@@ -239,24 +239,24 @@ class BlendConnector(KVConnectorBase_V1):
 
     # -- worker half --------------------------------------------------------------------------------------
 
-    def bind(self, blender: Blender) -> None:
+    def bind(self, data_plane: DataPlane) -> None:
         """Give the worker half its model. Called once, before the first request."""
-        self._blender = blender
+        self._data_plane = data_plane
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
         if metadata.orders:
             self._looked = 0.0
-        if self._blender is None:
+        if self._data_plane is None:
             for order in metadata.orders:
                 self._finish(order, RuntimeError("the worker is not bound to its model yet"))
             return
-        queue = self._blender.queue
+        queue = self._data_plane.queue
         queue.add(metadata.orders)
         self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
         if queue:
-            self._blender.wait_for_device()  # else the engine's own forward would be taken for ours
+            self._data_plane.wait_for_device()  # else the engine's own forward would be taken for ours
         self._clock.enter(follows=metadata.follows)
         sliced = metadata.busy and self._share < 1
         for order, outcome in queue.run(self._clock.slice_s(self._share) if sliced else None):
@@ -287,7 +287,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
-        forecasts = self._blender.take_forecasts() if self._blender is not None else {}
+        forecasts = self._data_plane.take_forecasts() if self._data_plane is not None else {}
         if not self._prefix_forecasts:
             forecasts = {}
         return BlendReports(reports, forecasts) if reports or forecasts else None
@@ -296,9 +296,9 @@ class BlendConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> BlendStats | None:
         now = time.monotonic()
-        if self._blender is not None and self._looked + _TIERS_EVERY_S < now:
+        if self._data_plane is not None and self._looked + _TIERS_EVERY_S < now:
             self._looked = now
-            merge(self._tally, self._meter.growth(self._blender.tiers))
+            merge(self._tally, self._meter.growth(self._data_plane.tiers))
         tally, self._tally = self._tally, {}
         return BlendStats(tally) if tally else None
 

@@ -17,11 +17,9 @@ from blendrag.control.profile import Profile
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
-from blendrag.engine.worker.blending import Blending, BlendModel
-from blendrag.engine.worker.chunk_prefill import AlonePrefill
-from blendrag.engine.worker.decoder import Decoder
-from blendrag.engine.worker.masks import Mask
-from blendrag.engine.worker.slices import Blend, BlendQueue, Pace
+from blendrag.engine.worker.blending import LoadedModel, RequestBlend
+from blendrag.engine.worker.chunk_prefill import prefill_chunks
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
@@ -42,14 +40,11 @@ class _OpenStore:
     writes: list[Future[int]] = field(default_factory=list)
 
 
-class Blender:
+class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
 
-    def __init__(
-        self, decoder: Decoder, runner: Any, block_size: int, mask: Mask = "runs", layers_in_flight: int = 8
-    ) -> None:
-        self.decoder, self.runner, self.block_size, self.mask = decoder, runner, block_size, mask
-        self._alone = AlonePrefill(decoder, runner, block_size)
+    def __init__(self, model: LoadedModel, layers_in_flight: int = 8) -> None:
+        self.model = model
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
@@ -72,7 +67,7 @@ class Blender:
         named = prefix_name(kind.prefix_kind, prefix)
         assert named == kind.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
-            dtype = str(self.decoder.dtype).removeprefix("torch.")
+            dtype = str(self.model.decoder.dtype).removeprefix("torch.")
             kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
             estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
             self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
@@ -139,7 +134,8 @@ class Blender:
         begin = time.perf_counter()
         fresh = [(key, ids) for key, ids in chunks if key not in adopted]
         if fresh:
-            tensors = self._alone.run([ids for _, ids in fresh], opened.prefix)
+            model, wanted = self.model, [ids for _, ids in fresh]
+            tensors = prefill_chunks(model.decoder, model.cache, wanted, opened.prefix)
             for (key, ids), kv in zip(fresh, tensors, strict=True):
                 opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
         return Ingested(
@@ -163,16 +159,21 @@ class Blender:
 
     def wait_for_device(self) -> None:
         """Until what was launched on it is done."""
-        device = self.decoder.attentions[0].kv_cache.device
+        device = self.model.cache.device
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
 
-    def blend(self, order: BlendOrder, pace: Pace) -> Blend:
+    def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
+        """How it is blended."""
+        return RequestBlend
+
+    def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
         opened = self._stores[order.recipe.store]
         opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
-        model = BlendModel(self.decoder, self.runner, self.block_size, self.mask)
-        report = yield from Blending(model, self._loader, opened.kv, order, opened.estimate, pace).run()
+        request = self.blend_of(order)
+        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace)
+        report = yield from blend.run()
         self._reports[order.ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
             self._reports.popitem(last=False)
@@ -185,16 +186,16 @@ class Blender:
 
 # What a client may ask for by name, with plain data. Arguments: see :class:`StoreClient`.
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "open_store": Blender.open_store,
-    "close_store": Blender.close_store,
-    "ingest": Blender.ingest,
-    "flush": Blender.flush,
-    "prefetch": Blender.prefetch,
-    "delete": Blender.delete,
-    "empty_ram": Blender.empty_ram,
-    "forecast": Blender.forecast,
-    "use_policy": Blender.use_policy,
-    "learn": Blender.learn,
-    "stats": Blender.stats,
-    "report": Blender.report,
+    "open_store": DataPlane.open_store,
+    "close_store": DataPlane.close_store,
+    "ingest": DataPlane.ingest,
+    "flush": DataPlane.flush,
+    "prefetch": DataPlane.prefetch,
+    "delete": DataPlane.delete,
+    "empty_ram": DataPlane.empty_ram,
+    "forecast": DataPlane.forecast,
+    "use_policy": DataPlane.use_policy,
+    "learn": DataPlane.learn,
+    "stats": DataPlane.stats,
+    "report": DataPlane.report,
 }

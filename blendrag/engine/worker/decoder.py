@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,34 +15,59 @@ from blendrag.engine import compat
 from blendrag.errors import ModelNotSupportedError
 
 
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """The residual stream between two layers, [rows, hidden_size] each; no ``residual`` before layer 0."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some tokens between two layers. positions: [rows] int64. states and residual: the residual stream,
+    [rows, hidden_size] each; no ``residual`` before layer 0."""
 
+    positions: torch.Tensor
     states: torch.Tensor
     residual: torch.Tensor | None
 
+    def __len__(self) -> int:
+        return self.positions.numel()
 
-class LayerVisitor(ABC):
-    """What a forward does at each layer's attention.
+    def at(self, which: torch.Tensor | slice | None) -> Rows:
+        """Only these of them; None: all."""
+        if which is None:
+            return self
+        residual = None if self.residual is None else self.residual[which]
+        return Rows(self.positions[which], self.states[which], residual)
 
-    ``wants_raw_keys``: whether ``keep`` needs K before RoPE; without it, None is passed.
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """One or more parts as one."""
+        if len(parts) == 1:
+            return parts[0]
+        positions, states = (torch.cat([getattr(p, name) for p in parts]) for name in ("positions", "states"))
+        residuals = [part.residual for part in parts if part.residual is not None]
+        return Rows(positions, states, torch.cat(residuals) if residuals else None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projected:
+    """A layer's projections of its rows, [rows, heads or kv_heads, head_size] each. Q and K are with RoPE;
+    raw_key is K before it, None if nobody asked for it."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    raw_key: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """What goes on in a layer after its attention.
+
+    output: [m, heads, head_size]; None after the last layer's projections: nothing reads what comes behind.
+    kept: [m] int64 indices of the rows that go on; None for all of them.
     """
 
-    wants_raw_keys: bool = False
+    output: torch.Tensor | None
+    kept: torch.Tensor | None = None
 
-    @abstractmethod
-    def keep(
-        self, layer: int, key: torch.Tensor, raw_key: torch.Tensor | None, value: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Take the fresh K (with RoPE) and V of the current rows, [rows, kv_heads, head_size] each.
 
-        Returns indices of the rows that go on from here; None for all of them.
-        """
-
-    @abstractmethod
-    def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
-        """Attention output for [m, heads, head_size], the kept rows, or all rows from before ``keep``."""
+Attention = Callable[[Projected], Attended]
 
 
 class Decoder(ABC):
@@ -70,9 +95,9 @@ class Decoder(ABC):
         dtype: torch.dtype = self.vllm_config.model_config.dtype
         return dtype
 
-    def embed(self, token_ids: torch.Tensor) -> Hidden:
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Rows:
         """[n] int64 token ids to the input of layer 0."""
-        return Hidden(self.model.embed_input_ids(token_ids), None)
+        return Rows(positions, self.model.embed_input_ids(token_ids), None)
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite ``key``."""
@@ -80,38 +105,36 @@ class Decoder(ABC):
         return rotated.view(key.shape)
 
     @abstractmethod
-    def prefill_layer(
-        self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
-    ) -> Hidden | None:
-        """One layer over the rows at ``positions``. None after the last layer, whose output is unused."""
+    def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
+        """One layer over ``rows``, which may be overwritten; those that go on. Without an output of attention
+        their states mean nothing. raw_keys: whether ``attention`` needs K before RoPE."""
 
 
 class KnownDecoder(Decoder):
     """Llama, Mistral, Qwen2 and Qwen3: dropped rows skip attention, output projection and MLP."""
 
-    def prefill_layer(
-        self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
-    ) -> Hidden | None:
+    def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         block = self.layers[layer]
-        attention = block.self_attn
-        x, residual = compat.rms_norm(block.input_layernorm, hidden.states, hidden.residual)
-        qkv, _ = attention.qkv_proj(x)
-        query, key, value = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+        module = block.self_attn
+        x, residual = compat.rms_norm(block.input_layernorm, rows.states, rows.residual)
+        qkv, _ = module.qkv_proj(x)
+        query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
         kv_shape = (x.shape[0], *self.kv_shape)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous().view(kv_shape)
-        if hasattr(attention, "q_norm"):
-            query, key = self._per_head(attention.q_norm, query), self._per_head(attention.k_norm, key)
-        raw_key = key.view(kv_shape).clone() if visitor.wants_raw_keys else None
-        query, key = attention.rotary_emb(positions, query, key)
-        rows = visitor.keep(layer, key.view(kv_shape), raw_key, value)
-        if layer == self.num_layers - 1:
-            return None
-        if rows is not None:
-            query, residual = query[rows], residual[rows]
-        out = visitor.attend(layer, query.view(query.shape[0], -1, attention.head_dim), False)
-        x, _ = attention.o_proj(out.view(out.shape[0], -1))
+        if hasattr(module, "q_norm"):
+            query, key = self._per_head(module.q_norm, query), self._per_head(module.k_norm, key)
+        raw_key = key.view(kv_shape).clone() if raw_keys else None
+        query, key = module.rotary_emb(rows.positions, query, key)
+        heads = query.view(query.shape[0], -1, module.head_dim)
+        done = attention(Projected(heads, key.view(kv_shape), value, raw_key))
+        if done.output is None:
+            return rows.at(done.kept)
+        positions = rows.positions
+        if done.kept is not None:
+            positions, residual = positions[done.kept], residual[done.kept]
+        x, _ = module.o_proj(done.output.view(positions.numel(), -1))
         x, residual = compat.rms_norm(block.post_attention_layernorm, x, residual)
-        return Hidden(block.mlp(x), residual)
+        return Rows(positions, block.mlp(x), residual)
 
     def _per_head(self, norm: Any, heads: torch.Tensor) -> torch.Tensor:
         by_head: torch.Tensor = norm(heads.view(heads.shape[0], -1, self.kv_shape[1]))
@@ -124,9 +147,8 @@ class WholeLayerDecoder(Decoder):
     How layers are called, and with what, is learnt from the model's own call of its first layer.
     """
 
-    def embed(self, token_ids: torch.Tensor) -> Hidden:
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Rows:
         """What the model's own forward gives to its first layer: embeddings may be scaled, for example."""
-        positions = torch.arange(token_ids.numel(), device=token_ids.device)
         caught: list[inspect.BoundArguments] = []
 
         def catch(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,7 +163,7 @@ class WholeLayerDecoder(Decoder):
             pass
         finally:
             hook.remove()
-        return Hidden(self._learn(caught[0].arguments, positions), None)
+        return Rows(positions, self._learn(caught[0].arguments, positions), None)
 
     def _learn(self, arguments: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
         roles = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
@@ -155,46 +177,37 @@ class WholeLayerDecoder(Decoder):
         hidden: torch.Tensor = roles[states[0]]
         return hidden
 
-    def prefill_layer(
-        self, layer: int, hidden: Hidden, positions: torch.Tensor, visitor: LayerVisitor
-    ) -> Hidden | None:
+    def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         kept: list[torch.Tensor | None] = []
 
-        def on_attention(
-            query: torch.Tensor, key: torch.Tensor, raw_key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            kept.append(visitor.keep(layer, key, raw_key if visitor.wants_raw_keys else None, value))
-            return visitor.attend(layer, query, True)
+        def for_all_rows(projected: Projected) -> torch.Tensor:
+            done = attention(projected)
+            kept.append(done.kept)
+            if done.output is None or done.kept is None:
+                return projected.query if done.output is None else done.output
+            every = torch.zeros_like(projected.query)  # what is dropped goes through the layer unused
+            every[done.kept] = done.output
+            return every
 
-        arguments = {self._positions_name: positions, self._states_name: hidden.states, **self._others}
+        arguments = {self._positions_name: rows.positions, self._states_name: rows.states, **self._others}
         if self._takes_residual:
-            arguments["residual"] = hidden.residual
+            arguments["residual"] = rows.residual
         with (
-            tapped(self, layer, on_attention),
-            compat.layer_context(self.vllm_config, {}, {}, positions.numel()),
+            tapped(self, layer, for_all_rows),
+            compat.layer_context(self.vllm_config, {}, {}, len(rows)),
         ):
             out = self.layers[layer](**arguments)
-        if layer == self.num_layers - 1:
-            return None
         states, residual = (out[0], out[1]) if isinstance(out, tuple) else (out, None)
-        if kept[0] is None:
-            return Hidden(states, residual)
-        return Hidden(states[kept[0]], None if residual is None else residual[kept[0]])
+        return Rows(rows.positions, states, residual).at(kept[0])
 
 
 class _FirstLayerReached(Exception):
     """Ends the model's own forward where ours begins."""
 
 
-OnAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 @contextmanager
-def tapped(decoder: Decoder, layer: int, on_attention: OnAttention) -> Iterator[None]:
-    """Have ``on_attention(query, key, raw key, value)`` compute a layer's attention.
-
-    All are [rows, heads or kv_heads, head_size], as is the result; the raw key is K before RoPE.
-    """
+def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], torch.Tensor]) -> Iterator[None]:
+    """Have ``attention_of`` compute a layer's attention, [rows, heads, head_size]."""
     attention, rotary = decoder.attentions[layer], decoder.rotaries[layer]
     raw_keys: list[torch.Tensor] = []
 
@@ -207,7 +220,7 @@ def tapped(decoder: Decoder, layer: int, on_attention: OnAttention) -> Iterator[
         shape = (query.shape[0], *decoder.kv_shape)
         key, raw, value = (t.reshape(shape).contiguous() for t in (key, raw_keys.pop(), value))
         heads = query.reshape(shape[0], -1, shape[2]).contiguous()
-        return on_attention(heads, key, raw, value).reshape(shape[0], -1)
+        return attention_of(Projected(heads, key, value, raw)).reshape(shape[0], -1)
 
     hook = rotary.register_forward_pre_hook(before_rotary, with_kwargs=True)
     attention.forward = forward

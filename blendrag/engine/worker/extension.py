@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from blendrag.engine import compat
-from blendrag.engine.worker.data_plane import OPERATIONS, Blender
+from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
-from blendrag.engine.worker.masks import choose_mask
+from blendrag.engine.worker.mask_choice import choose_mask
+from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
@@ -24,6 +26,7 @@ class BlendWorker:
     """
 
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = OPERATIONS
+    blendrag_data_plane: ClassVar[type[DataPlane]] = DataPlane
     model_runner: Any
     vllm_config: Any
 
@@ -42,16 +45,16 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         decoder = make_decoder(model, self.vllm_config)
-        facts["reason"] = unfit_reason(decoder, self.model_runner, facts["block_size"])
+        cache = PagedCache(decoder.attentions, self.model_runner, facts["block_size"])
+        facts["reason"] = unfit_reason(decoder, cache)
         if facts["reason"]:
             return facts
         extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
         wanted = extra.get("mask", "auto")
-        mask, mask_ms = choose_mask(decoder, self.model_runner, facts["block_size"])
+        mask, mask_ms = choose_mask(decoder, cache)
         facts |= {"mask": mask if wanted == "auto" else wanted, "mask_ms": mask_ms}
-        self._blendrag = Blender(
-            decoder, self.model_runner, facts["block_size"], facts["mask"], int(extra.get("in_flight", 8))
-        )
+        loaded = LoadedModel(decoder, cache, facts["mask"])
+        self._blendrag = self.blendrag_data_plane(loaded, int(extra.get("in_flight", 8)))
         compat.get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
         return facts | {

@@ -76,17 +76,18 @@ class StepClock:
         return step * share / (1.0 - share)
 
 
-Blend = Generator[None, None, BlendReport]
+# A blend that pauses between its slices.
+Sliced = Generator[None, None, BlendReport]
 
 
 class BlendQueue:
     """Orders in the order of their arrival: the first is finished before the second begins, so that it has
     its first token soonest and one request's stored KV is in flight at a time."""
 
-    def __init__(self, start: Callable[[BlendOrder, Pace], Blend]) -> None:
+    def __init__(self, start: Callable[[BlendOrder, Pace], Sliced]) -> None:
         self._start, self._pace = start, Pace()
         self._waiting: deque[BlendOrder] = deque()
-        self._current: tuple[BlendOrder, Blend] | None = None
+        self._current: tuple[BlendOrder, Sliced] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._current or self._waiting)
@@ -95,7 +96,7 @@ class BlendQueue:
         self._waiting.extend(orders)
 
     def run(self, budget_s: float | None) -> list[tuple[BlendOrder, BlendReport | Exception]]:
-        """Blend for about so many seconds (None: until one is finished, so that it gets its first token);
+        """Sliced for about so many seconds (None: until one is finished, so that it gets its first token);
         what was finished, or failed, in it.
 
         An order that does not wait is needed by the step at hand: it is done, whatever it takes.
@@ -142,6 +143,6 @@ class BlendQueue:
         return gone
 
 
-def _stopped() -> Blend:
+def _stopped() -> Sliced:
     raise RuntimeError("its store was closed")
     yield

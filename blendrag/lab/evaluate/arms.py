@@ -68,11 +68,10 @@ class ArmSpec:
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """How a prompt is blended by it; check layers and threshold are those of the settings."""
-        own = settings.blending
-        if self.selector == LMCACHE:
-            return Recipe(store, spans, replace(own, recompute_ratio=self.ratio)).as_lmcache()
-        chosen = replace(own, selector=self.selector, recompute_ratio=self.ratio, metric=self.metric)
-        return Recipe(store, spans, chosen)
+        options = replace(
+            settings.blending, selector=self.selector, recompute_ratio=self.ratio, metric=self.metric
+        )
+        return Recipe(store, spans, options)
 
 
 def parse_arms(

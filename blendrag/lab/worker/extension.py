@@ -9,12 +9,14 @@ from blendrag.engine import compat
 from blendrag.engine.worker.extension import BlendWorker
 from blendrag.lab.worker.kernel_times import time_pieces
 from blendrag.lab.worker.layer_probe import probe_layers
+from blendrag.lab.worker.lmcache import LabDataPlane
 from blendrag.lab.worker.selfcheck import check_model
 
 
 class LabWorker(BlendWorker):
     """For an engine that has :class:`ForcedTokens`, too (see ``lab.running``)."""
 
+    blendrag_data_plane = LabDataPlane
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
         **BlendWorker.blendrag_operations,
         "kernels": time_pieces,

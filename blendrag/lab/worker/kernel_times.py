@@ -17,7 +17,7 @@ from blendrag.lab.worker.kernels import LayerPieces, Step
 from blendrag.load.loader import stay_aside
 
 if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import Blender
+    from blendrag.engine.worker.data_plane import DataPlane
 
 _SQUARES = (512, 1024, 2048)  # of the matrices whose product gives the machine's rate
 _COPIES = (1 << 20, 1 << 23, 1 << 26)  # bytes
@@ -25,7 +25,7 @@ _COPIES = (1 << 20, 1 << 23, 1 << 26)  # bytes
 
 @torch.inference_mode()
 def time_pieces(
-    blender: Blender, tokens: int, spans: Sequence[tuple[int, int]], ratio: float, repeats: int
+    data_plane: DataPlane, tokens: int, spans: Sequence[tuple[int, int]], ratio: float, repeats: int
 ) -> dict[str, Any]:
     """Milliseconds, ``repeats`` of each, everything in turn; each round is another layer's, so that weights
     are as cold as in a forward. The first round is a warm-up. Arguments as :class:`LayerPieces` has them.
@@ -33,7 +33,7 @@ def time_pieces(
     shape, products: see :class:`LayerPieces`. ms: by piece, ``fetch`` by one thread beside the model's.
     matmul: by ``m,k,n``, of torch.mm. copy: by bytes copied.
     """
-    pieces = LayerPieces(blender.decoder, blender.runner, blender.block_size, tokens, spans, ratio)
+    pieces = LayerPieces(data_plane.model, tokens, spans, ratio)
     shape, products = pieces.shape(), pieces.products()
     device, dtype = pieces.device, pieces.dtype
     sizes = {(n, n, n) for n in _SQUARES}.union(*products.values())

@@ -12,7 +12,9 @@ import torch
 from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
-from blendrag.engine.worker.decoder import Decoder, KnownDecoder
+from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.worker.decoder import KnownDecoder
+from blendrag.engine.worker.paged import Addresses
 from blendrag.errors import ModelNotSupportedError
 from blendrag.options import BlendOptions
 from blendrag.select import make_selector
@@ -33,7 +35,7 @@ class _Rows:
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    metadata: dict[str, Any]
+    addresses: Addresses
 
 
 class LayerPieces:
@@ -42,24 +44,21 @@ class LayerPieces:
 
     def __init__(
         self,
-        decoder: Decoder,
-        runner: Any,
-        block_size: int,
+        model: LoadedModel,
         tokens: int,
         spans: Sequence[tuple[int, int]],
         ratio: float,
     ) -> None:
         """Raises ModelNotSupportedError for a model whose layers run whole."""
+        decoder = model.decoder
         if not isinstance(decoder, KnownDecoder):
             raise ModelNotSupportedError(
                 f"not measured: the layers of {type(decoder.model).__name__} run whole, not piece by piece"
             )
-        self._decoder, self._runner, self._spans = decoder, runner, spans
+        self._decoder, self._spans = decoder, spans
         self.dtype = decoder.dtype
         self._random = torch.Generator().manual_seed(0)
-        self._cache = compat.scratch_cache(decoder.attentions[0], -(-tokens // block_size))
-        self.device = self._cache.device
-        self._table = torch.arange(self._cache.shape[0], dtype=torch.int32, device=self.device)[None]
+        self.device, self._pages = model.cache.device, model.cache.scratch([tokens])
         everywhere = torch.arange(tokens, device=self.device)
         self._cached = torch.cat([everywhere[at : at + length] for at, length in spans])
         self._selector = make_selector(BlendOptions(ratio, "hkvd"))
@@ -78,7 +77,7 @@ class LayerPieces:
         chunks = [self._noise(1, 2, length, *decoder.kv_shape) for _, length in spans]
         self._records = [self._codec.encode(chunk)[0].cpu() for chunk in chunks]
         self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
-        compat.write_kv(decoder.attentions[0], self._all.key, self._all.value, self._cache, everywhere)
+        self._pages.write(0, everywhere, self._all.key, self._all.value)
 
     def shape(self) -> dict[str, int]:
         """What the arithmetic needs. pairs: of a query and a key it may see."""
@@ -147,7 +146,7 @@ class LayerPieces:
         return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
 
     def _write(self, layer: int, at: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        compat.write_kv(self._decoder.attentions[layer], key, value, self._cache, at)
+        self._pages.write(layer, at, key, value)
 
     def _project(self, layer: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         block = self._decoder.layers[layer]
@@ -165,8 +164,7 @@ class LayerPieces:
         return query, key, value
 
     def _attend(self, layer: int, rows: _Rows) -> torch.Tensor:
-        attention = self._decoder.attentions[layer]
-        return compat.attend(attention, rows.query, self._cache, rows.metadata[attention.layer_name])
+        return self._pages.attend(layer, rows.query, rows.addresses)
 
     def _attend_dense(self, layer: int) -> torch.Tensor:
         """With the whole K and V put together, which this mask needs."""
@@ -193,9 +191,7 @@ class LayerPieces:
         self._write(layer, self._cached, self._rotate(layer), self._stored_value)
         query, key, value = self._project(layer, self._some)
         self._write(layer, self._at, key.view(self._some.key.shape), value.view(self._some.value.shape))
-        attention = self._decoder.attentions[layer]
-        metadata = self._some.metadata[attention.layer_name]
-        heads = compat.attend(attention, query.view(self._some.query.shape), self._cache, metadata)
+        heads = self._pages.attend(layer, query.view(self._some.query.shape), self._some.addresses)
         return self._feed(layer, self._output(layer, heads), self._some.residual)
 
     def _select(self) -> torch.Tensor:
@@ -221,8 +217,8 @@ class LayerPieces:
             self._metadata(positions),
         )
 
-    def _metadata(self, positions: torch.Tensor) -> dict[str, Any]:
-        return compat.attention_metadata(self._runner, find_runs(positions), self._table, positions)
+    def _metadata(self, positions: torch.Tensor) -> Addresses:
+        return self._pages.addresses(find_runs(positions), positions)
 
     def _noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._random).to(self.device, self._decoder.dtype)

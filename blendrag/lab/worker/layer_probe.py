@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from blendrag.engine.worker.chunk_prefill import AlonePrefill
+from blendrag.engine.worker.chunk_prefill import prefill_chunks
+from blendrag.engine.worker.decoder import Decoder, Projected
 from blendrag.errors import StoreError
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
@@ -21,7 +22,7 @@ from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
 if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import Blender
+    from blendrag.engine.worker.data_plane import DataPlane
 
 # Figure 6's curves. ``hkvd`` chooses once, at layer 1, as a blend does; ``hkvd_each`` at every layer anew,
 # by that layer's own deviation, which no blend knows: the most that deviation could tell.
@@ -30,23 +31,9 @@ CURVES = ("hkvd", "hkvd_each", "first_k", "random")
 Span = tuple[str, int, int]  # key, start, length
 
 
-class QueryingPrefill(AlonePrefill):
-    """A prefill that also keeps the queries (with RoPE) of the prompt's last ``count`` tokens, per layer but
-    the last, whose attention nothing needs."""
-
-    def __init__(self, blender: Blender, count: int) -> None:
-        super().__init__(blender.decoder, blender.runner, blender.block_size)
-        self._count = count
-        self.queries: dict[int, torch.Tensor] = {}  # [count, heads, head_size]
-
-    def attend(self, layer: int, query: torch.Tensor, all_rows: bool) -> torch.Tensor:
-        self.queries[layer] = query[-self._count :].clone()
-        return super().attend(layer, query, all_rows)
-
-
 @torch.inference_mode()
 def probe_layers(
-    blender: Blender,
+    data_plane: DataPlane,
     store: str,
     token_ids: Sequence[int],
     spans: Sequence[Span],
@@ -64,24 +51,28 @@ def probe_layers(
 
     Raises StoreError if a chunk's KV is not there.
     """
-    forward = QueryingPrefill(blender, queries)
-    (full,) = forward.run([token_ids])
-    device = blender.decoder.attentions[0].kv_cache.device
+    decoder, cache = data_plane.model.decoder, data_plane.model.cache
+    asking: list[torch.Tensor] = []  # by layer, [queries, heads, head_size], with RoPE
+
+    def look(_: int, projected: Projected) -> None:
+        asking.append(projected.query[-queries:].clone())
+
+    (full,) = prefill_chunks(decoder, cache, [token_ids], look=look)
     cached = torch.cat([torch.arange(at, at + length) for _, at, length in spans])
     found: dict[str, list[list[float]]] = {"k": [], "v": []}
-    curves = _Curves(blender, cached, [length for _, _, length in spans], ratios)
-    for layer, stored in enumerate(_stored_layers(blender.store(store), token_ids, spans)):
+    curves = _Curves(decoder, cached, [length for _, _, length in spans], ratios)
+    for layer, stored in enumerate(_stored_layers(data_plane.store(store), token_ids, spans)):
         for which, (name, old) in enumerate(zip("kv", stored, strict=True)):
             fresh = full[layer, which]
             distance = squared_deviation(fresh[cached], old)
             found[name].append((distance / squared_norm(fresh)).tolist())
             if name == "v":
                 curves.learn(layer, distance)
-        if layer > 0 and layer in forward.queries:
+        if 0 < layer < decoder.num_layers - 1:  # nothing needs the last one's attention
             reused = full[layer, 0].clone()
             reused[cached] = stored[0]
             keys = (full[layer, 0], reused)
-            exact, mixed = (_logits(blender, layer, forward.queries[layer], key.to(device)) for key in keys)
+            exact, mixed = (_logits(decoder, layer, asking[layer], key.to(cache.device)) for key in keys)
             curves.add(layer, exact, mixed)
     return {"deviation": found, "attention": curves.deviations}
 
@@ -90,9 +81,9 @@ class _Curves:
     """Attention deviation by curve, ratio and layer. ``learn`` of a layer comes before its ``add``."""
 
     def __init__(
-        self, blender: Blender, cached: torch.Tensor, lengths: Sequence[int], ratios: Sequence[float]
+        self, decoder: Decoder, cached: torch.Tensor, lengths: Sequence[int], ratios: Sequence[float]
     ) -> None:
-        self._layers, self._cached = blender.decoder.num_layers, cached
+        self._layers, self._cached = decoder.num_layers, cached
         offsets = torch.cat([torch.arange(length) for length in lengths])
         whole = torch.cat([torch.full((length,), length) for length in lengths])
         self._tokens = CachedTokens(offsets, whole, cached.numel())
@@ -128,12 +119,12 @@ class _Curves:
                 self.deviations[name][at].append(float((distance / norm).mean()))
 
 
-def _logits(blender: Blender, layer: int, query: torch.Tensor, raw_key: torch.Tensor) -> torch.Tensor:
+def _logits(decoder: Decoder, layer: int, query: torch.Tensor, raw_key: torch.Tensor) -> torch.Tensor:
     """Of the prompt's last tokens over all keys, [heads, queries, tokens] float32, minus infinity ahead."""
     n, positions = raw_key.shape[0], torch.arange(raw_key.shape[0], device=query.device)
-    key = blender.decoder.rotate_keys(layer, positions, raw_key.contiguous().clone()).float()
+    key = decoder.rotate_keys(layer, positions, raw_key.contiguous().clone()).float()
     key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scale = blender.decoder.attentions[layer].impl.scale
+    scale = decoder.attentions[layer].impl.scale
     logits = torch.einsum("mhd,nhd->hmn", query.float(), key) * scale
     ahead = positions[None, :] > positions[n - query.shape[0] :, None]
     return logits.masked_fill(ahead, float("-inf"))
@@ -155,7 +146,7 @@ def _stored_layers(
         with LayerLoader().load(load, kv.layout, torch.device("cpu"), Trace(on=False)) as layers:
             layers.fetch_kv(0)
             for layer in range(kv.layout.num_layers):
-                yield layers.synchronize(layer)
+                yield layers.synchronize(layer).of_all_heads()
     except LoadFailedError as failure:
         raise StoreError(f"stored KV cannot be compared: {failure}") from failure
 

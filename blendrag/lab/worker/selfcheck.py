@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine.worker.chunk_prefill import AlonePrefill
+from blendrag.engine.worker.chunk_prefill import prefill_chunks
 from blendrag.engine.worker.decoder import Decoder
-from blendrag.engine.worker.masks import make_probe
+from blendrag.engine.worker.mask_choice import make_probe
+from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.selfcheck import relative_error
 
 if TYPE_CHECKING:
-    from blendrag.engine.worker.data_plane import Blender
+    from blendrag.engine.worker.data_plane import DataPlane
 
 
 @torch.inference_mode()
-def check_model(blender: Blender, token_ids: Sequence[int], split: int) -> dict[str, float]:
+def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> dict[str, float]:
     """Relative errors that are small, or exactly 0, when blending works for this model.
 
     layer0_deviation: K and V of layer 0 depend on the token alone, so a chunk prefilled alone must equal the
@@ -27,18 +28,17 @@ def check_model(blender: Blender, token_ids: Sequence[int], split: int) -> dict[
         blind).
     mask_error: attention of scattered tokens against a dense float32 reference.
     """
-    alone = AlonePrefill(blender.decoder, blender.runner, blender.block_size)
-    whole, chunk = alone.run([token_ids, token_ids[split:]])
+    model = data_plane.model
+    whole, chunk = prefill_chunks(model.decoder, model.cache, [token_ids, token_ids[split:]])
     return {
         "layer0_deviation": relative_error(chunk[0], whole[0, :, split:]),
         "deeper_deviation": relative_error(chunk[-1], whole[-1, :, split:]),
-        "mask_error": mask_error(blender.decoder, blender.runner, blender.block_size),
+        "mask_error": mask_error(model.decoder, model.cache),
     }
 
 
-def mask_error(decoder: Decoder, runner: object, block_size: int) -> float:
+def mask_error(decoder: Decoder, cache: PagedCache) -> float:
     """Relative error of the backend's attention over runs of random scattered positions."""
-    probe = make_probe(decoder, runner, block_size, tokens=300, share=0.2)
-    scale = probe.attention.impl.scale
-    reference = dense_attention(probe.query, probe.key, probe.value, probe.rows, scale)
+    probe = make_probe(decoder, cache, tokens=300, share=0.2)
+    reference = dense_attention(probe.query, probe.key, probe.value, probe.positions, probe.scale)
     return relative_error(probe.runs(), reference)

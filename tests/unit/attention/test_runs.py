@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.attention.runs import Runs, bottom_right, dense_attention, find_runs
+from blendrag.attention.runs import Runs, dense_attention, find_runs, whole_sequences
+from blendrag.lab.worker.lmcache import bottom_right
 
 POSITIONS = st.sets(st.integers(0, 80), min_size=1, max_size=60).map(sorted)
 
@@ -31,6 +32,14 @@ def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
     assert [positions[a:b] for a, b in itertools.pairwise(edges)] == runs
     assert found.seq_lens.tolist() == [run[-1] + 1 for run in runs]
     assert found.max_query_len == max(map(len, runs))
+    assert found.query_start.dtype == found.seq_lens.dtype == torch.int32
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_sequence_sees_tokens_of_its_neighbour(lengths: list[int]) -> None:
+    found, alone = whole_sequences(lengths), [find_runs(torch.arange(n)) for n in lengths]
+    assert found.seq_lens.tolist() == [int(one.seq_lens) for one in alone]
+    assert found.query_start.diff().tolist() == lengths and found.max_query_len == max(lengths)
     assert found.query_start.dtype == found.seq_lens.dtype == torch.int32
 
 

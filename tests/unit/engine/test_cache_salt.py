@@ -16,7 +16,12 @@ from blendrag.options import BlendOptions
 RECIPE = Recipe("store", (("key", 0, 4),), BlendOptions(selector="hkvd"))
 NAMESPACES = st.text("aB0_.-é", max_size=3)
 RECIPES = st.sampled_from(
-    [None, RECIPE, Recipe("store", (("key", 1, 4),), RECIPE.options), RECIPE.as_lmcache()]
+    [
+        None,
+        RECIPE,
+        Recipe("store", (("key", 1, 4),), RECIPE.options),
+        replace(RECIPE, options=BlendOptions(selector="lmcache")),
+    ]
 )
 
 
@@ -36,17 +41,6 @@ def test_two_namespaces_or_recipes_have_one_salt(
 def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
     traced = replace(RECIPE, options=replace(RECIPE.options, trace=True))
     assert traced.cache_salt("a", [1]) == RECIPE.cache_salt("a", [1])
-
-
-def test_lmcache_semantics_are_never_taken_for_exact_ones() -> None:
-    same_options = replace(RECIPE, options=BlendOptions(0.15, "hkvd", "k", (1,)))
-    lmcache, options = RECIPE.as_lmcache(), RECIPE.as_lmcache().options
-    assert (options.selector, options.metric, options.check_layers) == (
-        "hkvd",
-        "k",
-        (1,),
-    )
-    assert lmcache.cache_salt("", [1]) != same_options.cache_salt("", [1])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.worker.slices import Blend, BlendQueue, Pace, StepClock
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
 
 PIECE_S = 0.002
 
@@ -24,7 +24,7 @@ class Work:
         self.pieces, self.log, self.left = pieces, list[str](), list[str]()
         self.rows: list[int | None] = []
 
-    def start(self, order: BlendOrder, pace: Pace) -> Blend:
+    def start(self, order: BlendOrder, pace: Pace) -> Sliced:
         try:
             for _ in range(self.pieces):
                 time.sleep(PIECE_S)

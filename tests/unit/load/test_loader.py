@@ -32,7 +32,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def fetched(layers: StoredLayers, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
     layers.fetch_kv(numbers[0])
-    return {number: torch.stack(layers.synchronize(number)).clone() for number in numbers}
+    return {number: torch.stack(layers.synchronize(number).of_all_heads()).clone() for number in numbers}
 
 
 @pytest.mark.parametrize("codec", codec_names())
@@ -113,7 +113,7 @@ def test_what_the_caller_writes_into_a_layer_does_not_reach_the_record(
     with bench.load(bench.open()) as layers:
         layers.fetch_kv(0)
         for layer in range(LAYERS):
-            for tensor in layers.synchronize(layer):
+            for tensor in layers.synchronize(layer).of_all_heads():
                 tensor.zero_()
     assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
 

@@ -1,0 +1,95 @@
+"""The paged KV cache: where a token's K and V are, how they get there, and attention over them.
+
+Whoever runs a model's layers outside the engine's own forward addresses the cache through here: by position
+in a sequence, never by block, slot or layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from blendrag.attention.runs import Runs
+from blendrag.engine import compat
+
+# What one backend needs to know of some rows to attend to their sequence, by attention layer.
+Addresses = dict[str, Any]
+
+
+class PagedCache:
+    """That of a loaded model. A block has the same number in every layer. ``runner``: vLLM's model runner."""
+
+    def __init__(self, attentions: Sequence[Any], runner: Any, block_size: int) -> None:
+        self.attentions, self.runner, self.block_size = attentions, runner, block_size
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.attentions[0].kv_cache.device
+        return device
+
+    def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
+        """Those of one request, the first ``written`` tokens of which are there."""
+        return Pages(self, torch.tensor([block_ids], device=self.device), written)
+
+    def scratch(self, lengths: Sequence[int]) -> Pages:
+        """Room for sequences of these lengths apart from the engine's: for one layer at a time, whichever."""
+        table = torch.zeros(len(lengths), -(-max(lengths) // self.block_size), dtype=torch.int64)
+        first = 0
+        for row, length in enumerate(lengths):
+            count = -(-length // self.block_size)
+            table[row, :count] = torch.arange(first, first + count)
+            first += count
+        return Pages(self, table.to(self.device), memory=compat.scratch_cache(self.attentions[0], first))
+
+
+class Pages:
+    """Blocks of some sequences, [sequences, blocks] int64. ``memory``: a scratch cache that they are in.
+
+    Positions are [n] int64, in the sequence (the sequences, [n]) that a method is told of.
+    """
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        block_ids: torch.Tensor,
+        written: int = 0,
+        memory: torch.Tensor | None = None,
+    ) -> None:
+        self._cache, self._block_ids, self._written, self._memory = cache, block_ids, written, memory
+        self._table = block_ids.to(torch.int32)
+
+    def write(
+        self,
+        layer: int,
+        positions: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sequences: torch.Tensor | int = 0,
+    ) -> None:
+        """Write [n, kv_heads, head_size] K (with RoPE) and V, but for what is there."""
+        if self._written:
+            new = positions >= self._written
+            positions, key, value = positions[new], key[new], value[new]
+            if not positions.numel():
+                return
+        attention = self._cache.attentions[layer]
+        compat.write_kv(attention, key, value, self._of(attention), self._slots(positions, sequences))
+
+    def addresses(self, runs: Runs, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Addresses:
+        """For :meth:`attend`, in any layer. ``runs``: of ``positions``, in one sequence, or one of each."""
+        slots = self._slots(positions, sequences)
+        return compat.attention_metadata(self._cache.runner, runs, self._table, slots)
+
+    def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
+        """Attention of [n, heads, head_size] over K and V that are written; same shape."""
+        attention = self._cache.attentions[layer]
+        return compat.attend(attention, query, self._of(attention), addresses[attention.layer_name])
+
+    def _of(self, attention: Any) -> torch.Tensor:
+        return attention.kv_cache if self._memory is None else self._memory
+
+    def _slots(self, positions: torch.Tensor, sequences: torch.Tensor | int) -> torch.Tensor:
+        size = self._cache.block_size
+        return self._block_ids[sequences, positions // size] * size + positions % size

@@ -1,0 +1,81 @@
+"""Blending by LMCache's published semantics, re-implemented for comparison: the selector name ``lmcache``.
+
+K is compared at layer 1, the mask is bottom-right aligned and leaks, and everything behind the first chunk
+that is missing is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from blendrag.attention.runs import Runs, find_runs
+from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
+from blendrag.engine.worker.data_plane import DataPlane
+from blendrag.engine.worker.prompt_forward import PromptForward
+from blendrag.options import BlendOptions
+from blendrag.select import Selector
+
+LMCACHE = "lmcache"
+
+
+class LabDataPlane(DataPlane):
+    """That blends as LMCache does where a recipe asks for it."""
+
+    def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
+        return LMCacheBlend if order.recipe.options.selector == LMCACHE else RequestBlend
+
+
+class LMCacheBlend(RequestBlend):
+    """One request's blend as LMCache does it."""
+
+    def __init__(self, model: LoadedModel, *rest: Any) -> None:
+        super().__init__(replace(model, mask="runs"), *rest)
+
+    @property
+    def forward_type(self) -> type[PromptForward]:
+        return LMCacheForward
+
+    def _open(self) -> list[Chunk]:
+        chunks = super()._open()
+        missing = [start for key, start, _ in self._order.recipe.spans if key in self._missing]
+        kept = [chunk for chunk in chunks if chunk[0].start < min(missing, default=math.inf)]
+        self._close_all_but(kept, chunks)
+        return kept
+
+    def _selector_of(self, options: BlendOptions) -> Selector:
+        if options.selector == LMCACHE:
+            options = replace(options, selector="hkvd", metric="k", check_layers=(1,), threshold=None)
+        return super()._selector_of(options)
+
+
+class LMCacheForward(PromptForward):
+    """With the mask of the released CacheBlend and LMCache."""
+
+    def _most_rows(self, check: bool) -> None:
+        """Whole layers only: the mask counts the selected tokens."""
+
+    def _runs(self, positions: torch.Tensor) -> Runs:
+        cached = self.tokens.cached
+        if positions.numel() == self.tokens.ids.numel():
+            return find_runs(positions)
+        return bottom_right(positions, torch.isin(positions, cached), int(cached[-1]) + 1)
+
+
+def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> Runs:
+    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
+    selected tokens count as the last ones before ``end``, where the stored tokens end.
+
+    positions: [m] int64, ascending. selected: [m] bool, of the stored tokens; the others are masked exactly,
+    since those systems do not blend them. It leaks: the i-th of k selected tokens sees end - k + i + 1 keys,
+    which for a scattered one is more than its position allows.
+    """
+    keys = positions + 1
+    count = int(selected.sum())
+    keys[selected] = torch.arange(end - count + 1, end + 1, device=positions.device)
+    starts = torch.arange(positions.numel() + 1, dtype=torch.int32, device=positions.device)
+    return Runs(starts, keys.to(torch.int32), 1)
