@@ -47,6 +47,6 @@ def test_timing_touches_the_kv_of_requests(bench: Bench) -> None:
 def test_model_whose_layers_run_whole_is_measured_wrongly() -> None:
     from blendrag.lab.worker.kernels import LayerPieces
 
-    whole: Any = SimpleNamespace(model=SimpleNamespace())
+    whole: Any = SimpleNamespace(decoder=SimpleNamespace(model=SimpleNamespace()))
     with pytest.raises(ModelNotSupportedError, match="not measured"):
-        LayerPieces(whole, None, 16, 100, [(10, 50)], 0.15)
+        LayerPieces(whole, 100, [(10, 50)], 0.15)
