@@ -17,24 +17,30 @@ Sweep = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def sweep(command: Callable[..., Result], settings: Settings) -> Sweep:
-    """The points of a sweep over prompts of two chunks; no folder of it may stay behind."""
+def measured(command: Callable[..., Result], settings: Settings) -> Callable[..., dict[str, Any]]:
+    """The results of a sweep over prompts of two chunks; no folder of it may stay behind."""
 
-    def run(axis: str, values: str, repeats: int = 1) -> list[dict[str, Any]]:
+    def run(axis: str, values: str, repeats: int = 1, **environment: str) -> dict[str, Any]:
         before = set(settings.cache_dir.glob(".blendrag-*"))
         result = command(
             "bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
-            "--repeats", str(repeats), "--json", "-",
+            "--repeats", str(repeats), "--json", "-", **environment,
         )  # fmt: skip
         assert axis in result.stderr and set(settings.cache_dir.glob(".blendrag-*")) <= before
-        results = json.loads(result.stdout)
+        results: dict[str, Any] = json.loads(result.stdout)
         assert results["machine"]["vllm"] and "commit" in results["machine"]
-        points: list[dict[str, Any]] = results["points"]
+        points = results["points"]
         assert all(list(point["arms"]) == ["full", "prefix", "reuse", "blended"] for point in points)
         assert [str(point["value"]) for point in points] == values.split(",")
-        return points
+        return results
 
     return run
+
+
+@pytest.fixture
+def sweep(measured: Callable[..., dict[str, Any]]) -> Sweep:
+    """Its points."""
+    return lambda *words, **options: measured(*words, **options)["points"]
 
 
 def test_ratio_changes_what_does_not_depend_on_it(sweep: Sweep) -> None:
@@ -65,6 +71,15 @@ def test_codec_and_tier_have_their_stores(sweep: Sweep) -> None:
     ram, disk = sweep("tier", "ram,disk")
     assert ram["arms"]["reuse"]["kl_first_token"] == pytest.approx(disk["arms"]["reuse"]["kl_first_token"])
     assert ram["arms"]["reuse"]["each_ms"] != disk["arms"]["reuse"]["each_ms"]
+
+
+def test_codec_changes_what_is_recomputed(measured: Callable[..., dict[str, Any]]) -> None:
+    results = measured("codec", "raw,int8,int4", BLENDRAG_RECOMPUTE_RATIO="1.0")
+    for point in results["points"]:
+        assert point["arms"]["blended"]["kl_first_token"] < 1e-3, point["value"]
+    costs = [results["codecs"][name] for name in ("raw", "int8", "int4")]
+    sizes, errors = ([cost[name] for cost in costs] for name in ("bytes_per_token", "k_error"))
+    assert sizes == sorted(sizes, reverse=True) and errors[0] == 0 < errors[1] < errors[2]
 
 
 def test_long_question_is_cut(sweep: Sweep) -> None:

@@ -19,6 +19,8 @@ from langchain_blendrag import ChatBlend
 class EngineRecorder:
     """Where the engine session is: notes what it is asked for, by text, and computes nothing."""
 
+    id = "recorder"
+
     def __init__(self, library: Library) -> None:
         self._library = library
         self.stack = library.session.stack

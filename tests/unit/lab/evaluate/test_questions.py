@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError, SourceError
+from blendrag.lab.evaluate.chunks import cut
 from blendrag.lab.evaluate.formats import FORMATS, Question, find_format
 from blendrag.lab.evaluate.questions import read_questions, read_records
+from blendrag.prompt import encode_document
 from places import DATA, DOCS
 
 QA = DATA / "qa"
@@ -243,3 +245,11 @@ def test_example_of_the_documentation_is_not_refused(tmp_path: Path) -> None:
     rows = {row.id: row for row in read_questions(tmp_path / "mine.jsonl", find_format("jsonl"))}
     assert rows["visa-2"].choices == ("yes", "no")
     assert rows["1"].documents[1].startswith("Offices\n")
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("squadsplit", 48), ("jsonl", 16)])
+def test_documents_are_not_cut_as_the_format_says(tokenizer: Any, name: str, tokens: int) -> None:
+    question = Question("1", "Who?", ("her",), ("It was her. " * 40, "Short."))
+    whole, short = cut(tokenizer, question, find_format(name), 16)
+    assert [len(piece) for piece in whole[:-1]] == [tokens] * (len(whole) - 1) and len(short) == 1
+    assert tuple(i for piece in whole for i in piece) == encode_document(tokenizer, question.documents[0])
