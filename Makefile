@@ -10,7 +10,7 @@ help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
 	@echo "make demo    answer questions from a few documents, with and without blending, and from LangChain and LlamaIndex"
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
-	@echo "make unit    the tests that need no engine, without the slow ones"
+	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -30,7 +30,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 unit: setup
-	$(BIN)/pytest -q -n auto -m "not engine and not slow"
+	$(BIN)/pytest -q -n auto -m "not engine and not slow" tests/unit
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers have the cores among them
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test asserts on absolute time. `--hypothesis-profile=thorough` looks for what few examples do not find.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)

@@ -73,5 +73,6 @@ def test_lock_names_no_registry_and_no_path() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_transformers_models_can_be_imported() -> None:
     subprocess.run([sys.executable, "-c", "from transformers import LlamaForCausalLM"], check=True)

@@ -17,6 +17,8 @@ from llama_index.core.schema import TextNode
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag import BlendLLM, WarmKV
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = [Document(text="One.", metadata={"page": 1}), Document(text="Two.")]
 
 

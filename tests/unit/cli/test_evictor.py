@@ -21,6 +21,8 @@ from blendrag.lab.eviction.learn_predictor import one_at_a_time
 from blendrag.models import DEFAULT_EMBEDDER
 from word_embedder import write_dialogs
 
+pytestmark = pytest.mark.slow
+
 Blendrag = Callable[..., Result]
 
 

@@ -19,6 +19,8 @@ from blendrag.lab.eviction.learn_predictor import train_on_file
 from blendrag.models import DEFAULT_EMBEDDER, resolve_embedder
 from word_embedder import write_dialogs
 
+pytestmark = pytest.mark.slow
+
 NAME = f"words:{DEFAULT_EMBEDDER}"
 
 

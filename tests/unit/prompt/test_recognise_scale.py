@@ -10,6 +10,8 @@ import pytest
 
 from blendrag.prompt import Recogniser, encode_document
 
+pytestmark = pytest.mark.slow
+
 CHARACTERS, TOKENS, PLACED = 2000, 512, 8
 _BODY = "Travel is approved by the head of the department; receipts are handed in within ten days. " * 23
 

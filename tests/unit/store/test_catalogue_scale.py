@@ -18,6 +18,8 @@ from blendrag.store.catalogue import Catalogue
 from forked import Forked
 from stores import IDENTITY
 
+pytestmark = pytest.mark.slow
+
 SIZES = [100_000, pytest.param(1_000_000, marks=pytest.mark.large)]
 IDS = np.arange(8, dtype="<i4").tobytes()
 

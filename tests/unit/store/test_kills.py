@@ -9,6 +9,8 @@ import pytest
 
 from forked import Forked
 
+pytestmark = pytest.mark.slow
+
 KILLED = "import runpy; runpy.run_module('killed', run_name='__main__')"
 
 

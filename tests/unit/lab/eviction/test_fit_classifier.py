@@ -12,6 +12,8 @@ from blendrag.forecast.classifier import Classifier, shapes
 from blendrag.forecast.features import SCALARS
 from blendrag.lab.eviction.fit_classifier import Examples, Quality, auc, calibration_error, fit
 
+pytestmark = pytest.mark.slow
+
 PAIRS = st.lists(
     st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0])), min_size=1, max_size=40
 )

@@ -10,6 +10,8 @@ from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import Uses, fit_hazard, learned, uses_of
 from blendrag.lab.eviction.trace import Request, Trace
 
+pytestmark = pytest.mark.slow
+
 
 def trace(*requests: Request, prefix: bool = True) -> Trace:
     return Trace("t", requests, prefix, "blocks")

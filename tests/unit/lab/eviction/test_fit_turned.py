@@ -14,6 +14,8 @@ from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import Outcome, replay
 from blendrag.lab.eviction.trace import Request, Trace
 
+pytestmark = pytest.mark.slow
+
 LEARNED, TURN, END = 2_000, 4_000, 12_000  # requests
 LAG, ROOM = 15, 60
 

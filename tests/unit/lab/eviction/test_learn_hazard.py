@@ -14,6 +14,8 @@ from blendrag.forecast.trace_log import TraceLog, parts, trace_path
 from blendrag.lab.eviction.learn_hazard import LEAST, HazardComparison, largest_log, learn_from_log
 from blendrag.progress import SILENT, Progress
 
+pytestmark = pytest.mark.slow
+
 
 def traffic(folder: Path, prompts: int, name: str = "trace-a.jsonl", limit: int = 10**9) -> Path:
     """Twenty documents that are asked for again and again, each among three that nobody wants twice."""

@@ -21,6 +21,8 @@ from blendrag.lab.eviction.learn_predictor import Trained, evaluate_on_file, exa
 from blendrag.lab.eviction.readers import Dialog, Turn
 from word_embedder import WordEmbedder, features, write_dialogs
 
+pytestmark = pytest.mark.slow
+
 NAME = "words"  # of the embedder
 LATER = 3 * ENDED_AFTER_S
 

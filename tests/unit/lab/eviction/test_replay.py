@@ -75,6 +75,7 @@ class Watched(EvictionPolicy):
         return self.inner.victim()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(st.one_of(block_traces(), chunk_traces()), st.integers(1, 40))
 def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
