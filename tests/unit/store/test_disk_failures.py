@@ -29,6 +29,8 @@ from stores import (
     states,
 )
 
+pytestmark = pytest.mark.slow
+
 A, LARGE, B = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
 
 FULL = """
@@ -37,7 +39,6 @@ from pathlib import Path
 from stores import *
 from blendrag.errors import StoreFullError
 
-pytestmark = pytest.mark.slow
 root = Path(sys.argv[1])
 store = open_store(root)
 small, large, after = make_chunk(1), make_chunk(2, tokens=20_000), make_chunk(3)
