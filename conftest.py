@@ -73,7 +73,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that start engines of their own go first: later, the run's one engine has the device."""
-    items.sort(key=lambda item: item.path.name not in ("test_architectures.py", "test_lifetime.py"))
+    own = ("test_architectures.py", "test_lifetime.py")
+    items.sort(key=lambda item: item.path.name not in own)
+    for item in items:  # else some suite would start one that serves only
+        if item.get_closest_marker("engine") and item.path.name not in own:
+            item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]
     if not config.getoption("--large"):
         left_out = pytest.mark.skip(reason="large: runs with --large")
         for item in items:

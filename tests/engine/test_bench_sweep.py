@@ -49,7 +49,7 @@ def test_ratio_changes_what_does_not_depend_on_it(sweep: Sweep) -> None:
     assert quarter["arms"]["reuse"]["each_ms"] == whole["arms"]["reuse"]["each_ms"]
     recomputed = [point["arms"]["blended"]["tokens_recomputed"] for point in (quarter, whole)]
     assert recomputed == [32, 128]
-    assert whole["arms"]["blended"]["kl_first_token"] < 1e-3 < quarter["arms"]["reuse"]["kl_first_token"]
+    assert whole["arms"]["blended"]["kl_first_token"] < 1e-4 < quarter["arms"]["reuse"]["kl_first_token"]
 
 
 def test_prompts_have_other_chunks_than_the_axis_says(sweep: Sweep) -> None:
@@ -76,7 +76,7 @@ def test_codec_and_tier_have_their_stores(sweep: Sweep) -> None:
 def test_codec_changes_what_is_recomputed(measured: Callable[..., dict[str, Any]]) -> None:
     results = measured("codec", "raw,int8,int4", BLENDRAG_RECOMPUTE_RATIO="1.0")
     for point in results["points"]:
-        assert point["arms"]["blended"]["kl_first_token"] < 1e-3, point["value"]
+        assert point["arms"]["blended"]["kl_first_token"] < 1e-4, point["value"]
     costs = [results["codecs"][name] for name in ("raw", "int8", "int4")]
     sizes, errors = ([cost[name] for cost in costs] for name in ("bytes_per_token", "k_error"))
     assert sizes == sorted(sizes, reverse=True) and errors[0] == 0 < errors[1] < errors[2]

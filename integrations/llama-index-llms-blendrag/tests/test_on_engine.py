@@ -32,9 +32,9 @@ def llm(
     engine: Any, engine_options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BlendLLM]:
     options = {**engine_options, "min_cached_tokens": 16}
-    window = options.pop("max_model_len")
+    window, kv_dir = options.pop("max_model_len"), tmp_path_factory.mktemp("kv")
     with BlendLLM(
-        kv_dir=tmp_path_factory.mktemp("kv"), context_window=window, engine_options=options, **GREEDY
+        model=options.pop("model"), kv_dir=kv_dir, context_window=window, engine_options=options, **GREEDY
     ) as opened:
         yield opened
 
@@ -200,10 +200,9 @@ def test_warmed_index_in_memory_is_blended(llm: BlendLLM, prose: str) -> None:
 
 
 def test_closed_and_used_again(llm: BlendLLM, engine_options: dict[str, Any], tmp_path: Path) -> None:
-    options = {name: value for name, value in engine_options.items() if name != "max_model_len"}
-    with BlendLLM(
-        kv_dir=tmp_path, context_window=engine_options["max_model_len"], engine_options=options
-    ) as other:
+    options = dict(engine_options)
+    window, model = options.pop("max_model_len"), options.pop("model")
+    with BlendLLM(model=model, kv_dir=tmp_path, context_window=window, engine_options=options) as other:
         first = other.complete("Hello?", max_tokens=4).text
     assert other.complete("Hello?", max_tokens=4).text == first
     other.close()
