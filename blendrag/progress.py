@@ -25,7 +25,6 @@ class Progress:
 
 
 SILENT = Progress()
-IngestProgress = Progress  # what ``progress=`` took before
 
 
 class ProgressBar(Progress):

@@ -183,11 +183,6 @@ class Settings(BaseSettings):
             TierSpec(kind="disk", bytes=self.disk_bytes, policy=self.eviction),
         )
 
-    @property
-    def local_stack(self) -> tuple[TierSpec, ...]:
-        """RAM over disk, whatever the settings name: for stores that live for a measurement."""
-        return TierSpec(kind="ram", bytes=self.ram_bytes), TierSpec(kind="disk")
-
     @classmethod
     def settings_customise_sources(
         cls,

@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neith
     from blendrag.chat.answer import Answer, Piece
     from blendrag.chat.request import ChatRequest, RequestOptions
     from blendrag.chat.turn import Turn
-    from blendrag.prompt import PromptPlan
+    from blendrag.prompt import Messages, PromptPlan
     from blendrag.serving.collection import Collection
-    from blendrag.serving.library import Library, Messages
+    from blendrag.serving.library import Library
 
 
 class Chat:

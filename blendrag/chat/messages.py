@@ -6,14 +6,13 @@ most know no tool messages. What a template refuses is put into a message that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from blendrag.errors import ModelError
-from blendrag.prompt import render_chat
+from blendrag.prompt import Messages, render_chat
 
 Message = dict[str, Any]
-Messages = Sequence[Mapping[str, Any]]
 
 
 def merge_runs(messages: Messages) -> list[Message]:

@@ -10,8 +10,7 @@ from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
-from blendrag.prompt import PromptPlan
-from blendrag.serving.library import Messages
+from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings, closest
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"

@@ -43,7 +43,7 @@ def say(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False))
 
 
 @contextmanager

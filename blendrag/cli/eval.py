@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Json, Plot, measured
-from blendrag.cli.options import Model
+from blendrag.cli.bench.shared import Plot, measured
+from blendrag.cli.options import Json, Model
 
 
 def evaluate(
@@ -43,8 +43,12 @@ def evaluate(
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest free answer, in tokens.")] = 24,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="Keep every answer here: the same command goes on from it.", metavar="FILE"),
+    ] = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
     from blendrag.lab import require
@@ -60,8 +64,7 @@ def evaluate(
     settings = Settings.load(model=model)
     at = parse_ratios(ratios) if ratios else None
     wanted = parse_arms(arms.split(",") if arms else (), at, settings)
-    kept = Path(f"{json}.rows.jsonl") if json and json != "-" else None
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
-    options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, kept)
-    left = f"interrupted: the same command goes on from {kept}" if kept else "interrupted"
+    options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, rows)
+    left = f"interrupted: the same command goes on from {rows}" if rows else "interrupted"
     measured(lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left)

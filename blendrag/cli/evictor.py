@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.bench.shared import Json, measured
+from blendrag.cli.bench.shared import measured
 from blendrag.cli.console import Commands, interruptible, out, print_json, say
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def train(
 def evaluate(
     data: Annotated[Path, _CONVERSATIONS],
     model: _Predictor = None,
-    json: Json = None,
+    json: options.Json = False,
 ) -> None:
     """Measure the predictor on conversations."""
     from blendrag.forecast.classifier import load_manifest

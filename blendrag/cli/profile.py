@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.console import err, interruptible, out, say
+from blendrag.cli.console import err, interruptible, out, print_json, say
 
 if TYPE_CHECKING:
     from blendrag.control.estimate import Estimator
@@ -20,24 +20,20 @@ if TYPE_CHECKING:
 def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points, once each: half a minute.")] = False,
     model: options.Model = None,
-    json: Annotated[
-        str | None, typer.Option(help="Write it as JSON too; - for standard output.", metavar="FILE")
-    ] = None,
+    json: options.Json = False,
 ) -> None:
     """Measure prefill, blending and the tiers here, and keep the result for the engine."""
     from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
-    from blendrag.lab.report import check_json, write_json
     from blendrag.progress import progress_bar
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, prefix_caching=True)
-    check_json(json)
     with interruptible("interrupted: nothing was written"), progress_bar() as progress:
         measured = measure_profile(settings, QUICK if quick else Grid(), progress)
     path = measured.save(settings.cache_dir)
     if json:
-        write_json(measured.model_dump(mode="json"), json)
-    _print(measured, err() if json == "-" else out())
+        print_json(measured.model_dump(mode="json"))
+    _print(measured, err() if json else out())
     for spec in settings.stack:
         if spec.label not in measured.tiers:
             say(f"{spec.label}: not measured, because it may not be written")

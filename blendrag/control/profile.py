@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from blendrag.errors import StoreError
+from blendrag.private import make_folder, write_whole
 from blendrag.store.identity import ALONE, KVIdentity
 
 VERSION = 1
@@ -82,18 +81,10 @@ class Profile(_Measured):
     def save(self, cache_dir: Path) -> Path:
         """Write it where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
         path = profile_path(cache_dir, self.identity, str(self.machine["device"]))
-        temporary = ""
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".profile-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(self.model_dump_json(indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            make_folder(path.parent)
+            write_whole(path, f"{self.model_dump_json(indent=2)}\n".encode())
         except OSError as error:
-            if temporary:
-                Path(temporary).unlink(missing_ok=True)
             raise StoreError(f"cannot write the profile {str(path)!r}: {error.strerror}") from error
         return path
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-Messages = Sequence[Mapping[str, Any]]
+from blendrag.prompt import Messages
 
 PROMPTS = 5
 TOKENS = 512

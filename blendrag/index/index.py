@@ -25,9 +25,10 @@ from blendrag.index.split import Splitter
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
+from blendrag.prompt import Messages
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS
-from blendrag.serving.library import Library, Messages
+from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
 

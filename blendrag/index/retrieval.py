@@ -7,8 +7,8 @@ from dataclasses import replace
 from blendrag.chat.request import Source
 from blendrag.errors import EmptyIndexError, PromptTooLongError
 from blendrag.index.vectors import Hit, VectorStore
-from blendrag.prompt import DocumentNote, KnownText, PromptPlan, assemble
-from blendrag.serving.library import Library, Messages
+from blendrag.prompt import DocumentNote, KnownText, Messages, PromptPlan, assemble
+from blendrag.serving.library import Library
 
 # The window must leave room for an answer worth reading.
 _LEAST_ANSWER_TOKENS = 32

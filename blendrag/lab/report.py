@@ -1,9 +1,7 @@
-"""Results for people (tables), for scripts (JSON) and for pages (Markdown)."""
+"""Results for people (tables) and for pages (Markdown)."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,30 +23,6 @@ Results = Mapping[str, Any] | Typed
 
 def plain(results: Results) -> Mapping[str, Any]:
     return results if isinstance(results, Mapping) else results.to_dict()
-
-
-def to_json(results: Results) -> str:
-    """The results as one JSON document; numbers that are not finite are refused."""
-    return json.dumps(plain(results), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def check_json(target: str | None) -> None:
-    """Raise ConfigError unless ``write_json`` can write there: better before measuring than after."""
-    if target and target != "-":
-        path = Path(target)
-        if path.is_dir() or not path.resolve().parent.is_dir():
-            raise ConfigError(f"--json {target}: not a file in a folder that exists")
-
-
-def write_json(results: Results, target: str) -> None:
-    """To a file, or to standard output if that is ``-``. Raises ConfigError if the file cannot be written."""
-    if target == "-":
-        sys.stdout.write(to_json(results))
-        return
-    try:
-        Path(target).write_text(to_json(results), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--json {target}: {error.strerror}") from error
 
 
 def table_with(first: str, *columns: str) -> Table:

@@ -98,7 +98,7 @@ def scratch_store(
     prefix = prefix_ids(settings, engine.model_path)
     identity = kv_identity(settings, engine.model_path, prefix)
     identity = replace(identity, namespace=f"scratch-{uuid.uuid4().hex}")
-    stack, label = settings.local_stack, "disk"
+    stack, label = (TierSpec(kind="ram", bytes=settings.ram_bytes), TierSpec(kind="disk")), "disk"
     if tier is not None:
         label = tier.label
         own = tier.model_copy(update={"write": "through", "bytes": None, "chunks": None, "path": None})

@@ -5,12 +5,13 @@ from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment
 from blendrag.prompt.planner import plan_chat, plan_prompt
 from blendrag.prompt.prefix import shared_prefix, start_prefix
 from blendrag.prompt.recognise import KnownText, Match, Recogniser
-from blendrag.prompt.template import decode, encode_document, render_chat
+from blendrag.prompt.template import Messages, decode, encode_document, render_chat
 
 __all__ = [
     "DocumentNote",
     "KnownText",
     "Match",
+    "Messages",
     "PromptPlan",
     "Recogniser",
     "Segment",

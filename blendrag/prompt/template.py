@@ -24,6 +24,7 @@ _encoding = threading.Lock()
 _spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
 
 Message = Mapping[str, str]
+Messages = Sequence[Mapping[str, Any]]  # role, content: those of chat completions
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from blendrag.forecast.background import BackgroundPredictor, ForecastCounts
 from blendrag.forecast.classifier import MANIFEST, load_manifest
 from blendrag.forecast.conversation import (
     PROMPTS,
-    Messages,
     Window,
     conversation_id,
     window_of,
@@ -31,7 +30,7 @@ from blendrag.forecast.outcome_log import OutcomeLog
 from blendrag.forecast.predictor import Predictor
 from blendrag.forecast.trace_log import TraceLog
 from blendrag.forecast.words import open_embedder
-from blendrag.prompt import PromptPlan
+from blendrag.prompt import Messages, PromptPlan
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
-from blendrag.prompt import PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
@@ -29,8 +29,6 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import check_codec
 from blendrag.store.lock import IndexLock
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class Library:

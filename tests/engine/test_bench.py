@@ -23,7 +23,7 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     plot = tmp_path / "out.png"
     result = command(
         "bench", "ttft", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--ratios", "0.25,1",
-        "--json", "-", "--plot", str(plot),
+        "--json", "--plot", str(plot),
     )  # fmt: skip
     results = json.loads(result.stdout)
     arms = results["arms"]

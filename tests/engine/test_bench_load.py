@@ -24,7 +24,7 @@ def bench_run(command: Callable[..., Result]) -> Run:
     """The results of a ``blendrag bench`` command over prompts of two chunks."""
 
     def run(*words: str) -> dict[str, Any]:
-        result = command("bench", *words, "--chunks", "2", "--chunk-tokens", "64", "--json", "-")
+        result = command("bench", *words, "--chunks", "2", "--chunk-tokens", "64", "--json")
         results: dict[str, Any] = json.loads(result.stdout)
         return results
 

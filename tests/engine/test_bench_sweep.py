@@ -24,7 +24,7 @@ def measured(command: Callable[..., Result], settings: Settings) -> Callable[...
         before = set(settings.cache_dir.glob(".blendrag-*"))
         result = command(
             "bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
-            "--repeats", str(repeats), "--json", "-", **environment,
+            "--repeats", str(repeats), "--json", **environment,
         )  # fmt: skip
         assert axis in result.stderr and set(settings.cache_dir.glob(".blendrag-*")) <= before
         results: dict[str, Any] = json.loads(result.stdout)

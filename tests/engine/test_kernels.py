@@ -22,9 +22,7 @@ def test_piece_is_left_out_or_the_store_stays_behind(
     command: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result = command(
-        "bench", "kernels", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "2", "--json", "-"
-    )
+    result = command("bench", "kernels", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "2", "--json")
     found = json.loads(result.stdout)
     shape, pieces = found["shape"], found["pieces"]
     assert shape["cached"] == 128 and shape["tokens"] - shape["cached"] + round(0.15 * 128) == shape["rows"]

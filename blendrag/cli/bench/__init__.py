@@ -1,6 +1,6 @@
 """``blendrag bench``."""
 
-from blendrag.cli.bench import eviction, layered, speed  # noqa: F401  # each adds its commands
+from blendrag.cli.bench import eviction, speed  # noqa: F401  # each adds its commands
 from blendrag.cli.bench.shared import app
 
 __all__ = ["app"]

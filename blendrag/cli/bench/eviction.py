@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from blendrag.cli.bench.shared import Json, Plot, app, measured
+from blendrag.cli.bench.shared import Plot, app, measured
+from blendrag.cli.options import Json
 from blendrag.progress import Progress
 
 
@@ -39,7 +40,7 @@ def eviction(
         Path | None, typer.Option(help="Folder of LPC's predictor; else the user's.", metavar="FOLDER")
     ] = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
 ) -> None:
     """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
     from blendrag.lab.eviction.compare import EvictionOptions, run_eviction

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from rich.console import Console
 
-from blendrag.cli.console import Commands, err, interruptible, out
+from blendrag.cli.console import Commands, err, interruptible, out, print_json
 from blendrag.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ app = typer.Typer(
 
 R = TypeVar("R", bound="Results")
 
-Json = Annotated[
-    str | None, typer.Option(help="Write the results as JSON; - for standard output.", metavar="FILE")
-]
 Plot = Annotated[Path | None, typer.Option(help="Draw the results: .png, .svg or .pdf.", metavar="FILE")]
 Paste = Annotated[
     Path | None, typer.Option(help="Put the tables between their markers in a Markdown page.", metavar="FILE")
@@ -47,7 +44,7 @@ def bench() -> None:
 def measured(
     work: Callable[[Progress], R],
     table: Callable[[R, Console], None],
-    json: str | None,
+    json: bool,
     plot: Path | None = None,
     draw: Callable[[R, Path], None] | None = None,
     interrupted: str = "interrupted",
@@ -57,22 +54,21 @@ def measured(
     wanted.
 
     With JSON on standard output, the table goes to standard error. What cannot be written is refused before
-    measuring rather than after; results are in their file before anything is shown. interrupted: what Ctrl-C
+    measuring rather than after. interrupted: what Ctrl-C
     is answered with. paste: what the tables are called there, and the page.
     """
     from blendrag.lab.canvas import check_plot_path
-    from blendrag.lab.report import Page, check_json, plain, write_json
+    from blendrag.lab.report import Page, plain
 
     if plot:
         check_plot_path(plot)
-    check_json(json)
     name, path = paste
     page = Page(path, name) if path else None
     with interruptible(interrupted), progress_bar() as progress:
         results = work(progress)
     if json:
-        write_json(results, json)
-    console = err() if json == "-" else out()
+        print_json(plain(results))
+    console = err() if json else out()
     if page:
         page.watch(console)
     table(results, console)

@@ -11,7 +11,6 @@ from blendrag.cli.bench.shared import (
     Chunks,
     ChunkTokens,
     Data,
-    Json,
     Paste,
     Plot,
     Ratio,
@@ -19,7 +18,7 @@ from blendrag.cli.bench.shared import (
     app,
     measured,
 )
-from blendrag.cli.options import Model, Selector
+from blendrag.cli.options import Json, Model, Selector
 
 
 @app.command()
@@ -32,7 +31,7 @@ def ttft(
     model: Model = None,
     data: Data = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
@@ -68,7 +67,7 @@ def sweep(
     model: Model = None,
     data: Data = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
@@ -107,7 +106,7 @@ def load(
     ] = None,
     model: Model = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
@@ -141,7 +140,7 @@ def beside(
     repeats: Annotated[int, typer.Option(min=1, help="Of nothing, full prefills and blends beside.")] = 2,
     model: Model = None,
     plot: Plot = None,
-    json: Json = None,
+    json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
@@ -165,7 +164,7 @@ def kernels(
     ratio: Ratio = 0.15,
     repeats: Annotated[int, typer.Option(min=1, help="How often each piece of a layer is timed.")] = 20,
     model: Model = None,
-    json: Json = None,
+    json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:

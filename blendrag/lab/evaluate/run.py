@@ -29,7 +29,7 @@ from blendrag.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """limit: questions asked, None for all. max_tokens: of a free answer. kept: file of the samples, with
+    """limit: questions asked, None for all. max_tokens: of a free answer. rows: file of the samples, with
     which an interrupted run goes on; None keeps them in memory."""
 
     data: Path
@@ -39,7 +39,7 @@ class EvalOptions:
     seed: int = 0
     tolerance: float = DEFAULT_TOLERANCE
     max_tokens: int = 24
-    kept: Path | None = None
+    rows: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
     questions = read_questions(options.data, format, options.limit, options.seed)
     settings = settings.model_copy(update={"system_prompt": format.system, "prefix_caching": True})
     config = _config(settings, options, format)
-    with SampleLog.open(options.kept, config) as log, blending_engine(settings, progress) as engine:
+    with SampleLog.open(options.rows, config) as log, blending_engine(settings, progress) as engine:
         measuring = Measuring(engine, settings, options.max_tokens, progress)
         asked = [measuring.tokenize(question, format) for question in questions]
         fitting = [each for each in asked if measuring.fits(each)]

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from blendrag.engine import compat
 from blendrag.engine.worker.extension import BlendWorker
 from blendrag.lab.worker.kernel_times import time_pieces
-from blendrag.lab.worker.layer_probe import probe_layers
 from blendrag.lab.worker.lmcache import LabDataPlane
 from blendrag.lab.worker.selfcheck import check_model
 
@@ -20,7 +19,6 @@ class LabWorker(BlendWorker):
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
         **BlendWorker.blendrag_operations,
         "kernels": time_pieces,
-        "probe_layers": probe_layers,
         "selfcheck": check_model,
     }
 

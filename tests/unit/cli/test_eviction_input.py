@@ -73,7 +73,6 @@ def test_folder_without_a_trace_is_a_traceback(blendrag: Blendrag, workdir: Path
         (["--sizes", "1e3"], "whole numbers"),
         (["--sizes", "5", "--policies", "lruu"], "unknown 'lruu'; there are"),
         (["--sizes", "5", "--policies", "lru,"], "unknown ''"),
-        (["--sizes", "5", "--json", "nowhere/out.json"], "--json nowhere/out.json"),
         (["--sizes", "5", "--plot", "out.txt"], "must end in"),
     ],
 )

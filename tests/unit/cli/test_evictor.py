@@ -39,7 +39,7 @@ def test_train_then_eval_then_status(blendrag: Blendrag, cache: Path, workdir: P
     made = blendrag("evictor", "train", "--data", "dialogs.jsonl", "--seed", "1")
     assert made.exit_code == 0, made.stderr
     assert "calibration error" in made.stdout and "evictor" in made.stderr
-    judged = blendrag("evictor", "eval", "--data", "others.jsonl", "--json", "-")
+    judged = blendrag("evictor", "eval", "--data", "others.jsonl", "--json")
     assert judged.exit_code == 0, judged.stderr
     results = json.loads(judged.stdout)
     assert results["conversations"] == 25 and not results["held_out_only"]

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from blendrag.cli.console import out
+from blendrag.cli.console import out, print_json
 from blendrag.errors import ConfigError
 from blendrag.lab.canvas import check_plot_path
-from blendrag.lab.report import Page, check_json, table_with, to_json, write_json
+from blendrag.lab.report import Page, table_with
 
 MACHINE = {"commit": "0123456789abcdef", "model": "/models/small", "cpu": "A CPU", "threads": 2}
 
 
 def test_json_holds_what_other_readers_refuse() -> None:
     with pytest.raises(ValueError, match="JSON"):
-        to_json({"kl": float("nan")})
+        print_json({"kl": float("nan")})
 
 
 @pytest.mark.parametrize("name", ["out.gif", "out", "absent/out.png"])
 def test_picture_that_cannot_be_written_is_measured_first(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--plot"):
         check_plot_path(tmp_path / name)
-
-
-def test_json_that_cannot_be_written_is_measured_first(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent" / "out.json"):
-        with pytest.raises(ConfigError, match="--json"):
-            check_json(str(path))
-    check_json("-")
-    check_json(None)
-
-
-def test_json_goes_elsewhere_than_it_was_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_json({"a": 1}, str(tmp_path / "out.json"))
-    write_json({"a": 1}, "-")
-    assert json.loads((tmp_path / "out.json").read_text()) == json.loads(capsys.readouterr().out) == {"a": 1}
 
 
 def test_table_is_cut_to_80_columns_where_nobody_looks(

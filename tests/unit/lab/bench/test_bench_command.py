@@ -18,20 +18,16 @@ BAD = [
     (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
     (("ttft", "--selector", "hkdv"), "unknown selector"),
     (("ttft", "--plot", "out.gif"), "--plot out.gif"),
-    (("ttft", "--json", "absent/out.json"), "--json absent/out.json"),
     (("ttft", "--paste", "absent.md"), "--paste absent.md"),
     (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
     (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
     (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
     (("sweep", "--plot", "out.gif"), "--plot out.gif"),
-    (("sweep", "--json", "absent/out.json"), "--json absent/out.json"),
     (("load", "--rates", "1,fast"), "'fast' is not a number"),
     (("load", "--rates", "0"), "0 is not above 0"),
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
-    (("load", "--json", "absent/out.json"), "--json absent/out.json"),
     (("beside", "--plot", "out"), "--plot out"),
-    (("beside", "--json", "absent/out.json"), "--json absent/out.json"),
 ]
 
 

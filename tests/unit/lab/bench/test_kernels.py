@@ -113,10 +113,6 @@ def test_table_names_the_distance_and_what_is_lost_most() -> None:
     ("arguments", "message"),
     [
         (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
-        (("kernels", "--json", "absent/out.json"), "--json absent/out.json"),
-        (("layers", "--json", "absent/out.json"), "--json absent/out.json"),
-        (("layers", "--data", "absent.jsonl"), "absent.jsonl"),
-        (("layers", "--data", "absent.jsonl", "--format", "squid"), "unknown format 'squid'"),
     ],
 )
 def test_bad_option_is_one_line_without_an_engine(

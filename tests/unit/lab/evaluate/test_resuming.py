@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> Settings:
 def options(tmp_path: Path, settings: Settings) -> EvalOptions:
     data = tmp_path / "mine.jsonl"
     data.write_text(json.dumps({"question": "Where?", "answer": "Here.", "documents": ["It is here."]}))
-    return EvalOptions(data, "jsonl", parse_arms(["reuse"], None, settings), kept=tmp_path / "rows.jsonl")
+    return EvalOptions(data, "jsonl", parse_arms(["reuse"], None, settings), rows=tmp_path / "rows.jsonl")
 
 
 @pytest.fixture

@@ -38,11 +38,11 @@ def talks() -> list[Dialog]:
 
 
 def test_json_lacks_what_scripts_read(trace: Path, tmp_path: Path) -> None:
-    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    picture = tmp_path / "out.png"
     arguments = ["eviction", "--trace", str(trace), "--sizes", "4,2,8", "--policies", "lru,gdsf", "--json"]
-    result = CliRunner().invoke(app, [*arguments, str(out), "--plot", str(picture)])
+    result = CliRunner().invoke(app, [*arguments, "--plot", str(picture)])
     assert result.exit_code == 0, result.output
-    written = json.loads(out.read_text())
+    written = json.loads(result.stdout)
     assert written["sizes"] == [2, 4, 8]
     assert list(written["policies"]) == ["lru", "gdsf", "optimal"]
     assert all(len(values) == 3 for values in written["policies"].values())
@@ -68,13 +68,12 @@ def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None
     assert results["policies"]["oracle"][0] > results["policies"]["lru"][0]
 
 
-def test_warm_up_is_counted(trace: Path, tmp_path: Path) -> None:
+def test_warm_up_is_counted(trace: Path) -> None:
     ratios = []
     for warmup in ("0", "0.5"):
-        out = tmp_path / f"{warmup}.json"
         arguments = ["--trace", str(trace), "--sizes", "8", "--policies", "lru", "--warmup", warmup]
-        CliRunner().invoke(app, ["eviction", *arguments, "--json", str(out)], catch_exceptions=False)
-        ratios += json.loads(out.read_text())["policies"]["lru"]
+        result = CliRunner().invoke(app, ["eviction", *arguments, "--json"], catch_exceptions=False)
+        ratios += json.loads(result.stdout)["policies"]["lru"]
     assert ratios[0] < ratios[1] == 1.0
 
 
