@@ -34,11 +34,11 @@ def options(tmp_path: Path, settings: Settings) -> EvalOptions:
 @pytest.fixture
 def config(settings: Settings, options: EvalOptions) -> dict[str, Any]:
     """What a run leaves in its file at once."""
-    assert options.kept
+    assert options.rows
     with pytest.raises(ModelError):
         run_eval(settings, options, SILENT)
-    found = json.loads(options.kept.read_text())["config"]
-    options.kept.unlink()
+    found = json.loads(options.rows.read_text())["config"]
+    options.rows.unlink()
     return dict(found)
 
 
@@ -46,8 +46,8 @@ def config(settings: Settings, options: EvalOptions) -> dict[str, Any]:
 def test_samples_made_by_something_else_are_not_gone_on_with(
     name: str, config: dict[str, Any], settings: Settings, options: EvalOptions
 ) -> None:
-    assert options.kept
-    with SampleLog.open(options.kept, config | {name: "another"}):
+    assert options.rows
+    with SampleLog.open(options.rows, config | {name: "another"}):
         pass
     said = rf'\({name} was "another", is .*\): name another file, or delete this one to start again'
     with pytest.raises(ConfigError, match=said):
