@@ -33,6 +33,14 @@ HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
 SAMPLE = 4096
 
 
+def model_window(model: Path) -> int | None:
+    """Tokens of the longest prompt that a model's ``config.json`` promises."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config |= config.get("text_config") or {}
+    window: int | None = config.get("max_position_embeddings")
+    return window
+
+
 def resolve_model(
     name: str, cache_dir: Path, *, revision: str | None = None, progress: Progress | None = None
 ) -> Path:

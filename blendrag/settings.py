@@ -116,6 +116,12 @@ class Settings(BaseSettings):
         description="What chunks are prefilled behind: nothing; `start`, the markup every chat begins with;"
         " `system`, the rendered system prompt.",
     )
+    context_tokens: int = Field(
+        256,
+        ge=0,
+        description="Chunks are prefilled behind up to so many tokens of the text before them in their"
+        " document; 0: behind none.",
+    )
     ingest_batch_tokens: int = Field(
         2048, ge=16, description="Tokens prefilled per worker call; serving goes on between calls."
     )

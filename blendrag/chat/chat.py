@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, GenerationTimeoutError
-from blendrag.models import DEFAULT_MODEL, resolve_model
+from blendrag.models import DEFAULT_MODEL, model_window, resolve_model
 from blendrag.serving.lease import Lease
 from blendrag.settings import Settings
 
@@ -62,7 +61,7 @@ class Chat:
         if self.settings.max_model_len is not None:
             return self.settings.max_model_len
         s = self.settings
-        window = _window_in(resolve_model(s.model, s.cache_dir, revision=s.revision))
+        window = model_window(resolve_model(s.model, s.cache_dir, revision=s.revision))
         return window or self.library.start().max_model_len
 
     def context_window_at_hand(self) -> int | None:
@@ -73,7 +72,7 @@ class Chat:
         if self.settings.model.lower() == DEFAULT_MODEL:
             unpacked = (self.settings.cache_dir / "models").glob(f"{DEFAULT_MODEL}-*/config.json")
             folder = next((config.parent for config in unpacked), None)
-        return _window_in(folder) if folder and (folder / "config.json").is_file() else None
+        return model_window(folder) if folder and (folder / "config.json").is_file() else None
 
     def close(self) -> None:
         """End the engine, for all who share it. The next use starts it again. Safe to call twice."""
@@ -164,13 +163,6 @@ class Chat:
         from blendrag.prompt import encode_document
 
         return list(encode_document(self.tokenizer, text))
-
-
-def _window_in(model: Path) -> int | None:
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config |= config.get("text_config") or {}
-    window: int | None = config.get("max_position_embeddings")
-    return window
 
 
 def _worth_repeating(error: EngineError) -> bool:

@@ -32,6 +32,7 @@ from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
 
+_OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 _MOST_REUSED = 10  # documents, in stats
 
 
@@ -153,8 +154,9 @@ class BlendIndex:
         return DocumentPipeline(
             self.root,
             self._library.identity,
-            f"chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}",
+            " ".join(f"{name}={getattr(s, name)}" for name in _OF_CHUNKS),
             Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
+            self._library.contexts,
             self._ledger,
             self._library.catalogue,
             self._vectors,

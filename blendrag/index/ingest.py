@@ -17,9 +17,10 @@ from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import Progress
+from blendrag.prompt.context import Contexts
 from blendrag.serving.prefill import PrefillReport
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
+from blendrag.store.catalogue import Catalogue, NewChunk
+from blendrag.store.identity import KVIdentity, context_name
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class DocumentPipeline:
     identity: KVIdentity
     fingerprint: str
     splitter: Splitter
+    contexts: Contexts
     ledger: Ledger
     catalogue: Catalogue
     vectors: VectorStore
@@ -77,10 +79,17 @@ class DocumentPipeline:
 
     def _store(self, document: Document) -> list[str]:
         pieces = self.splitter.split(document.text)
-        keys = [self.identity.chunk_key(piece.token_ids) for piece in pieces]
+        contexts = self.contexts.of([piece.token_ids for piece in pieces])
+        keys = [
+            self.identity.chunk_key(piece.token_ids, context_name(context))
+            for piece, context in zip(pieces, contexts, strict=True)
+        ]
         self.ledger.forget(document.source)
-        entries = [(key, piece.text, piece.token_ids) for key, piece in zip(keys, pieces, strict=True)]
-        orphans = self.catalogue.register(document.source, entries)
+        chunks = [
+            NewChunk(key, piece.text, piece.token_ids, context)
+            for key, piece, context in zip(keys, pieces, contexts, strict=True)
+        ]
+        orphans = self.catalogue.register(document.source, chunks)
         texts = [(key, piece.text) for key, piece in zip(keys, pieces, strict=True)]
         self.vectors.put(document.source, texts, document.metadata)
         self.ledger.record(document, keys, self.fingerprint)

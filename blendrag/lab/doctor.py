@@ -121,8 +121,9 @@ class _Check:
         """The chunks with blank lines between them, behind what the store has them prefilled behind."""
         ids = self.prefix or tuple(self.tokenizer(_OPENING).input_ids)
         spans = []
+        keys = {chunk.token_ids: chunk.key for chunk in store.chunks}
         for chunk in chunks:
-            spans.append((store.chunk(chunk).key, len(ids), len(chunk)))
+            spans.append((keys[chunk], len(ids), len(chunk)))
             ids = (*ids, *chunk, *self._encode("\n\n"))
         return Prompt((*ids, *self._encode(question)), tuple(spans))
 

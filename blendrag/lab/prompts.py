@@ -30,6 +30,7 @@ class StoredChunk:
 
     key: str
     token_ids: tuple[int, ...]
+    context: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError, StoreError
 from blendrag.lab.prompts import StoredChunk
+from blendrag.prompt.context import Contexts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
+from blendrag.store.catalogue import Catalogue, NewChunk
+from blendrag.store.identity import KVIdentity, context_name
 from blendrag.store.stack import TierSpec
 
 Ids = tuple[int, ...]
@@ -37,23 +38,28 @@ class ScratchStore:
     chunks: tuple[StoredChunk, ...]
     tier: str
     batch_tokens: int
-    prefix_tokens: int
+    contexts: Contexts
 
     @property
     def id(self) -> str:
         """For recipes; also the folder of its catalogue and files."""
         return self.client.id
 
-    def chunk(self, token_ids: Ids) -> StoredChunk:
-        return StoredChunk(self.identity.chunk_key(token_ids), token_ids)
+    def document(self, pieces: Sequence[Ids], before: Ids = ()) -> list[StoredChunk]:
+        """The chunks of a document, in order, as an index would prefill them. before: text before the first
+        of them."""
+        return [
+            StoredChunk(self.identity.chunk_key(ids, context_name(context)), ids, context)
+            for ids, context in zip(pieces, self.contexts.of(pieces, before), strict=True)
+        ]
 
     def register(self, owner: str, chunks: Iterable[StoredChunk]) -> None:
         """Make these chunks the owner's: what belongs to nobody is not stored."""
-        self.catalogue.register(owner, [(chunk.key, "", chunk.token_ids) for chunk in chunks])
+        self.catalogue.register(owner, [NewChunk(one.key, "", one.token_ids, one.context) for one in chunks])
 
     def batches(self, chunks: Iterable[StoredChunk]) -> Iterator[list[StoredChunk]]:
         """As a real ingest would have them computed."""
-        return batches(chunks, self.batch_tokens, self.prefix_tokens)
+        return batches(chunks, self.batch_tokens)
 
     def fill(self, chunks: Iterable[StoredChunk]) -> None:
         """Prefill those that are not stored; all are on disk when it returns.
@@ -89,8 +95,8 @@ def scratch_store(
     *,
     filled: bool = True,
 ) -> Iterator[ScratchStore]:
-    """A store for KV as the settings want it (codec, shared prefix), of chunks of these tokens; gone
-    afterwards, whatever happens.
+    """A store for KV as the settings want it (codec, shared prefix), of chunks of these tokens, a
+    document in order; gone afterwards, whatever happens.
 
     tier: in a tier like this, below RAM if it is another; None: RAM over disk. filled: whether the chunks are
     prefilled at once. Servers are asked under a namespace of its own.
@@ -109,8 +115,9 @@ def scratch_store(
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(folder, identity)))
         client = StoreClient.open(engine, folder, identity, stack, prefix)
         batch = settings.ingest_batch_tokens
-        store = ScratchStore(client, identity, catalogue, (), label, batch, len(prefix))
-        store = replace(store, chunks=tuple(store.chunk(ids) for ids in dict.fromkeys(pieces)))
+        contexts = Contexts((), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
+        store = ScratchStore(client, identity, catalogue, (), label, batch, contexts)
+        store = replace(store, chunks=tuple(store.document(list(dict.fromkeys(pieces)))))
         try:
             store.register("scratch", store.chunks)
             if filled:

@@ -15,10 +15,11 @@ from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
 from blendrag.forecast.folder import default_folder
 from blendrag.forecast.trace_log import TraceLog, trace_path
-from blendrag.models import resolve_model
+from blendrag.models import model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.prompt.context import Contexts
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
@@ -26,7 +27,7 @@ from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
+from blendrag.store.catalogue import Catalogue, NewChunk
 from blendrag.store.codec import check_codec
 from blendrag.store.lock import IndexLock
 
@@ -48,6 +49,12 @@ class Library:
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
         self._prefix = prefix_ids(settings, model_path, self.tokenizer)
+        window = settings.max_model_len or model_window(model_path)
+        self.contexts = Contexts(
+            encode_document(self.tokenizer, settings.separator),
+            settings.context_tokens,
+            window and window - len(self._prefix) - 1,
+        )
         self.identity = kv_identity(settings, model_path, self._prefix)
         self._lock = IndexLock(root)
         try:
@@ -127,18 +134,18 @@ class Library:
                 orphans += self.catalogue.register(owner, entries)
                 with self._recognising:
                     if self._recogniser is not None:
-                        for key, text, token_ids in entries:
+                        for key, text, token_ids, _ in entries:
                             self._recogniser.add(key, text, token_ids, document_of(owner))
         self.drop(orphans)
 
     def keys_of(self, texts: Iterable[str]) -> set[str]:
         """The keys under which texts are, or would be, kept."""
-        return {key for key, _, _ in self._entries(texts)}
+        return {entry.key for entry in self._entries(texts)}
 
-    def _entries(self, texts: Iterable[str]) -> list[tuple[str, str, tuple[int, ...]]]:
+    def _entries(self, texts: Iterable[str]) -> list[NewChunk]:
         stripped = dict.fromkeys(text.strip() for text in texts)
         encoded = ((text, encode_document(self.tokenizer, text)) for text in stripped)
-        return [(self.identity.chunk_key(ids), text, ids) for text, ids in encoded if ids]
+        return [NewChunk(self.identity.chunk_key(ids), text, ids) for text, ids in encoded if ids]
 
     def release(self, owners: Iterable[str]) -> None:
         """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error."""
@@ -169,11 +176,11 @@ class Library:
             if (store := self.session.open(progress)) is None:
                 return
             before, window = len(self._prefix), engine.max_model_len
-            fitting = [entry for entry in pending if before + len(entry.token_ids) < window]
+            fitting = [one for one in pending if before + len(one.context) + len(one.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if fitting:
                 batch = self.settings.ingest_batch_tokens
-                prefill_pending(fitting, store, batch, report, progress, before)
+                prefill_pending(fitting, store, batch, report, progress)
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.

@@ -47,16 +47,15 @@ def prefill_pending(
     batch_tokens: int,
     report: PrefillReport,
     progress: Progress,
-    prefix_tokens: int = 0,
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
 
-    prefix_tokens: how many the store puts before each. Raises StoreFullError; what is stored stays.
+    Raises StoreFullError; what is stored stays.
     """
     progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
-        for batch in batches(entries, batch_tokens, prefix_tokens):
+        for batch in batches(entries, batch_tokens):
             done = store.ingest(batch)
             report.chunks += len(batch)
             report.tokens += done.tokens
@@ -69,13 +68,12 @@ def prefill_pending(
         report.nbytes += store.flush()
 
 
-def batches(entries: Iterable[T], batch_tokens: int, prefix_tokens: int = 0) -> Iterator[list[T]]:
-    """Group entries so that each group, with a prefix before every entry, has at most ``batch_tokens``
-    tokens, or one entry."""
+def batches(entries: Iterable[T], batch_tokens: int) -> Iterator[list[T]]:
+    """Group entries so that each group has at most ``batch_tokens`` tokens, or one entry."""
     group: list[T] = []
     size = 0
     for entry in entries:
-        tokens = prefix_tokens + len(entry.token_ids)
+        tokens = len(entry.token_ids)
         if group and size + tokens > batch_tokens:
             yield group
             group, size = [], 0

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.store import sqlite
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 2
+_VERSION = 3
+_FORMER = 2  # whose chunks had no context
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -33,7 +34,8 @@ CREATE TABLE records (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX records_pending ON records(state) WHERE state = 'pending';
 CREATE TABLE chunks (
-    number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, token_ids BLOB NOT NULL
+    number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, token_ids BLOB NOT NULL,
+    context BLOB NOT NULL DEFAULT X''
 ) STRICT;
 CREATE TABLE owners (
     owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
@@ -53,13 +55,24 @@ _MANY = 500  # variables in one statement
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready."""
+    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready. ``context``: token ids of the
+    text before it that it is prefilled behind."""
 
     key: str
     text: str
     token_ids: tuple[int, ...]
     state: State
     bytes: int
+    context: tuple[int, ...] = ()
+
+
+class NewChunk(NamedTuple):
+    """A chunk to be registered."""
+
+    key: str
+    text: str
+    token_ids: Sequence[int]
+    context: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,20 +244,23 @@ class Catalogue:
 
     # -- owners -------------------------------------------------------------------------------------------
 
-    def register(self, owner: str, entries: Iterable[tuple[str, str, Sequence[int]]]) -> list[str]:
-        """Make (key, text, token_ids) the owner's whole list of chunks.
+    def register(self, owner: str, chunks: Iterable[NewChunk | tuple[str, str, Sequence[int]]]) -> list[str]:
+        """Make these the owner's whole list of chunks.
 
         New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
         """
-        rows = [(key, text, np.asarray(ids, "<i4").tobytes()) for key, text, ids in entries]
-        keys = [(key,) for key, _, _ in rows]
+        new = [NewChunk(*chunk) for chunk in chunks]
+        rows = [(key, text, _packed(ids), _packed(context)) for key, text, ids, context in new]
+        keys = [(key,) for key, *_ in rows]
         with self._transaction() as db:
             before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             db.executemany(
                 "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
-                [(key, len(ids) // 4) for key, _, ids in rows],
+                [(key, len(ids) // 4) for key, _, ids, _ in rows],
             )
-            db.executemany("INSERT OR IGNORE INTO chunks (key, text, token_ids) VALUES (?, ?, ?)", rows)
+            db.executemany(
+                "INSERT OR IGNORE INTO chunks (key, text, token_ids, context) VALUES (?, ?, ?, ?)", rows
+            )
             # A chunk that was evicted is wanted again.
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
             db.executemany("DELETE FROM doomed WHERE key = ?", keys)
@@ -336,19 +352,27 @@ class Catalogue:
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
         rows = self._rows(
-            "SELECT key, text, token_ids, state, bytes FROM chunks JOIN records USING (key)"
+            "SELECT key, text, token_ids, state, bytes, context FROM chunks JOIN records USING (key)"
             f" {where} ORDER BY number",
             values,
         )
         return [
-            Entry(key, text, tuple(np.frombuffer(ids, "<i4").tolist()), state, size)
-            for key, text, ids, state, size in rows
+            Entry(key, text, _unpacked(ids), state, size, _unpacked(context))
+            for key, text, ids, state, size, context in rows
         ]
 
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:
         query = "SELECT key FROM records WHERE {} key IN ({})"
         parts = _parts(list(keys))
         return {key for part in parts for key in self._keys(query.format(condition, _marks(part)), part)}
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def _unpacked(ids: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(ids, "<i4").tolist())
 
 
 def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -390,7 +414,10 @@ def _create(db: sqlite3.Connection, identity: KVIdentity) -> None:
 
 def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version != _VERSION:
+    if version == _FORMER:
+        db.execute("ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''")
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+    elif version != _VERSION:
         raise _made_by_another_version(root)
     (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
     try:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 LAYOUT_VERSION = 2  # of records and catalogues
+NO_CONTEXT = ""  # of chunks that no text of their document stood before
 ALONE = "alone"  # ``KVIdentity.prefix`` of chunks that are prefilled behind nothing
 
 
@@ -21,9 +22,16 @@ def prefix_name(kind: str, token_ids: Sequence[int]) -> str:
     return f"{kind} {xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype='<i4').tobytes())}"
 
 
+def context_name(token_ids: Sequence[int]) -> str:
+    """Stands in a chunk's key and record for the text before it when it was prefilled: 32 hex digits."""
+    if not len(token_ids):
+        return NO_CONTEXT
+    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i4").tobytes())
+
+
 @dataclass(frozen=True, slots=True)
 class KVIdentity:
-    """Everything a chunk's KV depends on, apart from its tokens.
+    """Everything a chunk's KV depends on, apart from its tokens and those of its context.
 
     model: name shown to people; not part of the digest, since a model may be known by several.
     weights: digest of config, weights and tokenizer.
@@ -58,7 +66,8 @@ class KVIdentity:
         names = [field.name for field in fields(self) if field.name != "model"]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
-    def chunk_key(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> str:
-        """Content address of a chunk: 32 hex digits over this identity and the token ids."""
+    def chunk_key(self, token_ids: Sequence[int] | npt.NDArray[np.int32], context: str = NO_CONTEXT) -> str:
+        """Content address of a chunk: 32 hex digits over this identity, the token ids, and the name of the
+        context (:func:`context_name`)."""
         ids = np.asarray(token_ids, dtype="<i4")
-        return xxhash.xxh3_128_hexdigest(self.digest().encode() + ids.tobytes())
+        return xxhash.xxh3_128_hexdigest(self.digest().encode() + ids.tobytes() + context.encode())

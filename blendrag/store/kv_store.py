@@ -12,7 +12,7 @@ import torch
 
 from blendrag.eviction.hazard import Hazard
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import NO_CONTEXT, KVIdentity
 from blendrag.store.policies import Policies
 from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
@@ -67,7 +67,7 @@ class KVStore:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def put(self, key: str, token_ids: Sequence[int], kv: torch.Tensor) -> int:
+    def put(self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT) -> int:
         """Store the KV of a chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]; its bytes, 0
         if the catalogue does not want it (any more).
 
@@ -75,7 +75,7 @@ class KVStore:
         """
         if not self._catalogue.knows(key):
             return 0
-        return self.keep(self.layout.encode(key, token_ids, kv))
+        return self.keep(self.layout.encode(key, token_ids, kv, context))
 
     def keep(self, record: Record) -> int:
         """:meth:`put` of a record."""

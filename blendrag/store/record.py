@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from blendrag.store.codec import Codec, make_codec
-from blendrag.store.identity import KVIdentity
+from blendrag.store.identity import NO_CONTEXT, KVIdentity
 
 TokenIds = npt.NDArray[np.int32]
 Reason = Literal["missing", "damaged", "mismatch", "unavailable"]
@@ -63,14 +63,16 @@ class Layout:
         self.codec: Codec = make_codec(identity.codec, self.heads, self.size, self.dtype)
         self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}".encode())
 
-    def encode(self, key: str, token_ids: Sequence[int], kv: torch.Tensor) -> Record:
+    def encode(
+        self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
+    ) -> Record:
         """A record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
         rows = self.codec.encode(kv)
-        head = Head(self, key, ids, tuple(checksum(row) for row in rows))
+        head = Head(self, key, ids, tuple(checksum(row) for row in rows), context)
         return Record(head, rows)
 
-    def header(self, key: str, ids: TokenIds, checksums: Sequence[str]) -> bytes:
+    def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
         """The first bytes of a record, a function of what it holds: what differs from it is damaged."""
         tokens, row = len(ids), self.codec.row_bytes(len(ids))
         fields = {
@@ -80,6 +82,7 @@ class Layout:
                 "codec": self.codec.name,
                 "ids": xxhash.xxh3_64_hexdigest(ids.tobytes()),
                 "rows": "".join(checksums),
+                **({"context": context} if context else {}),
             },
             "token_ids": {"dtype": "I32", "shape": [tokens], "data_offsets": [0, 4 * tokens]},
             "layers": {
@@ -110,7 +113,7 @@ class Layout:
             fields = json.loads(bytes(first[8 : 8 + length]))
             (tokens,) = fields["token_ids"]["shape"]
             metadata = fields["__metadata__"]
-            rows = str(metadata["rows"])
+            rows, context = str(metadata["rows"]), str(metadata.get("context", NO_CONTEXT))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedError(f"{key}: unreadable header ({type(error).__name__})") from error
         if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens <= _MOST_TOKENS:
@@ -124,11 +127,13 @@ class Layout:
             return end
         ids: TokenIds = np.frombuffer(bytes(first[begin:end]), dtype="<i4")
         checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
-        if len(checksums) != self.num_layers or self.header(key, ids, checksums) != bytes(first[:begin]):
+        expected = self.header(key, ids, checksums, context)
+        if len(checksums) != self.num_layers or expected != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
-        if self.identity.chunk_key(ids) != key:  # so no record is larger than its chunk, whoever wrote it
+        # So no record is larger than its chunk, whoever wrote it.
+        if self.identity.chunk_key(ids, context) != key:
             raise DamagedError(f"{key}: another chunk's tokens")
-        return Head(self, key, ids, checksums)
+        return Head(self, key, ids, checksums, context)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +144,7 @@ class Head:
     key: str
     ids: TokenIds
     checksums: tuple[str, ...]
+    context: str = NO_CONTEXT
 
     @property
     def tokens(self) -> int:
@@ -160,7 +166,7 @@ class Head:
 
     def bytes(self) -> bytes:
         """The record's bytes before the first layer."""
-        return self.layout.header(self.key, self.ids, self.checksums) + self.ids.tobytes()
+        return self.layout.header(self.key, self.ids, self.checksums, self.context) + self.ids.tobytes()
 
     def starts_with(self, token_ids: Sequence[int]) -> bool:
         """Whether the chunk's tokens begin with these: ids are compared, not only the key (decision D5)."""

@@ -54,7 +54,7 @@ class Behind:
 
 @pytest.fixture(scope="module")
 def behind(bench: Bench, settings: Settings) -> Iterator[Behind]:
-    shared = settings.model_copy(update={"shared_prefix": "system"})
+    shared = settings.model_copy(update={"shared_prefix": "system", "context_tokens": 0})
     pieces = [piece.token_ids for piece in bench.pieces[:2]]
     prefix = shared_prefix(bench.tokenizer, shared.system_prompt, shared.separator)
     with scratch_store(bench.engine, shared, pieces, filled=False) as store:
@@ -81,7 +81,7 @@ def test_full_reuse_of_the_first_chunk_is_full_prefill(behind: Behind) -> None:
 
 
 def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Settings) -> None:
-    shared = settings.model_copy(update={"shared_prefix": "system"})
+    shared = settings.model_copy(update={"shared_prefix": "system", "context_tokens": 0})
     engine, together = behind.bench.engine, behind.blended(behind.prompt(2), ratio=0.0)
     pieces = [chunk.token_ids for chunk in behind.store.chunks]
     with scratch_store(engine, shared, pieces, filled=False) as store:

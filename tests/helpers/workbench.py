@@ -41,6 +41,7 @@ class Piece:
 
     key: str
     token_ids: tuple[int, ...]
+    context: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,14 @@ from blendrag.store.tiers.local import Forecast
 
 
 class Chunk(Protocol):
-    """What is ingested: token ids, and the key under which their KV is kept."""
+    """What is ingested: token ids, the key under which their KV is kept, and those of the text before."""
 
     @property
     def key(self) -> str: ...
     @property
     def token_ids(self) -> Sequence[int]: ...
+    @property
+    def context(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +112,5 @@ class StoreClient:
         return self.engine.call_later(operation, self.id, *args)
 
 
-def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int]]]:
-    return [(chunk.key, list(chunk.token_ids)) for chunk in chunks]
+def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int], list[int]]]:
+    return [(chunk.key, list(chunk.token_ids), list(chunk.context)) for chunk in chunks]

@@ -1,61 +1,154 @@
 """Prefilling chunks at ingest, each apart from the others: the KV that is stored (design decision D3).
 
-Several chunks share one forward. Each attends to itself only, in scratch pages of one layer that are used
-again for every layer: the KV that is kept is captured on the way, K before RoPE.
+Several chunks share one forward. Each attends to itself and what stands before it (the shared prefix and its
+context), in scratch pages of one layer that are used again for every layer: the KV that is kept is captured
+on the way, K before RoPE.
 
-Behind a shared prefix, every chunk has a copy of the prefix before it in the forward, and sees it at its true
-distance; of the KV only the chunk's own rows are kept.
+What stands before a chunk is mostly known: the prefix is the same for all, and the context is what the chunk
+before it in the document was. Its K is moved to its place there, its V is taken as it is, and it is computed
+only where nobody has computed it lately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
-from blendrag.attention.runs import whole_sequences
+from blendrag.attention.runs import Runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
 from blendrag.engine.worker.paged import PagedCache
+from blendrag.prompt.context import Ids
+
+_REMEMBERED = 1024  # tokens of the last chunk and its context: longer contexts are computed with every call
 
 
-@torch.inference_mode()
-def prefill_chunks(
-    decoder: Decoder,
-    cache: PagedCache,
-    chunks: Sequence[Sequence[int]],
-    prefix_ids: Sequence[int] = (),
-    look: Callable[[int, Projected], None] | None = None,
-) -> list[torch.Tensor]:
-    """Prefill chunks, each as if it were the only text in the world, or the only one behind a prefix, at
-    positions 0, 1, ...
+class ChunkTokens(NamedTuple):
+    """Of a chunk, and of the text that stands before it."""
 
-    ``prefix_ids`` stand before each of them; prefix and chunk must fit the model's window. ``look`` is shown
-    every layer's projections. Returns KV of every chunk: [layers, 2 (K before RoPE, V), tokens, kv_heads,
-    head_size], on the CPU.
+    token_ids: Ids
+    context: Ids = ()
+
+
+@dataclass
+class Forward:
+    """What one forward computes. Rows are numbered: first those that are known already, then the computed.
+
+    ids, positions, sequences: of each computed row. borrowed: (row, position, sequence) of what sequences
+    have of other rows. computed, whole: tokens of each sequence. own: rows of each chunk. last: the rows of
+    the last sequence.
     """
-    own, behind = [len(chunk) for chunk in chunks], len(prefix_ids)
-    lengths = [behind + n for n in own]
-    ids = torch.tensor([i for chunk in chunks for i in (*prefix_ids, *chunk)], device=cache.device)
-    positions = torch.cat([torch.arange(n) for n in lengths]).to(cache.device)
-    sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(cache.device)
-    wanted = torch.nonzero(positions >= behind, as_tuple=True)[0] if behind else slice(None)
-    pages = cache.scratch(lengths)
-    addresses = pages.addresses(whole_sequences(lengths), positions, sequences)
-    rows = decoder.embed(ids, positions)
-    kv = torch.empty(decoder.num_layers, 2, sum(own), *decoder.kv_shape, dtype=rows.states.dtype)
 
-    for layer in range(decoder.num_layers):
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    borrowed: list[tuple[int, int, int]] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+    whole: list[int] = field(default_factory=list)
+    own: list[range] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
 
-        def attention(projected: Projected, layer: int = layer) -> Attended:
-            assert projected.raw_key is not None, "asked for"
-            kv[layer, 0].copy_(projected.raw_key[wanted])
-            kv[layer, 1].copy_(projected.value[wanted])
-            if look is not None:
-                look(layer, projected)
-            if layer == decoder.num_layers - 1:
-                return Attended(None)
-            pages.write(layer, positions, projected.key, projected.value, sequences)
-            return Attended(pages.attend(layer, projected.query, addresses))
+    @classmethod
+    def of(cls, prefix: Ids, chunks: Sequence[ChunkTokens], known: Ids = ()) -> Forward:
+        """known: ids of the rows that are known: those of the prefix, and of the last chunk and its context
+        behind it; none at first."""
+        made = cls()
+        count = len(known)
+        before, rows = known[len(prefix) :], list(range(len(prefix), count))
+        prefix_rows = list(range(len(prefix))) if known else []
+        for number, (ids, context) in enumerate(chunks):
+            shared = _overlap(before, context)
+            sequence = prefix_rows + rows[len(rows) - shared :]
+            made.borrowed += [(row, position, number) for position, row in enumerate(sequence)]
+            missing = () if prefix_rows else prefix
+            new = (*missing, *context[shared:], *ids)
+            first = count + len(made.ids)
+            made.positions += range(len(sequence), len(sequence) + len(new))
+            made.sequences += [number] * len(new)
+            made.ids += new
+            made.computed.append(len(new))
+            made.own.append(range(first + len(new) - len(ids), first + len(new)))
+            made.last = [*sequence, *range(first, first + len(new))]
+            made.whole.append(len(made.last))
+            prefix_rows, rows = made.last[: len(prefix)], made.last[len(prefix) :]
+            before = (*context, *ids)
+        return made
 
-        rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
-    return [part.clone(memory_format=torch.contiguous_format) for part in kv.split(own, dim=2)]
+
+def _overlap(before: Ids, context: Ids) -> int:
+    """How many tokens ``context`` begins with that ``before`` ends with."""
+    for count in range(min(len(before), len(context)), 0, -1):
+        if before[-count] == context[0] and before[-count:] == context[:count]:
+            return count
+    return 0
+
+
+class ChunkPrefill:
+    """Prefills the chunks of a store, behind a shared prefix."""
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, prefix: Ids = ()) -> None:
+        self._decoder, self._cache, self._prefix = decoder, cache, prefix
+        self._known: Ids = ()  # of the rows below
+        self._kv: torch.Tensor | None = None
+
+    @torch.inference_mode()
+    def run(self, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:
+        """KV of every chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU.
+
+        Prefix, context and chunk must fit the model's window. Contexts that go on from the chunk before them,
+        in this call or the last, are not computed again.
+        """
+        decoder, device = self._decoder, self._cache.device
+        plan, count = Forward.of(self._prefix, chunks, self._known), len(self._known)
+        ids, positions, sequences = (
+            torch.tensor(each, device=device) for each in (plan.ids, plan.positions, plan.sequences)
+        )
+        # Contiguous: kernels read positions as they lie in memory.
+        sources, at, into = torch.tensor(plan.borrowed).reshape(-1, 3).T.contiguous().to(device).unbind()
+        pages = self._cache.scratch(plan.whole)
+        edges = torch.tensor([0, *plan.computed]).cumsum(0).to(torch.int32)
+        runs = Runs(edges, torch.tensor(plan.whole, dtype=torch.int32), max(plan.computed))
+        addresses = pages.addresses(runs, positions, sequences)
+        rows = decoder.embed(ids, positions)
+        shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
+        kv = torch.empty(shape, dtype=rows.states.dtype)
+        if self._kv is not None:
+            kv[:, :, :count] = self._kv
+
+        for layer in range(decoder.num_layers):
+
+            def attention(projected: Projected, layer: int = layer) -> Attended:
+                assert projected.raw_key is not None, "asked for"
+                kv[layer, 0, count:].copy_(projected.raw_key)
+                kv[layer, 1, count:].copy_(projected.value)
+                if layer == decoder.num_layers - 1:
+                    return Attended(None)
+                pages.write(layer, positions, projected.key, projected.value, sequences)
+                if sources.numel():
+                    key, value = kv[layer][:, sources.cpu()].to(device).unbind()
+                    pages.write(layer, at, decoder.rotate_keys(layer, at, key.contiguous()), value, into)
+                return Attended(pages.attend(layer, projected.query, addresses))
+
+            rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
+        self._remember(plan, chunks[-1], kv)
+        return [kv[:, :, own.start : own.stop].clone() for own in plan.own]
+
+    def forget(self) -> None:
+        """Let go of the last chunk: it may have been deleted."""
+        self._known, self._kv = (), None
+
+    def _remember(self, plan: Forward, chunk: ChunkTokens, kv: torch.Tensor) -> None:
+        """The prefix, and the end of what the next chunk of the document stands behind."""
+        prefix = len(self._prefix)
+        last = max(prefix, len(plan.last) - _REMEMBERED)
+        self._known = (*self._prefix, *(*self._prefix, *chunk.context, *chunk.token_ids)[last:])
+        self._kv = kv[:, :, [*plan.last[:prefix], *plan.last[last:]]]
+
+
+def prefill_chunks(
+    decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens], prefix: Ids = ()
+) -> list[torch.Tensor]:
+    """:meth:`ChunkPrefill.run`, once."""
+    return ChunkPrefill(decoder, cache, prefix).run(chunks)

@@ -18,12 +18,12 @@ from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
-from blendrag.engine.worker.chunk_prefill import prefill_chunks
+from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
-from blendrag.store.identity import KVIdentity, prefix_name
+from blendrag.store.identity import KVIdentity, context_name, prefix_name
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
@@ -36,7 +36,7 @@ class _OpenStore:
     kv: KVStore
     prefetcher: Prefetcher
     estimate: Estimator | None
-    prefix: tuple[int, ...] = ()
+    prefill: ChunkPrefill
     writes: list[Future[int]] = field(default_factory=list)
 
 
@@ -70,7 +70,8 @@ class DataPlane:
             dtype = str(self.model.decoder.dtype).removeprefix("torch.")
             kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
             estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
-            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, tuple(prefix))
+            prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill)
         return root
 
     def close_store(self, store: str) -> None:
@@ -98,6 +99,7 @@ class DataPlane:
 
     def delete(self, store: str, keys: Sequence[str], everywhere: bool = False) -> Deleted:
         chunks, unreachable = self.store(store).delete(keys, everywhere=everywhere)
+        self._stores[store].prefill.forget()
         return Deleted(chunks, tuple(unreachable))
 
     def empty_ram(self, store: str) -> None:
@@ -125,22 +127,23 @@ class DataPlane:
 
     # -- ingest -------------------------------------------------------------------------------------------
 
-    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int]]]) -> Ingested:
-        """Prefill chunks alone, but for those that a shared tier has; they are written while the next call
-        computes. Raises what an earlier write did."""
+    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> Ingested:
+        """Prefill (key, token ids, context), but for those that a shared tier has; they are written while the
+        next call computes. Raises what an earlier write did."""
         opened = self._stores[store]
         written = self._drain(opened)
-        adopted = opened.kv.adopt(chunks)
+        adopted = opened.kv.adopt([(key, ids) for key, ids, _ in chunks])
         begin = time.perf_counter()
-        fresh = [(key, ids) for key, ids in chunks if key not in adopted]
+        fresh = [chunk for chunk in chunks if chunk[0] not in adopted]
         if fresh:
-            model, wanted = self.model, [ids for _, ids in fresh]
-            tensors = prefill_chunks(model.decoder, model.cache, wanted, opened.prefix)
-            for (key, ids), kv in zip(fresh, tensors, strict=True):
-                opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv))
+            texts = [ChunkTokens(tuple(ids), tuple(context)) for _, ids, context in fresh]
+            tensors = opened.prefill.run(texts)
+            for (key, ids, context), kv in zip(fresh, tensors, strict=True):
+                name = context_name(context)
+                opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv, name))
         return Ingested(
-            tokens=sum(len(ids) for _, ids in fresh),
-            adopted=sum(len(ids) for key, ids in chunks if key in adopted),
+            tokens=sum(len(ids) for _, ids, _ in fresh),
+            adopted=sum(len(ids) for key, ids, _ in chunks if key in adopted),
             seconds=time.perf_counter() - begin,
             nbytes=written,
         )

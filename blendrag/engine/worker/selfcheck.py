@@ -9,7 +9,7 @@ import torch
 
 from blendrag.attention.runs import whole_sequences
 from blendrag.engine import compat
-from blendrag.engine.worker.chunk_prefill import prefill_chunks
+from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
 from blendrag.engine.worker.paged import PagedCache
 
@@ -32,7 +32,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache) -> str | None:
 @torch.inference_mode()
 def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     """Largest relative error, over layers, of our forward's K and V against the model's own forward."""
-    ours = prefill_chunks(decoder, cache, [_PROBE])[0]
+    ours = prefill_chunks(decoder, cache, [ChunkTokens(tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
     positions, lengths = torch.arange(ids.numel(), device=ids.device), [ids.numel()]
     pages = cache.scratch(lengths)

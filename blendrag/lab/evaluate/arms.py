@@ -6,7 +6,8 @@
 ``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
 
 Those with stored KV may add what chunks are prefilled behind (``:none``, ``:start``, ``:system``, as in the
-setting ``shared_prefix``) and a codec, ``:int8``. Without such an addition ``reuse`` (PromptCache) and
+setting ``shared_prefix``, and no text of their document; ``:context``, all that the settings say) and a
+codec, ``:int8``. Without such an addition ``reuse`` (PromptCache) and
 ``lmcache`` prefill chunks alone whatever the settings say, as their authors do: ``:none`` is another spelling
 of them, and the gap that arms close is that of full reuse so defined. Selectors do as the settings say, which
 is what an index does. A selector without a ratio stands for an arm at each of the ratios, ``paper`` for all
@@ -28,11 +29,11 @@ from blendrag.select import SELECTORS, make_selector
 from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
-FULL, REUSE, LMCACHE, PAPER = "full", "reuse", "lmcache", "paper"
+FULL, REUSE, LMCACHE, PAPER, CONTEXT = "full", "reuse", "lmcache", "paper", "context"
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
 Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
-Variant = tuple[str, SharedPrefix]  # of stored KV: its codec and shared prefix
+Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
@@ -64,7 +65,8 @@ class ArmSpec:
 
     def variant(self, settings: Settings) -> Variant:
         """What its stored KV depends on: arms with the same can share a store."""
-        return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix
+        context = settings.context_tokens if self.shared_prefix is None else 0
+        return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix, context
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
         """How a prompt is blended by it; check layers and threshold are those of the settings."""
@@ -113,7 +115,7 @@ def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
 
 
 def _reused(settings: Settings) -> tuple[str, str]:
-    return REUSE, f"{REUSE}:{settings.shared_prefix}"
+    return REUSE, f"{REUSE}:{CONTEXT if settings.context_tokens else settings.shared_prefix}"
 
 
 def _compared(settings: Settings) -> Iterator[str]:
@@ -169,17 +171,17 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
     """In the order of names that are compared: the shared prefix first, unless the arm has it anyway."""
-    known = [*_PREFIXES, *codec_names()]
+    behind = (*_PREFIXES, CONTEXT)
+    known = [*behind, *codec_names()]
     for extra in extras:
         if extra not in known:
             raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {_nearest(extra, known)}")
-    prefix, codec = (_one_of(arm, kinds, extras) for kinds in (_PREFIXES, codec_names()))
-    shown = [prefix, codec]
-    if arm.name.partition("@")[0] in _ALONE:
-        prefix = prefix or "none"
-        shown = [prefix if prefix != "none" else None, codec]
-    name = ":".join([arm.name, *filter(None, shown)])
-    return replace(arm, name=name, shared_prefix=cast(SharedPrefix | None, prefix), codec=codec)
+    prefix, codec = (_one_of(arm, kinds, extras) for kinds in (behind, codec_names()))
+    usual = "none" if arm.name.partition("@")[0] in _ALONE else CONTEXT
+    prefix = prefix or usual
+    name = ":".join([arm.name, *filter(None, (prefix if prefix != usual else None, codec))])
+    shared = None if prefix == CONTEXT else cast(SharedPrefix, prefix)
+    return replace(arm, name=name, shared_prefix=shared, codec=codec)
 
 
 def _one_of(arm: ArmSpec, kinds: Iterable[str], extras: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blendrag.lab.evaluate.formats import Format, Question
@@ -30,6 +31,12 @@ def unstored(documents: Documents) -> list[list[StoredChunk]]:
     return [[StoredChunk("", ids) for ids in each] for each in documents]
 
 
-def stored(store: ScratchStore, documents: Documents) -> list[list[StoredChunk]]:
+def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
+    """The token ids before each of the question's documents."""
+    return tuple(encode_document(tokenizer, text) for text in question.before)
+
+
+def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[StoredChunk]]:
     """The documents' chunks as they are, or will be, stored."""
-    return [[store.chunk(ids) for ids in each] for each in documents]
+    known = before or [()] * len(documents)
+    return [store.document(each, ids) for each, ids in zip(documents, known, strict=True)]

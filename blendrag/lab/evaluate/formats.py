@@ -29,6 +29,7 @@ class Question:
     answers: all that are right, as they are written; the first is the one whose likelihood is measured.
     documents: their texts, in the order of the prompt.
     choices: the only answers there are to a question that asks for a decision, such as yes and no.
+    before: of each document the text that stands before it where it was taken from; none where nobody knows.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Question:
     answers: tuple[str, ...]
     documents: tuple[str, ...]
     choices: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +235,11 @@ def _squad_question(
     rng = random.Random(f"{seed}:{asked.id}")
     documents = [context, *rng.sample(list(others), min(count - 1, len(others)))]
     rng.shuffle(documents)
-    return Question(asked.id, asked.question, tuple(dict.fromkeys(asked.answers)), tuple(documents))
+    texts = [each.context for each in article.paragraphs]
+    before = tuple("\n\n".join(texts[: texts.index(document)]) for document in documents)
+    return Question(
+        asked.id, asked.question, tuple(dict.fromkeys(asked.answers)), tuple(documents), before=before
+    )
 
 
 register_format(Format("squad", _SquadArticle, _among_paragraphs, documents=6))

@@ -12,7 +12,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
 from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, write
-from blendrag.lab.evaluate.chunks import Documents, cut, stored, unstored
+from blendrag.lab.evaluate.chunks import Documents, before, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
 from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
@@ -30,6 +30,7 @@ class TokenizedQuestion:
 
     question: Question
     documents: Documents
+    before: tuple[Ids, ...]
     token_ids: Ids
     gold: Ids
     choices: dict[str, Ids]
@@ -55,7 +56,8 @@ class Measuring:
         prompt = self._maker.make_of(unstored(documents), question.text)
         choices = {choice: self._encode(choice) for choice in question.choices}
         gold = self._encode(question.answers[0])
-        return TokenizedQuestion(question, documents, prompt.token_ids, gold, choices)
+        known = before(self._tokenizer, question)
+        return TokenizedQuestion(question, documents, known, prompt.token_ids, gold, choices)
 
     def fits(self, asked: TokenizedQuestion) -> bool:
         """Whether the prompt and any of its answers fit the model's window."""
@@ -79,11 +81,11 @@ class Measuring:
                 users = [asked for asked in questions if variant in variants[asked.id]]
                 store = self._stores[variant] = exits.enter_context(self._store(variant))
                 for asked in users:
-                    store.register(asked.id, chain(*stored(store, asked.documents)))
+                    store.register(asked.id, chain(*stored(store, asked.documents, asked.before)))
             for number, (asked, own) in enumerate(groupby(turns, key=lambda turn: turn.trial)):
                 stores = [self._stores[variant] for variant in variants[asked.id]]
                 for store in stores:
-                    store.fill(chain(*stored(store, asked.documents)))
+                    store.fill(chain(*stored(store, asked.documents, asked.before)))
                 if number == 0:
                     asyncio.run(self._warm_up(asked, left[asked.id]))
                 reset(self._engine)
@@ -93,8 +95,9 @@ class Measuring:
                     store.release(asked.id)  # long documents would fill the disk
 
     def _store(self, variant: Variant) -> contextlib.AbstractContextManager[ScratchStore]:
-        codec, shared = variant
-        own = self._settings.model_copy(update={"codec": codec, "shared_prefix": shared})
+        codec, shared, context = variant
+        update = {"codec": codec, "shared_prefix": shared, "context_tokens": context}
+        own = self._settings.model_copy(update=update)
         return scratch_store(self._engine, own)
 
     def _variants(self, arms: Iterable[ArmSpec]) -> set[Variant]:
@@ -142,7 +145,7 @@ class Measuring:
             case "map_rerank":
                 return await self._maps.map_rerank(asked.documents, asked.question.text)
         store = self._stores[arm.variant(self._settings)]
-        prompt = self._maker.make_of(stored(store, asked.documents), asked.question.text)
+        prompt = self._maker.make_of(stored(store, asked.documents, asked.before), asked.question.text)
         return ArmPrompt(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))
 
     def _encode(self, text: str) -> Ids:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine.worker.chunk_prefill import prefill_chunks
+from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.mask_choice import make_probe
 from blendrag.engine.worker.paged import PagedCache
@@ -29,7 +29,8 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     mask_error: attention of scattered tokens against a dense float32 reference.
     """
     model = data_plane.model
-    whole, chunk = prefill_chunks(model.decoder, model.cache, [token_ids, token_ids[split:]])
+    chunks = [ChunkTokens(tuple(ids)) for ids in (token_ids, token_ids[split:])]
+    whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
     return {
         "layer0_deviation": relative_error(chunk[0], whole[0, :, split:]),
         "deeper_deviation": relative_error(chunk[-1], whole[-1, :, split:]),

@@ -47,7 +47,7 @@ def root(chunks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
             sorted((key(n), n * 7919 % chunks, int(n % 10 == 0)) for n in range(chunks)),
         )
         db.executemany(
-            "INSERT INTO chunks VALUES (?, ?, ?, ?)",
+            "INSERT INTO chunks (number, key, text, token_ids) VALUES (?, ?, ?, ?)",
             ((n, key(n), f"text of chunk {n:07}", IDS) for n in range(chunks)),
         )
         db.executemany(

@@ -55,7 +55,8 @@ def test_arm_is_not_what_its_name_says(
     alone = selector == "lmcache"
     own = Settings.load(codec="fp8", shared_prefix="system")
     assert (arm.ratio, arm.codec) == (ratio, codec)
-    assert arm.variant(own) == (codec or "fp8", shared or ("none" if alone else "system"))
+    behind = shared or ("none" if alone else "system")
+    assert arm.variant(own) == (codec or "fp8", behind, 0 if shared or alone else 256)
     assert parse_arm(arm.name) == arm  # the name of results can be asked for again
     shown = [extra for extra in extras if not (alone and extra == "none")]
     assert arm.name == ":".join([f"{selector}@{ratio:g}", *shown])
@@ -66,10 +67,13 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
     own = Settings.load(shared_prefix=setting)
     for word in ("reuse", "reuse:none", "lmcache@0.15", "lmcache@0.15:none"):
         assert parse_arm(word).name == word.removesuffix(":none")
-        assert parse_arm(word).variant(own) == ("raw", "none")
-    assert parse_arm("reuse:start").variant(own) == ("raw", "start")
-    assert parse_arm("hkvd_v@0.15").variant(own) == ("raw", setting)
-    assert parse_arm("hkvd_v@0.15:none").variant(own) == ("raw", "none")
+        assert parse_arm(word).variant(own) == ("raw", "none", 0)
+    assert parse_arm("reuse:start").variant(own) == ("raw", "start", 0)
+    assert parse_arm("reuse:context").variant(own) == ("raw", setting, 256)
+    assert parse_arm("reuse:context").name == "reuse:context"
+    assert parse_arm("hkvd_v@0.15:context") == parse_arm("hkvd_v@0.15")
+    assert parse_arm("hkvd_v@0.15").variant(own) == ("raw", setting, 256)
+    assert parse_arm("hkvd_v@0.15:none").variant(own) == ("raw", "none", 0)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +108,13 @@ def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
 def test_default_lacks_full_or_reuse_or_the_selector_that_is_set(settings: Settings) -> None:
     own = settings.model_copy(update={"selector": "query"})
     names = [arm.name for arm in parse_arms([], None, own)]
-    assert names[:3] == ["full", "reuse", "reuse:start"] and len(names) == len(set(names))
+    assert names[:3] == ["full", "reuse", "reuse:context"] and len(names) == len(set(names))
     assert {f"{selector}@{ratio:g}" for selector in ("query", "random") for ratio in RATIOS} <= set(names)
 
 
 @pytest.mark.parametrize("selector", ["gradual_query", "none", "all", "random"])
 def test_default_takes_all_night_or_is_refused(selector: str) -> None:
-    own = Settings.load(selector=selector, shared_prefix="none")
+    own = Settings.load(selector=selector, shared_prefix="none", context_tokens=0)
     arms = parse_arms([], None, own)
     assert [arm.name for arm in arms[:2]] == ["full", "reuse"] and arms[2].ratio == RATIOS[0]
     assert len(arms) <= 25
@@ -132,7 +136,7 @@ def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
     arms = parse_arms(["paper"], None, settings)
     assert set(REGISTERED) - {"all", "none"} <= {arm.selector for arm in arms}
     assert {arm.metric for arm in arms if arm.selector == "hkvd"} == {"v", "k", "kv"}
-    assert [arm.name for arm in arms[:3]] == ["full", "reuse", "reuse:start"]
+    assert [arm.name for arm in arms[:3]] == ["full", "reuse", "reuse:context"]
     blended = [arm for arm in arms if arm.ratio]
     ratios = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5}
     assert {(arm.selector, arm.ratio) for arm in blended} == {

@@ -168,10 +168,13 @@ def test_published_squad_is_read(tmp_path: Path, indent: int | None) -> None:
         {"id": "1", "question": "Q?", "answers": answers},
         {"id": "2", "question": "Unanswerable?", "answers": [], "is_impossible": True},
     ]
-    article = {"title": "T", "paragraphs": [{"context": "A b.", "qas": questions}]}
+    paragraphs = [{"context": "Before.", "qas": []}, {"context": "A b.", "qas": questions}]
+    article = {"title": "T", "paragraphs": paragraphs}
     path = tmp_path / "squad.json"
     path.write_text(json.dumps({"version": "v2.0", "data": [article]}, indent=indent))
-    assert read_questions(path, find_format("squad")) == [Question("1", "Q?", ("A",), ("A b.",))]
+    (row,) = read_questions(path, find_format("squad"))
+    assert (row.id, row.text, row.answers) == ("1", "Q?", ("A",))
+    assert dict(zip(row.documents, row.before, strict=True)) == {"Before.": "", "A b.": "Before."}
 
 
 # -- the user's own --------------------------------------------------------------------------------
