@@ -106,7 +106,8 @@ class ChunkPrefill:
             torch.tensor(each, device=device) for each in (plan.ids, plan.positions, plan.sequences)
         )
         # Contiguous: kernels read positions as they lie in memory.
-        sources, at, into = torch.tensor(plan.borrowed).reshape(-1, 3).T.contiguous().to(device).unbind()
+        borrowed = torch.tensor(plan.borrowed, dtype=torch.int64).reshape(-1, 3).T.contiguous()
+        sources, (at, into) = borrowed[0], borrowed[1:].to(device).unbind()
         pages = self._cache.scratch(plan.whole)
         edges = torch.tensor([0, *plan.computed]).cumsum(0).to(torch.int32)
         runs = Runs(edges, torch.tensor(plan.whole, dtype=torch.int32), max(plan.computed))
@@ -127,13 +128,14 @@ class ChunkPrefill:
                     return Attended(None)
                 pages.write(layer, positions, projected.key, projected.value, sequences)
                 if sources.numel():
-                    key, value = kv[layer][:, sources.cpu()].to(device).unbind()
+                    key, value = kv[layer][:, sources].to(device).unbind()
                     pages.write(layer, at, decoder.rotate_keys(layer, at, key.contiguous()), value, into)
                 return Attended(pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
         self._remember(plan, chunks[-1], kv)
-        return [kv[:, :, own.start : own.stop].clone() for own in plan.own]
+        apart = (kv[:, :, own.start : own.stop] for own in plan.own)
+        return [part.clone(memory_format=torch.contiguous_format) for part in apart]
 
     def forget(self) -> None:
         """Let go of the last chunk: it may have been deleted."""
