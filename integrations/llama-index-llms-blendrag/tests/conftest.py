@@ -63,11 +63,11 @@ class ScriptedEngine:
             self.catalogue = Catalogue.open(Path(store), KVIdentity(**args[0]))
             return "store"
         if method == "ingest":
-            for key, _ in args[0]:
+            for key, *_ in args[0]:
                 self.prefilled.append(key)
                 assert self.catalogue is not None
                 self.catalogue.mark_ready(key, 1)
-            return asdict(Ingested(sum(len(ids) for _, ids in args[0]), adopted=0, seconds=0.01, nbytes=1))
+            return asdict(Ingested(sum(len(ids) for _, ids, _ in args[0]), adopted=0, seconds=0.01, nbytes=1))
         if method in ("prefetch", "delete"):
             (self.prefetched if method == "prefetch" else self.deleted).extend(args[0])
         if method == "delete":
