@@ -34,7 +34,7 @@ unit: setup
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine"
-	$(BIN)/pytest -m engine -n 2 --dist loadgroup
+	$(BIN)/pytest -m engine
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from blendrag.settings import Settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers have the cores among them
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test asserts on absolute time. `--hypothesis-profile=thorough` looks for what few examples do not find.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
@@ -60,11 +62,6 @@ def engine(settings: Settings, model_dir: Path) -> Iterator[Engine]:
     shared.release()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if "PYTEST_XDIST_WORKER" in os.environ and config.option.markexpr != "engine":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers have the cores among them
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--large", action="store_true", help="run tests marked large, too")
 
@@ -75,16 +72,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start engines of their own go first: later, the run's one engine has the device. Workers
-    (`--dist loadgroup`) have them apart."""
+    """Tests that start engines of their own go first: later, the run's one engine has the device."""
     own = ("test_architectures.py", "test_lifetime.py")
     items.sort(key=lambda item: item.path.name not in own)
-    for item in items:
-        if item.path.name in own:
-            item.add_marker(pytest.mark.xdist_group("own engines"))
-        elif item.get_closest_marker("engine"):
-            item.add_marker(pytest.mark.xdist_group("one engine"))
-            item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]  # else a suite starts another
+    for item in items:  # else some suite would start one that serves only
+        if item.get_closest_marker("engine") and item.path.name not in own:
+            item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]
     if not config.getoption("--large"):
         left_out = pytest.mark.skip(reason="large: runs with --large")
         for item in items:
