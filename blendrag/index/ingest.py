@@ -80,19 +80,15 @@ class DocumentPipeline:
     def _store(self, document: Document) -> list[str]:
         pieces = self.splitter.split(document.text)
         contexts = self.contexts.of([piece.token_ids for piece in pieces])
-        keys = [
-            self.identity.chunk_key(piece.token_ids, context_name(context))
+        chunks = [
+            NewChunk(self.identity.chunk_key(ids, context_name(context)), piece.text, ids, context)
             for piece, context in zip(pieces, contexts, strict=True)
+            for ids in [piece.token_ids]
         ]
         self.ledger.forget(document.source)
-        chunks = [
-            NewChunk(key, piece.text, piece.token_ids, context)
-            for key, piece, context in zip(keys, pieces, contexts, strict=True)
-        ]
         orphans = self.catalogue.register(document.source, chunks)
-        texts = [(key, piece.text) for key, piece in zip(keys, pieces, strict=True)]
-        self.vectors.put(document.source, texts, document.metadata)
-        self.ledger.record(document, keys, self.fingerprint)
+        self.vectors.put(document.source, [(chunk.key, chunk.text) for chunk in chunks], document.metadata)
+        self.ledger.record(document, [chunk.key for chunk in chunks], self.fingerprint)
         return orphans
 
     def remove(self, source: str) -> list[str]:

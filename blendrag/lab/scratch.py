@@ -115,6 +115,7 @@ def scratch_store(
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(folder, identity)))
         client = StoreClient.open(engine, folder, identity, stack, prefix)
         batch = settings.ingest_batch_tokens
+        # No separators: prompts of measurements have a document's chunks one right behind the other.
         contexts = Contexts((), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
         store = ScratchStore(client, identity, catalogue, (), label, batch, contexts)
         store = replace(store, chunks=tuple(store.document(list(dict.fromkeys(pieces)))))

@@ -49,13 +49,13 @@ class Library:
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
         self._prefix = prefix_ids(settings, model_path, self.tokenizer)
+        self.identity = kv_identity(settings, model_path, self._prefix)
         window = settings.max_model_len or model_window(model_path)
         self.contexts = Contexts(
             encode_document(self.tokenizer, settings.separator),
             settings.context_tokens,
             window and window - len(self._prefix) - 1,
         )
-        self.identity = kv_identity(settings, model_path, self._prefix)
         self._lock = IndexLock(root)
         try:
             self.catalogue = Catalogue.open(root, self.identity)

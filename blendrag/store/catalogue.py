@@ -9,12 +9,11 @@ into this table instead of one at every file.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,30 +21,9 @@ import numpy as np
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.store import sqlite
+from blendrag.store.catalogue_schema import create, mismatch, stored_identity
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 3
-_FORMER = 2  # whose chunks had no context
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE records (
-    key TEXT PRIMARY KEY, state TEXT NOT NULL DEFAULT 'pending', bytes INTEGER NOT NULL DEFAULT 0,
-    tokens INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0, uses INTEGER NOT NULL DEFAULT 0
-) STRICT, WITHOUT ROWID;
-CREATE INDEX records_pending ON records(state) WHERE state = 'pending';
-CREATE TABLE chunks (
-    number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, token_ids BLOB NOT NULL,
-    context BLOB NOT NULL DEFAULT X''
-) STRICT;
-CREATE TABLE owners (
-    owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX owners_by_key ON owners(key);
-CREATE TABLE doomed (key TEXT PRIMARY KEY, kept INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE counters (
-    tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
-) STRICT, WITHOUT ROWID;
-"""
 _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
 State = Literal["pending", "ready", "evicted"]
@@ -123,10 +101,10 @@ class Catalogue:
         try:
             with sqlite.errors_of("the catalogue"), sqlite.transaction(db):
                 if identity is not None:
-                    _create(db, identity)
-                stored = _stored_identity(db, root)
+                    create(db, identity)
+                stored = stored_identity(db, root)
             if identity is not None and stored.digest() != identity.digest():
-                raise _mismatch(root, stored, identity)
+                raise mismatch(root, stored, identity)
         except BaseException:
             db.close()
             raise
@@ -402,60 +380,3 @@ def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str
             orphans.append(key)
     _doom(db, orphans, kept=False)
     return orphans
-
-
-def _create(db: sqlite3.Connection, identity: KVIdentity) -> None:
-    if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
-        for statement in _SCHEMA.split(";\n"):
-            db.execute(statement)
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-        db.execute("INSERT INTO meta VALUES ('identity', ?)", (json.dumps(asdict(identity)),))
-
-
-def _stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == _FORMER:
-        db.execute("ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''")
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-    elif version != _VERSION:
-        raise _made_by_another_version(root)
-    (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-    try:
-        values = json.loads(stored)
-        identity = KVIdentity(**values)
-    except (TypeError, ValueError):
-        raise _made_by_another_version(root) from None
-    if set(values) != {field.name for field in fields(KVIdentity)}:
-        raise _made_by_another_version(root)  # no default stands for a field that it does not name
-    return identity
-
-
-def _mismatch(root: Path, stored: KVIdentity, identity: KVIdentity) -> StoreMismatchError:
-    different = stored.differences(identity)
-    if set(different) <= {"codec", "namespace", "dtype", "prefix"}:  # settings, and not another model
-        had = ", ".join(_setting(stored, name) for name in different)
-        has = ", ".join(_setting(identity, name) for name in different)
-        if "prefix" in different and had == has:
-            had, has = "another shared prefix (system_prompt, separator or chat template)", "this one"
-        return StoreMismatchError(
-            f"the index {str(root)!r} was made with {had}, not {has}: open it with that, or ingest into a new"
-            " folder"
-        )
-    return StoreMismatchError(
-        f"the index {str(root)!r} was made with model {stored.model!r}, not {identity.model!r}"
-        f" (different: {', '.join(different)}):"
-        " open it with that model, or ingest into a new folder"
-    )
-
-
-def _setting(identity: KVIdentity, name: str) -> str:
-    """What a user has set to get this."""
-    if name == "prefix":
-        return f"shared_prefix={identity.prefix_kind!r}"
-    return f"{name}={getattr(identity, name)!r}"
-
-
-def _made_by_another_version(root: Path) -> StoreMismatchError:
-    return StoreMismatchError(
-        f"the index {str(root)!r} was made by another version of blendrag: ingest into a new folder"
-    )

@@ -149,8 +149,6 @@ class ChunkPrefill:
         self._kv = kv[:, :, [*plan.last[:prefix], *plan.last[last:]]]
 
 
-def prefill_chunks(
-    decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens], prefix: Ids = ()
-) -> list[torch.Tensor]:
-    """:meth:`ChunkPrefill.run`, once."""
-    return ChunkPrefill(decoder, cache, prefix).run(chunks)
+def prefill_chunks(decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:
+    """:meth:`ChunkPrefill.run`, once, behind no prefix."""
+    return ChunkPrefill(decoder, cache).run(chunks)

@@ -15,7 +15,9 @@ from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 
-DEPENDED_ON = ("commit", "vllm", "blendrag", "cpu", "omp_threads", "shared_prefix", "blend_share")
+DEPENDED_ON = (
+    "commit", "vllm", "blendrag", "cpu", "omp_threads", "shared_prefix", "context_tokens", "blend_share",
+)  # fmt: skip
 
 
 @pytest.fixture
