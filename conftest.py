@@ -67,16 +67,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("engine"):
+    if item.get_closest_marker("engine") or item.get_closest_marker("own_engine"):
         cut_model()  # some suites name it without asking for a fixture
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start engines of their own go first: later, the run's one engine has the device."""
-    own = ("test_architectures.py", "test_lifetime.py")
-    items.sort(key=lambda item: item.path.name not in own)
+    """Tests that start engines of their own go first: they take longest, and later the one of the run has the
+    device."""
+    items.sort(key=lambda item: item.get_closest_marker("own_engine") is None)
     for item in items:  # else some suite would start one that serves only
-        if item.get_closest_marker("engine") and item.path.name not in own:
+        if item.get_closest_marker("engine"):
             item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]
     if not config.getoption("--large"):
         left_out = pytest.mark.skip(reason="large: runs with --large")

@@ -11,7 +11,7 @@ import pytest
 from blendrag.lab.doctor import run_doctor
 from blendrag.settings import Settings
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
 SMALL = {
     "hidden_size": 256,

@@ -17,7 +17,7 @@ import pytest
 
 from places import ROOT
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
 # On purpose without `if __name__ == "__main__"`: questions asked at the top of a script, as in a notebook.
 SCRIPT = """

@@ -13,7 +13,7 @@ import torch
 from blendrag.attention.question import question_attention
 from blendrag.engine.worker.decoder import Projected
 from blendrag.engine.worker.prompt_forward import KV, PromptForward
-from blendrag.engine.worker.stored_kv import StoredKV, WrittenKV
+from blendrag.engine.worker.stored_kv import LoadedKV, WrittenKV
 
 
 class QuestionPass:
@@ -24,12 +24,16 @@ class QuestionPass:
     """
 
     def __init__(
-        self, forward: PromptForward, stored: StoredKV, question: int, compared: Collection[int]
+        self, forward: PromptForward, stored: LoadedKV, question: int, compared: Collection[int]
     ) -> None:
         self._forward, self._stored = forward, stored
         self._question, self._compared = question, compared
-        cached = forward.tokens.cached
-        self._mass = torch.zeros(forward.decoder.num_layers, cached.numel(), device=cached.device)
+        tokens, decoder = forward.tokens, forward.decoder
+        device = tokens.cached.device
+        self._mass = torch.zeros(decoder.num_layers, tokens.cached.numel(), device=device)
+        self._fresh_key = torch.empty(
+            (tokens.fresh.numel(), *decoder.kv_shape), dtype=decoder.dtype, device=device
+        )
 
     def run(self) -> Generator[None, None, tuple[WrittenKV, torch.Tensor]]:
         """What the next pass takes for the stored KV; the attention, [layers, cached] float32. The last
@@ -41,14 +45,23 @@ class QuestionPass:
             if layer in self._compared:
                 key, value = self._stored.at(layer)
                 copies[layer] = key.clone(), value.clone()
-            whole = forward.whole(self._stored.write(layer))
-            rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, whole))
+            moved = self._stored.write(layer)
+            whole = forward.whole(moved) if forward.mask == "dense" else None
+            rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
         return WrittenKV(copies), self._mass
 
-    def _note(self, layer: int, whole: KV, positions: torch.Tensor, projected: Projected) -> None:
+    def _note(
+        self, layer: int, cached_key: torch.Tensor, positions: torch.Tensor, projected: Projected
+    ) -> None:
+        fresh = self._forward.tokens.fresh
+        begin = int(torch.searchsorted(fresh, positions[0]))  # of this piece; those before are there
+        end = begin + positions.numel()
+        self._fresh_key[begin:end] = projected.key
         asking = positions >= self._question
         if layer < self._forward.decoder.num_layers - 1 and asking[-1]:  # ascending: else none of them asks
             scale = self._forward.decoder.attentions[layer].impl.scale
-            query, cached = projected.query[asking], self._forward.tokens.cached
-            self._mass[layer] += question_attention(query, whole[0], positions[asking], scale, cached)
+            query, fresh_key = projected.query[asking], self._fresh_key[:end]
+            self._mass[layer] += question_attention(
+                query, positions[asking], cached_key, fresh_key, fresh[:end], scale
+            )
