@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from blendrag.errors import ConfigError
 
 Metric = Literal["v", "k", "kv"]
+Quality = Literal["fast", "balanced", "close"]
+
+
+class Step(NamedTuple):
+    """What a quality stands for (measured: docs/results.md)."""
+
+    selector: str
+    recompute_ratio: float
+
+
+STEPS: dict[Quality, Step] = {
+    "fast": Step("first_k", 0.05),
+    "balanced": Step("gradual_query", 0.15),
+    "close": Step("gradual_query", 0.3),
+}
+
+
+def step_of(quality: object) -> Step:
+    """Raises ConfigError for one that there is not."""
+    for name, step in STEPS.items():
+        if quality == name:
+            return step
+    raise ConfigError(f"quality must be {', '.join(STEPS)}, not {quality!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +52,8 @@ class BlendOptions:
     Raises ConfigError for a value that no selector could use.
     """
 
-    recompute_ratio: float = 0.15
-    selector: str = "gradual_query"
+    recompute_ratio: float = STEPS["balanced"].recompute_ratio
+    selector: str = STEPS["balanced"].selector
     metric: Metric = "v"
     check_layers: tuple[int, ...] = (1,)
     threshold: float | None = None

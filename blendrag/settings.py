@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,7 +28,7 @@ from pydantic_settings import (
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
-from blendrag.options import DEFAULTS, BlendOptions, Metric
+from blendrag.options import DEFAULTS, STEPS, BlendOptions, Metric, Quality
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
@@ -71,6 +71,11 @@ class Settings(BaseSettings):
     # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
     # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
     blend: bool = Field(DEFAULTS.blend, description="False serves every prompt by plain prefill.")
+    quality: Quality = Field(
+        "balanced",
+        description="`fast`, `balanced` or `close` to full prefill: a selector and a ratio, where those are"
+        " not given.",
+    )
     selector: str = Field(DEFAULTS.selector, description="Which cached tokens are recomputed.")
     recompute_ratio: float = Field(
         DEFAULTS.recompute_ratio, ge=0.0, le=1.0, description="Share of cached tokens."
@@ -151,6 +156,11 @@ class Settings(BaseSettings):
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _quality_is_a_step(cls, values: Any) -> Any:
+        return _with_step(values) if isinstance(values, dict) else values
+
     @field_validator("check_layers")
     @classmethod
     def _check_layers_ascend(cls, value: tuple[int, ...]) -> tuple[int, ...]:
@@ -204,12 +214,18 @@ class Settings(BaseSettings):
     @classmethod
     def load(cls, **options: Any) -> Settings:
         """Build settings; ``None`` values mean "not given". Raises ConfigError, naming the option."""
-        given = {name: value for name, value in options.items() if value is not None}
+        given = _with_step({name: value for name, value in options.items() if value is not None})
         _refuse_unknown_variables()
         try:
             return cls(**given)
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
+
+
+def _with_step(values: dict[str, Any]) -> dict[str, Any]:
+    """What a quality stands for, where these values do not say it more exactly."""
+    step = next((step for name, step in STEPS.items() if name == values.get("quality")), None)
+    return step._asdict() | values if step else values
 
 
 class _Variables(EnvSettingsSource):

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
-from blendrag.options import BlendOptions
+from blendrag.options import BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings, closest
 
@@ -19,7 +19,8 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 class RequestOptions(TypedDict, total=False):
     """Options of one request; None stands for the setting, or for none.
 
-    blend: False prefills the same prompt plainly, for comparison. recompute_ratio, selector: as the settings.
+    blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
+    settings; a ratio or selector given with a quality is taken instead of the quality's.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
     stands for the one that the messages' opening gives.
@@ -32,6 +33,7 @@ class RequestOptions(TypedDict, total=False):
     """
 
     blend: bool | None
+    quality: Quality | None
     recompute_ratio: float | None
     selector: str | None
     documents: Iterable[str] | None
@@ -108,7 +110,8 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     check_names(options, RequestOptions.__annotations__)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # What the request does not say is the settings' to say.
-    blending = {name: given[name] for name in ("blend", "recompute_ratio", "selector") if name in given}
+    blending = step_of(given["quality"])._asdict() if "quality" in given else {}
+    blending |= {name: given[name] for name in ("blend", "recompute_ratio", "selector") if name in given}
     max_tokens, stop = given.get("max_tokens", settings.max_tokens), given.get("stop", ())
     grammar = given.get("grammar")
     sampling = Sampling(

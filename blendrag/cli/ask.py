@@ -24,6 +24,7 @@ def ask(
     top_k: options.TopK = None,
     max_tokens: options.MaxTokens = None,
     blend: options.Blend = None,
+    quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
     explain: Annotated[
@@ -48,6 +49,7 @@ def ask(
         top_k=top_k,
         max_tokens=max_tokens,
         blend=blend,
+        quality=quality,
         recompute_ratio=recompute_ratio,
         selector=selector,
         trace=True if trace else None,
@@ -71,6 +73,7 @@ def chat(
     top_k: options.TopK = None,
     max_tokens: options.MaxTokens = None,
     blend: options.Blend = None,
+    quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
 ) -> None:
@@ -84,6 +87,7 @@ def chat(
         top_k=top_k,
         max_tokens=max_tokens,
         blend=blend,
+        quality=quality,
         recompute_ratio=recompute_ratio,
         selector=selector,
     ) as opened:

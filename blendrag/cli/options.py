@@ -29,6 +29,10 @@ RecomputeRatio = Annotated[
         help="Share of cached tokens that is recomputed.",
     ),
 ]  # fmt: skip
+Quality = Annotated[
+    str | None,
+    typer.Option("--quality", "-q", metavar="STEP", help="fast, balanced or close to full prefill."),
+]
 Selector = Annotated[
     str | None,
     typer.Option("--selector", help="Which cached tokens are recomputed: gradual_query, hkvd, ..."),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from blendrag.chat.request import make_request
 from blendrag.errors import ConfigError
+from blendrag.options import STEPS, Quality
 from blendrag.settings import Settings
 
 
@@ -19,9 +22,39 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_defaults_are_the_papers() -> None:
-    settings = Settings.load()
-    assert (settings.recompute_ratio, settings.check_layers) == (0.15, (1,))
+def test_default_quality_is_another_than_the_one_of_that_name() -> None:
+    assert Settings.load(quality=Settings.load().quality).blending == Settings.load().blending
+
+
+@pytest.mark.parametrize("quality", STEPS)
+def test_quality_means_something_else_to_a_setting_than_to_a_request(quality: Quality) -> None:
+    step, given = STEPS[quality], make_request(Settings.load(), "Hello.", {"quality": quality}).options
+    assert given is not None
+    for options in (Settings.load(quality=quality).blending, given):
+        assert (options.selector, options.recompute_ratio) == step
+
+
+def test_quality_overrules_a_ratio_that_is_given_with_it(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\nquality: fast\n")
+    assert (Settings.load().recompute_ratio, Settings.load().selector) == (0.4, STEPS["fast"].selector)
+    both = make_request(Settings.load(), "Hello.", {"quality": "close", "selector": "hkvd"}).options
+    assert both is not None and both.selector == "hkvd"
+    assert both.recompute_ratio == STEPS["close"].recompute_ratio
+
+
+def test_ratio_of_the_file_overrules_a_quality_of_the_call(empty_folder: Path) -> None:
+    (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\n")
+    assert Settings.load(quality="close").recompute_ratio == STEPS["close"].recompute_ratio
+
+
+@pytest.mark.parametrize("wrong", ["fats", 3, ["fast"]])
+def test_quality_that_there_is_not_is_no_clear_error(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"quality.*fast"):
+        Settings.load(quality=wrong)
+    with pytest.raises(ConfigError, match=r"quality.*fast"):
+        make_request(Settings.load(), "Hello.", {"quality": wrong})
 
 
 def test_keyword_beats_environment_beats_file_beats_default(
