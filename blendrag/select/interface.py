@@ -23,7 +23,8 @@ class CachedTokens:
         None at layer 0, before anything was computed, and where nobody reads it.
     norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
     attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
-        reused KV, summed over heads and question tokens; None unless the selector reads the question.
+        reused KV, summed over heads and question tokens, in layers from the middle on; None unless the
+        selector reads the question.
     """
 
     offsets: torch.Tensor

@@ -112,6 +112,7 @@ class ChunkPrefill:
         edges = torch.tensor([0, *plan.computed]).cumsum(0).to(torch.int32)
         runs = Runs(edges, torch.tensor(plan.whole, dtype=torch.int32), max(plan.computed))
         addresses = pages.addresses(runs, positions, sequences)
+        computed, known = pages.places(positions, sequences), pages.places(at, into)
         rows = decoder.embed(ids, positions)
         shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
         kv = torch.empty(shape, dtype=rows.states.dtype)
@@ -126,10 +127,10 @@ class ChunkPrefill:
                 kv[layer, 1, count:].copy_(projected.value)
                 if layer == decoder.num_layers - 1:
                     return Attended(None)
-                pages.write(layer, positions, projected.key, projected.value, sequences)
+                pages.write(layer, computed, projected.key, projected.value)
                 if sources.numel():
                     key, value = kv[layer][:, sources].to(device).unbind()
-                    pages.write(layer, at, decoder.rotate_keys(layer, at, key.contiguous()), value, into)
+                    pages.write(layer, known, decoder.rotate_keys(layer, at, key.contiguous()), value)
                 return Attended(pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)

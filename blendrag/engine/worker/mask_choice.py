@@ -61,7 +61,7 @@ def make_probe(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     key, value = (random(tokens, *decoder.kv_shape) for _ in range(2))
-    pages.write(0, torch.arange(tokens, device=device), key, value)
+    pages.write(0, pages.places(torch.arange(tokens, device=device)), key, value)
     at = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values.to(device)
     query = random(at.numel(), attention.num_heads, attention.head_size)
     return Probe(pages, pages.addresses(find_runs(at), at), at, query, key, value, attention.impl.scale)

@@ -7,6 +7,7 @@ in a sequence, never by block, slot or layout.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,6 +45,15 @@ class PagedCache:
         return Pages(self, table.to(self.device), memory=compat.scratch_cache(self.attentions[0], first))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where some rows go, in every layer alike. slots: [m] int64, of those that are written. which: their [m]
+    indices among the rows; None: all."""
+
+    slots: torch.Tensor
+    which: torch.Tensor | None = None
+
+
 class Pages:
     """Blocks of some sequences, [sequences, blocks] int64. ``memory``: a scratch cache that they are in.
 
@@ -60,22 +70,21 @@ class Pages:
         self._cache, self._block_ids, self._written, self._memory = cache, block_ids, written, memory
         self._table = block_ids.to(torch.int32)
 
-    def write(
-        self,
-        layer: int,
-        positions: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        sequences: torch.Tensor | int = 0,
-    ) -> None:
-        """Write [n, kv_heads, head_size] K (with RoPE) and V, but for what is there."""
-        if self._written:
-            new = positions >= self._written
-            positions, key, value = positions[new], key[new], value[new]
-            if not positions.numel():
-                return
-        attention = self._cache.attentions[layer]
-        compat.write_kv(attention, key, value, self._of(attention), self._slots(positions, sequences))
+    def places(self, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Places:
+        """For :meth:`write`, in any layer; what is there already is not written again."""
+        slots = self._slots(positions, sequences)
+        if not self._written:
+            return Places(slots)
+        which = torch.nonzero(positions >= self._written, as_tuple=True)[0]
+        return Places(slots[which], which)
+
+    def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write [n, kv_heads, head_size] K (with RoPE) and V."""
+        if places.which is not None:
+            key, value = key[places.which], value[places.which]
+        if places.slots.numel():
+            attention = self._cache.attentions[layer]
+            compat.write_kv(attention, key, value, self._of(attention), places.slots)
 
     def addresses(self, runs: Runs, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Addresses:
         """For :meth:`attend`, in any layer. ``runs``: of ``positions``, in one sequence, or one of each."""

@@ -14,7 +14,7 @@ from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import Runs, find_runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
 from blendrag.engine.worker.mask_choice import Mask
-from blendrag.engine.worker.paged import Addresses, Pages
+from blendrag.engine.worker.paged import Addresses, Pages, Places
 from blendrag.engine.worker.slices import Pace
 from blendrag.load.trace import Trace
 
@@ -103,6 +103,7 @@ class PromptForward:
     watch: Stopwatch
     # By where a piece begins and its length: shared by layers that run over the same rows in the same pieces.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
+    _places: dict[tuple[int, int], Places] = field(default_factory=dict, init=False)
 
     def embed(self, positions: torch.Tensor) -> Rows:
         return self.decoder.embed(self.tokens.ids[positions], positions)
@@ -115,8 +116,9 @@ class PromptForward:
         whole: room for all tokens' K and V of this layer (:meth:`whole`), the stored ones in it.
         check: whether ``look`` may drop rows; it sees all of them at once then, with K before RoPE.
         """
-        if check:
+        if check:  # these rows and those that go on may be as many as others were
             self._addresses.clear()
+            self._places.clear()
         parts: list[Rows] = []
         at, count = 0, len(rows)
         while at < count:  # ascending, so that what a piece attends to is written
@@ -161,7 +163,7 @@ class PromptForward:
         look: Look | None,
         projected: Projected,
     ) -> Attended:
-        self.pages.write(layer, positions, projected.key, projected.value)
+        self.pages.write(layer, self._placed(at, positions), projected.key, projected.value)
         if whole is not None:
             whole[0][positions], whole[1][positions] = projected.key, projected.value
         kept = None if look is None else look(positions, projected)
@@ -174,6 +176,12 @@ class PromptForward:
             scale = self.decoder.attentions[layer].impl.scale
             return Attended(masked_attention(query, *whole, positions, scale), kept)
         return Attended(self.pages.attend(layer, query, self._addressed(at, positions)), kept)
+
+    def _placed(self, at: int, positions: torch.Tensor) -> Places:
+        key = at, positions.numel()
+        if key not in self._places:
+            self._places[key] = self.pages.places(positions)
+        return self._places[key]
 
     def _addressed(self, at: int, positions: torch.Tensor) -> Addresses:
         key = at, positions.numel()

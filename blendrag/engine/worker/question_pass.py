@@ -36,8 +36,9 @@ class QuestionPass:
         )
 
     def run(self) -> Generator[None, None, tuple[WrittenKV, torch.Tensor]]:
-        """What the next pass takes for the stored KV; the attention, [layers, cached] float32. The last
-        layer's is 0: nothing needs its attention's output here."""
+        """What the next pass takes for the stored KV; the attention, [layers, cached] float32. That of layers
+        below the middle is 0, as they tell less (docs/results.md), and the last layer's, which has no output
+        here."""
         forward, copies = self._forward, dict[int, KV]()
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
@@ -54,12 +55,15 @@ class QuestionPass:
     def _note(
         self, layer: int, cached_key: torch.Tensor, positions: torch.Tensor, projected: Projected
     ) -> None:
+        layers = self._forward.decoder.num_layers
+        if layer not in range(layers // 2, layers - 1):
+            return
         fresh = self._forward.tokens.fresh
         begin = int(torch.searchsorted(fresh, positions[0]))  # of this piece; those before are there
         end = begin + positions.numel()
         self._fresh_key[begin:end] = projected.key
         asking = positions >= self._question
-        if layer < self._forward.decoder.num_layers - 1 and asking[-1]:  # ascending: else none of them asks
+        if asking[-1]:  # ascending: else none of them asks
             scale = self._forward.decoder.attentions[layer].impl.scale
             query, fresh_key = projected.query[asking], self._fresh_key[:end]
             self._mass[layer] += question_attention(

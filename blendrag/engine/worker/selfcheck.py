@@ -36,13 +36,13 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     ids = torch.tensor(_PROBE, device=cache.device)
     positions, lengths = torch.arange(ids.numel(), device=ids.device), [ids.numel()]
     pages = cache.scratch(lengths)
-    addresses = pages.addresses(whole_sequences(lengths), positions)
+    addresses, places = pages.addresses(whole_sequences(lengths), positions), pages.places(positions)
     theirs: dict[int, torch.Tensor] = {}
 
     def attend(layer: int, projected: Projected) -> torch.Tensor:
         assert projected.raw_key is not None, "taps catch it"
         theirs[layer] = torch.stack([projected.raw_key, projected.value]).cpu()
-        pages.write(layer, positions, projected.key, projected.value)
+        pages.write(layer, places, projected.key, projected.value)
         return pages.attend(layer, projected.query, addresses)
 
     with ExitStack() as stack:

@@ -32,6 +32,7 @@ class LoadedKV(StoredKV):
     def __init__(self, forward: PromptForward, layers: StoredLayers) -> None:
         self._forward, self._layers = forward, layers
         self._last: tuple[int, StoredLayer] | None = None
+        self._places = forward.pages.places(forward.tokens.cached)
 
     def begin(self, first_layer: int) -> None:
         if self._forward.tokens.cached.numel():
@@ -50,7 +51,7 @@ class LoadedKV(StoredKV):
         forward, begin = self._forward, time.perf_counter()
         positions = forward.tokens.cached
         key = forward.decoder.rotate_keys(layer, positions, raw_key.clone())  # a check compares the raw one
-        forward.pages.write(layer, positions, key, value)
+        forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin
         return key, value
 

@@ -77,7 +77,7 @@ class LayerPieces:
         chunks = [self._noise(1, 2, length, *decoder.kv_shape) for _, length in spans]
         self._records = [self._codec.encode(chunk)[0].cpu() for chunk in chunks]
         self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
-        self._pages.write(0, everywhere, self._all.key, self._all.value)
+        self._write(0, everywhere, self._all.key, self._all.value)
 
     def shape(self) -> dict[str, int]:
         """What the arithmetic needs. pairs: of a query and a key it may see."""
@@ -146,7 +146,7 @@ class LayerPieces:
         return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
 
     def _write(self, layer: int, at: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        self._pages.write(layer, at, key, value)
+        self._pages.write(layer, self._pages.places(at), key, value)
 
     def _project(self, layer: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         block = self._decoder.layers[layer]
