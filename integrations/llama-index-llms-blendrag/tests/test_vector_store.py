@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -342,28 +341,3 @@ def test_kv_of_a_collection_in_memory_goes_with_its_process(
 def test_handle_of_the_llm_is_not_serialised(store: BlendChromaVectorStore) -> None:
     assert "llm" not in store.to_dict()
     assert "bare_text" in store.to_dict()
-
-
-def test_node_does_not_stand_behind_the_one_before_it_in_its_document(
-    index: VectorStoreIndex, store: BlendChromaVectorStore, llm: BlendLLM
-) -> None:
-    """With its metadata, and bare; whatever order Chroma tells nodes in."""
-    text = " ".join(f"Sentence {n} of the report says that." for n in range(40))
-    nodes = SentenceSplitter(chunk_size=40, chunk_overlap=0).get_nodes_from_documents(
-        [document(text, "one", file="one.md"), document("Another report.", "two", file="two.md")]
-    )
-    index.insert_nodes(nodes)
-    library = llm._chat.library
-
-    def behind() -> dict[str, str]:
-        return {entry.text: library.tokenizer.decode(entry.context) for entry in library.catalogue.entries()}
-
-    for mode in (MetadataMode.LLM, MetadataMode.NONE):
-        texts = [one.get_content(metadata_mode=mode).strip() for one in nodes]
-        assert len(texts) > 4
-        for before, seen in pairwise(texts[:-1]):
-            assert behind()[seen].rstrip().endswith(before)
-        assert behind()[texts[0]] == behind()[texts[-1]] == ""
-    assert store.sync().unchanged == len(nodes)
-    store.delete_nodes([nodes[0].node_id])
-    assert not any(nodes[0].get_content() in context for context in behind().values())
