@@ -12,10 +12,8 @@ from blendrag.serving.prefill import PrefillReport
 
 if TYPE_CHECKING:  # it imports torch, and vector stores are imported before that is needed
     from blendrag.serving.library import Library
-    from blendrag.serving.parts import Part
 
 Texts = Mapping[str, Iterable[str]]
-Sources = Mapping[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,63 +45,46 @@ class Collection:
         begins = self._owner("")
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
-    def add(
-        self,
-        documents: Texts,
-        *,
-        sources: Sources | None = None,
-        progress: Progress | bool | None = False,
-    ) -> PrefillReport:
+    def add(self, documents: Texts, *, progress: Progress | bool | None = False) -> PrefillReport:
         """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
 
-        ``sources``: what ids are parts of, such as a file. Neighbours of one source are prefilled behind one
-        another, in this order (setting ``context_tokens``); ids that are known with these texts stay behind
-        what they are.
         ``progress``: show a bar; None: if someone is watching; or the caller's own. What an earlier call left
         undone is done too.
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
         report = PrefillReport()
         with progress_bar(progress) as bar:
-            self.library.register(*self._owned(documents, sources))
+            self.library.register({self._owner(id): texts for id, texts in documents.items()})
             self.library.prefill(report, bar)
         return report
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget documents, and the KV of texts that no other document has. Texts that were prefilled behind
-        theirs are prefilled anew."""
+        """Forget documents, and the KV of texts that no other document has."""
         self.library.release([self._owner(id) for id in ids])
 
     def clear(self) -> None:
         """Forget all documents."""
         self.library.release(self.library.catalogue.owners(self._owner("")))
 
-    def sync(
-        self, documents: Texts, *, sources: Sources | None = None, progress: bool | None = False
-    ) -> SyncReport:
-        """Make the library hold exactly ``documents``, each behind its neighbours of the same source, and all
-        of their KV."""
-        report = SyncReport()
-        changed: list[Part] = []
+    def sync(self, documents: Texts, *, progress: bool | None = False) -> SyncReport:
+        """Make the library hold exactly ``documents``, and all of their KV."""
+        report, changed = SyncReport(), {}
         owners = self.library.catalogue.owners(self._owner(""))
-        for part in self.library.parts.of(*self._owned(documents, sources)):
-            keys = owners.pop(part.owner, None)
-            if keys is not None and set(keys) == {chunk.key for chunk in part.chunks}:
+        for id, texts in documents.items():
+            texts = list(texts)
+            keys = owners.pop(self._owner(id), None)
+            if keys is not None and set(keys) == self.library.keys_of(texts):
                 report.unchanged += 1
                 continue
-            changed.append(part)
+            changed[self._owner(id)] = texts
             report.added += keys is None
             report.changed += keys is not None
         report.removed = len(owners)
         with progress_bar(progress) as bar:
-            self.library.take(changed)  # before what they do not stand behind any more is gone
             self.library.release(owners)
+            self.library.register(changed)
             self.library.prefill(report, bar)
         return report
-
-    def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
-        owned = {self._owner(id): texts for id, texts in documents.items()}
-        return owned, {self._owner(id): source for id, source in (sources or {}).items()}
 
     def _owner(self, id: str) -> str:
         return owner_of(self.name, id)

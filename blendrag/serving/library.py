@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
-from blendrag.serving.parts import Part, Parts
 from blendrag.serving.prefill import PrefillReport, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue
+from blendrag.store.catalogue import Catalogue, NewChunk
 from blendrag.store.codec import check_codec
 from blendrag.store.lock import IndexLock
 
@@ -58,7 +56,6 @@ class Library:
             settings.context_tokens,
             window and window - len(self._prefix) - 1,
         )
-        self.parts = Parts(self.identity, self.contexts, partial(encode_document, self.tokenizer))
         self._lock = IndexLock(root)
         try:
             self.catalogue = Catalogue.open(root, self.identity)
@@ -125,54 +122,34 @@ class Library:
 
     # -- texts --------------------------------------------------------------------------------------------
 
-    def register(
-        self, documents: Mapping[str, Iterable[str]], sources: Mapping[str, str] | None = None
-    ) -> None:
+    def register(self, documents: Mapping[str, Iterable[str]]) -> None:
         """Make these the texts of their owners, in place of those they had. :meth:`prefill` does the rest.
 
-        An owner that has these texts keeps them as they are. sources: see :meth:`Parts.of`.
+        Blanks around a text are not part of it: prompts often strip them.
         """
-        self.take(self.parts.of(documents, sources or {}), keep=True)
-
-    def take(self, parts: Iterable[Part], *, keep: bool = False) -> None:
-        """:meth:`register` of parts. keep: what stands behind other text than it would now stays so."""
         orphans: list[str] = []
-        for part in parts:
+        for owner, texts in documents.items():
+            entries = self._entries(texts)
             with self._changing:
-                if not (keep and self.catalogue.keep(part.owner, [chunk.text for chunk in part.chunks])):
-                    orphans += self._take(part)
+                orphans += self.catalogue.register(owner, entries)
+                with self._recognising:
+                    if self._recogniser is not None:
+                        for key, text, token_ids, _ in entries:
+                            self._recogniser.add(key, text, token_ids, document_of(owner))
         self.drop(orphans)
-        self._detach()
 
-    def _take(self, part: Part) -> list[str]:
-        """Returns keys whose KV can go."""
-        orphans = self.catalogue.register(part.owner, part.chunks, part.behind)
-        with self._recognising:
-            if self._recogniser is not None:
-                for key, text, token_ids, _ in part.chunks:
-                    self._recogniser.add(key, text, token_ids, document_of(part.owner))
-        return orphans
+    def keys_of(self, texts: Iterable[str]) -> set[str]:
+        """The keys under which texts are, or would be, kept."""
+        return {entry.key for entry in self._entries(texts)}
 
-    def _detach(self) -> list[str]:
-        """Let go of KV that was computed behind text which has left: it has traces of it. Returns the keys
-        under which these chunks are wanted now, behind nothing."""
-        orphans, wanted = list[str](), list[str]()
-        with self._changing:
-            for owner, keys in self.catalogue.outdated().items():
-                texts = [(entry.text, entry.token_ids) for entry in self.catalogue.entries_of(keys)]
-                part = self.parts.alone(owner, texts)
-                orphans += self._take(part)
-                wanted += [chunk.key for chunk in part.chunks]
-        self.drop(orphans)
-        return wanted
+    def _entries(self, texts: Iterable[str]) -> list[NewChunk]:
+        stripped = dict.fromkeys(text.strip() for text in texts)
+        encoded = ((text, encode_document(self.tokenizer, text)) for text in stripped)
+        return [NewChunk(self.identity.chunk_key(ids), text, ids) for text, ids in encoded if ids]
 
     def release(self, owners: Iterable[str]) -> None:
-        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error.
-
-        What stood behind their text is prefilled anew: now, if the engine runs, beside its prompts.
-        """
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error."""
         self.drop([key for owner in owners for key in self.catalogue.release(owner)])
-        self.repair(self._detach())
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
@@ -191,8 +168,7 @@ class Library:
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
         with self._prefilling:  # a second caller waits, and finds nothing left to do
-            self._detach()  # what a crash may have left
-            pending = self.contexts.in_order(self.catalogue.pending())
+            pending = self.catalogue.pending()
             if not pending:
                 return
             engine = self.start(progress)
@@ -281,7 +257,7 @@ class Library:
         return Recipe(store.id, spans, options), None
 
     def repair(self, missing: Iterable[str]) -> int:
-        """Prefill chunks again whose KV is missing, damaged or let go of, beside the engine's prompts.
+        """Prefill chunks again whose KV was found missing or damaged, while the user reads the answer.
 
         Returns their tokens.
         """

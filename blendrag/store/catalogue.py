@@ -2,8 +2,7 @@
 
 SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker use it at once. ``records``
 has what changes with every use, and nothing else: sums and sorts over a million chunks read a small table,
-apart from the texts. ``behind`` has the owners whose text stands in the contexts of an owner's chunks, ``''``
-for text that has left. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
+apart from the texts. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
 transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs a look
 into this table instead of one at every file.
 """
@@ -223,26 +222,16 @@ class Catalogue:
 
     # -- owners -------------------------------------------------------------------------------------------
 
-    def register(
-        self,
-        owner: str,
-        chunks: Iterable[NewChunk | tuple[str, str, Sequence[int]]],
-        behind: Iterable[str] = (),
-    ) -> list[str]:
-        """Make these the owner's whole list of chunks. New ones are pending.
+    def register(self, owner: str, chunks: Iterable[NewChunk | tuple[str, str, Sequence[int]]]) -> list[str]:
+        """Make these the owner's whole list of chunks.
 
-        behind: the other owners whose text is in their contexts. Returns the keys that nobody owns any more;
-        their rows are gone.
+        New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
         """
         new = [NewChunk(*chunk) for chunk in chunks]
         rows = [(key, text, _packed(ids), _packed(context)) for key, text, ids, context in new]
         keys = [(key,) for key, *_ in rows]
         with self._transaction() as db:
-            before = _texts(db, owner)
-            if set(before.values()) - {text for _, text, *_ in rows}:
-                _text_left(db, owner)
-            db.execute("DELETE FROM behind WHERE owner = ?", (owner,))
-            db.executemany("INSERT OR IGNORE INTO behind VALUES (?, ?)", [(owner, one) for one in behind])
+            before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             db.executemany(
                 "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
                 [(key, len(ids) // 4) for key, _, ids, _ in rows],
@@ -250,35 +239,17 @@ class Catalogue:
             db.executemany(
                 "INSERT OR IGNORE INTO chunks (key, text, token_ids, context) VALUES (?, ?, ?, ?)", rows
             )
-            _want(db, keys)
+            # A chunk that was evicted is wanted again.
+            db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
+            db.executemany("DELETE FROM doomed WHERE key = ?", keys)
             db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
-            return _disown(db, owner, before.keys() - {key for (key,) in keys})
-
-    def keep(self, owner: str, texts: Iterable[str]) -> bool:
-        """Have an owner keep its chunks, if they are of these very texts and all their contexts still stand.
-        False: it is to be registered."""
-        with self._transaction() as db:
-            held = _texts(db, owner)
-            gone = db.execute("SELECT 1 FROM behind WHERE owner = ? AND before = ''", (owner,)).fetchone()
-            if not held or gone or set(held.values()) != set(texts):
-                return False
-            _want(db, [(key,) for key in held])
-            return True
+            return _disown(db, owner, before - {key for (key,) in keys})
 
     def release(self, owner: str) -> list[str]:
         """Forget an owner. Returns the keys that nobody owns any more; their rows are gone."""
         with self._transaction() as db:
-            _text_left(db, owner)
-            db.execute("DELETE FROM behind WHERE owner = ?", (owner,))
-            return _disown(db, owner, _texts(db, owner))
-
-    def outdated(self) -> dict[str, list[str]]:
-        """The owners, with their keys, of chunks that were prefilled behind text that has left since."""
-        found: dict[str, list[str]] = {}
-        query = "SELECT owner, key FROM behind JOIN owners USING (owner) WHERE before = ''"
-        for owner, key in self._rows(query):
-            found.setdefault(owner, []).append(key)
-        return found
+            keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
+            return _disown(db, owner, keys)
 
     def only_of(self, owner: str) -> list[str]:
         """The keys that nobody else owns: what :meth:`release` would return."""
@@ -397,23 +368,6 @@ def _mark(db: sqlite3.Connection, keys: Iterable[str], state: State) -> None:
 def _doom(db: sqlite3.Connection, keys: Iterable[str], *, kept: bool) -> None:
     """Note that the files of these keys are to be deleted. kept: their KV stays ready in another tier."""
     db.executemany("INSERT OR REPLACE INTO doomed VALUES (?, ?)", [(key, kept) for key in keys])
-
-
-def _texts(db: sqlite3.Connection, owner: str) -> dict[str, str]:
-    """The texts of an owner by key."""
-    return dict(db.execute("SELECT key, text FROM owners JOIN chunks USING (key) WHERE owner = ?", (owner,)))
-
-
-def _text_left(db: sqlite3.Connection, owner: str) -> None:
-    """Note for the owners behind this one that their contexts have text that it does not have any more."""
-    db.execute("INSERT OR IGNORE INTO behind SELECT owner, '' FROM behind WHERE before = ?", (owner,))
-    db.execute("DELETE FROM behind WHERE before = ?", (owner,))
-
-
-def _want(db: sqlite3.Connection, keys: Sequence[tuple[str]]) -> None:
-    """Have the KV of these chunks again, should it have been evicted."""
-    db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
-    db.executemany("DELETE FROM doomed WHERE key = ?", keys)
 
 
 def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from blendrag.errors import StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 4
+_VERSION = 3
+_FORMER = 2  # whose chunks had no context
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -26,19 +27,11 @@ CREATE TABLE owners (
     owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX owners_by_key ON owners(key);
-CREATE TABLE behind (
-    owner TEXT NOT NULL, before TEXT NOT NULL, PRIMARY KEY (owner, before)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX behind_by_before ON behind(before);
 CREATE TABLE doomed (key TEXT PRIMARY KEY, kept INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
 ) STRICT, WITHOUT ROWID;
 """
-_SINCE = {  # by version: what the next one has
-    2: ["ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''"],
-    3: [table for table in _SCHEMA.split(";\n") if "behind" in table],
-}
 
 
 def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
@@ -51,17 +44,15 @@ def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
 
 
 def stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
-    """What a catalogue was made with; one of a former version is brought to this one.
+    """What a catalogue was made with; one of the former version is brought to this one.
 
     Raises StoreMismatchError for those of other versions.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    while version in _SINCE:
-        for statement in _SINCE[version]:
-            db.execute(statement)
-        version += 1
-        db.execute(f"PRAGMA user_version = {version}")
-    if version != _VERSION:
+    if version == _FORMER:
+        db.execute("ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''")
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+    elif version != _VERSION:
         raise _made_by_another_version(root)
     (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
     try:

@@ -22,7 +22,6 @@ from blendrag.serving import owners
 from blendrag.serving.lease import Lease
 from blendrag.serving.owners import document_of
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
-from stores import keys_of
 
 EMBED = MockEmbedding(embed_dim=2)
 
@@ -240,7 +239,7 @@ def test_query_loads_the_kv_of_what_it_returns(
 ) -> None:
     store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(5)])
     store.query(VectorStoreQuery(query_embedding=[1.0, 2.0], similarity_top_k=1))
-    assert set(scripted.prefetched) == keys_of(llm._chat.library, ["Text 2.", "n: 2\n\nText 2."])
+    assert set(scripted.prefetched) == llm._chat.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
 
 
 def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> None:

@@ -96,8 +96,7 @@ def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path:
     for at, options in enumerate(({}, {"system_prompt": "Be brief."})):
         for shared in ("none", "system"):
             library = opened(f"{at}-{shared}", shared_prefix=shared, **options)
-            library.register({"a": [LONG]})
-            keys.append(library.catalogue.known())
+            keys.append(library.keys_of([LONG]))
             library.close()
     alone, behind, still_alone, behind_another = keys
     assert alone == still_alone

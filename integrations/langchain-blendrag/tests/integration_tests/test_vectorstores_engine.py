@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from langchain_blendrag import BlendChroma, ChatBlend, warm
-from stores import keys_of
 
 pytestmark = pytest.mark.engine
 
@@ -49,28 +47,7 @@ def test_warmed_documents_are_prefilled_again(chat_blend: ChatBlend, store: Any)
 def test_removed_documents_stay_on_disk(chat_blend: ChatBlend, store: Any) -> None:
     ids = store.add_documents(FACTS)
     library = chat_blend.chat.library
-    keys = keys_of(library, [document.page_content for document in FACTS])
+    keys = library.keys_of(document.page_content for document in FACTS)
     assert library.catalogue.ready(keys) == keys
     store.delete(ids)
     assert not library.catalogue.known() & keys
-
-
-def test_removed_text_stays_in_the_kv_of_what_stood_behind_it(chat_blend: ChatBlend, store: Any) -> None:
-    parts = [Document(fact.page_content, metadata={"source": "all"}) for fact in FACTS]
-    first, *others = store.add_documents(parts)
-    library = chat_blend.chat.library
-
-    def contexts() -> list[bool]:
-        return [len(entry.context) > 0 for entry in library.catalogue.entries()]
-
-    assert contexts() == [False, True, True]
-    before = keys_of(library, [part.page_content for part in parts[1:]])
-    store.delete([first])
-    assert contexts() == [False, False]
-    after = keys_of(library, [part.page_content for part in parts[1:]])
-    assert not before & after
-    deadline = time.monotonic() + 60
-    while library.catalogue.ready(after) != after:
-        assert time.monotonic() < deadline, "they were not prefilled again"
-    assert cached(chat_blend, store, "Which team serviced machine 1?") > 100
-    store.delete(others)
