@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -156,11 +156,6 @@ class Settings(BaseSettings):
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _quality_is_a_step(cls, values: Any) -> Any:
-        return _with_step(values) if isinstance(values, dict) else values
-
     @field_validator("check_layers")
     @classmethod
     def _check_layers_ascend(cls, value: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,13 +203,15 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = InitSettingsSource(settings_cls, init_kwargs=_read(_config_file()))
-        return init_settings, _Variables(settings_cls), file
+        assert isinstance(init_settings, InitSettingsSource)
+        given = InitSettingsSource(settings_cls, init_kwargs=_with_step(init_settings.init_kwargs))
+        file = InitSettingsSource(settings_cls, init_kwargs=_with_step(_read(_config_file())))
+        return given, _Variables(settings_cls), file
 
     @classmethod
     def load(cls, **options: Any) -> Settings:
         """Build settings; ``None`` values mean "not given". Raises ConfigError, naming the option."""
-        given = _with_step({name: value for name, value in options.items() if value is not None})
+        given = {name: value for name, value in options.items() if value is not None}
         _refuse_unknown_variables()
         try:
             return cls(**given)
@@ -223,12 +220,15 @@ class Settings(BaseSettings):
 
 
 def _with_step(values: dict[str, Any]) -> dict[str, Any]:
-    """What a quality stands for, where these values do not say it more exactly."""
+    """What a quality stands for, where the same source does not say it more exactly."""
     step = next((step for name, step in STEPS.items() if name == values.get("quality")), None)
     return step._asdict() | values if step else values
 
 
 class _Variables(EnvSettingsSource):
+    def __call__(self) -> dict[str, Any]:
+        return _with_step(super().__call__())
+
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
     ) -> Any:

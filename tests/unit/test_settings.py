@@ -44,9 +44,16 @@ def test_quality_overrules_a_ratio_that_is_given_with_it(
     assert both.recompute_ratio == STEPS["close"].recompute_ratio
 
 
-def test_ratio_of_the_file_overrules_a_quality_of_the_call(empty_folder: Path) -> None:
+def test_ratio_of_the_file_overrules_a_quality_of_the_call(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\n")
+    assert Settings(quality="close").recompute_ratio == STEPS["close"].recompute_ratio
+    monkeypatch.setenv("BLENDRAG_QUALITY", "fast")
+    assert Settings.load().recompute_ratio == STEPS["fast"].recompute_ratio
     assert Settings.load(quality="close").recompute_ratio == STEPS["close"].recompute_ratio
+    monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.2")
+    assert (Settings.load().recompute_ratio, Settings.load().selector) == (0.2, STEPS["fast"].selector)
 
 
 @pytest.mark.parametrize("wrong", ["fats", 3, ["fast"]])

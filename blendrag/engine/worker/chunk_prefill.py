@@ -22,6 +22,7 @@ from blendrag.engine.worker.decoder import Attended, Decoder, Projected
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.prompt.context import Ids
 
+_BETWEEN = 16  # tokens that a separator may have
 _REMEMBERED = 1024  # tokens of the last chunk and its context: longer contexts are computed with every call
 
 
@@ -60,6 +61,10 @@ class Forward:
         prefix_rows = list(range(len(prefix))) if known else []
         for number, (ids, context) in enumerate(chunks):
             shared = _overlap(before, context)
+            if (
+                shared < len(context) - _BETWEEN
+            ):  # the chunk before is another document's, and alike by chance
+                shared = 0
             sequence = prefix_rows + rows[len(rows) - shared :]
             made.borrowed += [(row, position, number) for position, row in enumerate(sequence)]
             missing = () if prefix_rows else prefix

@@ -55,8 +55,8 @@ class QuestionPass:
     def _note(
         self, layer: int, cached_key: torch.Tensor, positions: torch.Tensor, projected: Projected
     ) -> None:
-        layers = self._forward.decoder.num_layers
-        if layer not in range(layers // 2, layers - 1):
+        last = self._forward.decoder.num_layers - 1
+        if layer not in range(min((last + 1) // 2, last - 1), last):
             return
         fresh = self._forward.tokens.fresh
         begin = int(torch.searchsorted(fresh, positions[0]))  # of this piece; those before are there

@@ -44,3 +44,13 @@ def test_document_is_computed_twice(prefix: Ids, chunks: list[Ids], limit: int) 
     assert len(plan.ids) == len(prefix) + sum(map(len, chunks)) + separators
     later = Forward.of(prefix, texts[1:], (*prefix, *texts[0].context, *texts[0].token_ids))
     assert len(later.ids) == sum(map(len, chunks[1:])) + separators, "nor over two calls"
+
+
+def test_row_of_another_document_is_borrowed_because_a_word_is_the_same() -> None:
+    end = 77
+    other = ChunkTokens((*range(200, 240), end))
+    known = (1, 2, *other.token_ids)
+    chunk = ChunkTokens(tuple(range(300, 340)), (end, *range(400, 430)))
+    assert [row for row, *_ in Forward.of((1, 2), [chunk], known).borrowed] == [0, 1]
+    behind = ChunkTokens(tuple(range(300, 340)), (*other.token_ids[-31:], 9))
+    assert len(Forward.of((1, 2), [behind], known).borrowed) == 2 + 31
