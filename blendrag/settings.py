@@ -28,7 +28,7 @@ from pydantic_settings import (
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
-from blendrag.options import DEFAULTS, STEPS, BlendOptions, Metric, Quality
+from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
@@ -221,8 +221,7 @@ class Settings(BaseSettings):
 
 def _with_step(values: dict[str, Any]) -> dict[str, Any]:
     """What a quality stands for, where the same source does not say it more exactly."""
-    step = next((step for name, step in STEPS.items() if name == values.get("quality")), None)
-    return step._asdict() | values if step else values
+    return step_of(values["quality"])._asdict() | values if "quality" in values else values
 
 
 class _Variables(EnvSettingsSource):

@@ -22,6 +22,11 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_defaults_are_the_papers() -> None:
+    settings = Settings.load()
+    assert (settings.recompute_ratio, settings.check_layers) == (0.15, (1,))
+
+
 def test_default_quality_is_another_than_the_one_of_that_name() -> None:
     assert Settings.load(quality=Settings.load().quality).blending == Settings.load().blending
 

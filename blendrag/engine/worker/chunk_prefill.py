@@ -61,10 +61,6 @@ class Forward:
         prefix_rows = list(range(len(prefix))) if known else []
         for number, (ids, context) in enumerate(chunks):
             shared = _overlap(before, context)
-            if (
-                shared < len(context) - _BETWEEN
-            ):  # the chunk before is another document's, and alike by chance
-                shared = 0
             sequence = prefix_rows + rows[len(rows) - shared :]
             made.borrowed += [(row, position, number) for position, row in enumerate(sequence)]
             missing = () if prefix_rows else prefix
@@ -83,8 +79,10 @@ class Forward:
 
 
 def _overlap(before: Ids, context: Ids) -> int:
-    """How many tokens ``context`` begins with that ``before`` ends with."""
-    for count in range(min(len(before), len(context)), 0, -1):
+    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none, as
+    fewer are alike by chance, and another document's."""
+    least = len(context) - min(_BETWEEN, len(context) // 2)
+    for count in range(min(len(before), len(context)), max(0, least - 1), -1):
         if before[-count] == context[0] and before[-count:] == context[:count]:
             return count
     return 0

@@ -14,7 +14,7 @@ from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.decoder import KnownDecoder
-from blendrag.engine.worker.paged import Addresses
+from blendrag.engine.worker.paged import Addresses, Places
 from blendrag.errors import ModelNotSupportedError
 from blendrag.options import BlendOptions
 from blendrag.select import make_selector
@@ -36,6 +36,7 @@ class _Rows:
     key: torch.Tensor
     value: torch.Tensor
     addresses: Addresses
+    places: Places
 
 
 class LayerPieces:
@@ -71,13 +72,14 @@ class LayerPieces:
         self._fresh = torch.nonzero(fresh, as_tuple=True)[0]
         self._at = torch.cat([self._fresh, self._cached[chosen.to(self.device)]]).sort().values
         self._all, self._some = self._rows(everywhere), self._rows(self._at)
+        self._stored_places = self._pages.places(self._cached)
         stored = (self._cached.numel(), *decoder.kv_shape)
         self._stored_key, self._stored_value = self._noise(*stored), self._noise(*stored)
         self._codec = make_codec("raw", *decoder.kv_shape, decoder.dtype)
         chunks = [self._noise(1, 2, length, *decoder.kv_shape) for _, length in spans]
         self._records = [self._codec.encode(chunk)[0].cpu() for chunk in chunks]
         self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
-        self._write(0, everywhere, self._all.key, self._all.value)
+        self._pages.write(0, self._all.places, self._all.key, self._all.value)
 
     def shape(self) -> dict[str, int]:
         """What the arithmetic needs. pairs: of a query and a key it may see."""
@@ -103,16 +105,18 @@ class LayerPieces:
         some, whole = self._some, self._all
         return {
             "rotate": self._rotate,
-            "write_stored": lambda n: self._write(n, self._cached, self._stored_key, self._stored_value),
+            "write_stored": lambda n: self._pages.write(
+                n, self._stored_places, self._stored_key, self._stored_value
+            ),
             "qkv": lambda n: self._project(n, some),
-            "write": lambda n: self._write(n, some.positions, some.key, some.value),
+            "write": lambda n: self._pages.write(n, some.places, some.key, some.value),
             "attention_runs": lambda n: self._attend(n, some),
             "attention_dense": self._attend_dense,
             "o_proj": lambda n: self._output(n, some.query),
             "mlp": lambda n: self._feed(n, some.states, some.residual),
             "layer": self._layer,
             "qkv_all": lambda n: self._project(n, whole),
-            "write_all": lambda n: self._write(n, whole.positions, whole.key, whole.value),
+            "write_all": lambda n: self._pages.write(n, whole.places, whole.key, whole.value),
             "attention_all": lambda n: self._attend(n, whole),
             "o_proj_all": lambda n: self._output(n, whole.query),
             "mlp_all": lambda n: self._feed(n, whole.states, whole.residual),
@@ -144,9 +148,6 @@ class LayerPieces:
 
     def _rotate(self, layer: int) -> torch.Tensor:
         return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
-
-    def _write(self, layer: int, at: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        self._pages.write(layer, self._pages.places(at), key, value)
 
     def _project(self, layer: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         block = self._decoder.layers[layer]
@@ -188,9 +189,10 @@ class LayerPieces:
 
     def _layer(self, layer: int) -> torch.Tensor:
         """A layer above the check layer, one piece after the other."""
-        self._write(layer, self._cached, self._rotate(layer), self._stored_value)
+        self._pages.write(layer, self._stored_places, self._rotate(layer), self._stored_value)
         query, key, value = self._project(layer, self._some)
-        self._write(layer, self._at, key.view(self._some.key.shape), value.view(self._some.value.shape))
+        key, value = key.view(self._some.key.shape), value.view(self._some.value.shape)
+        self._pages.write(layer, self._some.places, key, value)
         heads = self._pages.attend(layer, query.view(self._some.query.shape), self._some.addresses)
         return self._feed(layer, self._output(layer, heads), self._some.residual)
 
@@ -215,6 +217,7 @@ class LayerPieces:
             self._noise(m, *self._decoder.kv_shape),
             self._noise(m, *self._decoder.kv_shape),
             self._metadata(positions),
+            self._pages.places(positions),
         )
 
     def _metadata(self, positions: torch.Tensor) -> Addresses:

@@ -23,6 +23,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from blendrag.errors import BlendragError, ConfigError
+from blendrag.options import STEPS
 from llama_index.llms.blendrag import BlendLLM
 from llama_index.llms.blendrag.events import BlendCacheEvent
 
@@ -153,7 +154,9 @@ def test_option_of_a_call_is_taken_whatever_the_tiers(
     know(llm, LONG)
     llm.complete(LONG, recompute_ratio=0.3, selector="hkvd")
     llm.complete(LONG, blend=False)
-    blended, plain = (asked.recipe for asked in scripted.asked)
+    llm.complete(LONG, quality="fast")
+    blended, plain, fast = (asked.recipe for asked in scripted.asked)
+    assert (fast.options.selector, fast.options.recompute_ratio) == STEPS["fast"]
     assert (blended.options.recompute_ratio, blended.options.selector) == (0.3, "hkvd")
     assert plain is None and len(llm.settings.tiers) == 2
 

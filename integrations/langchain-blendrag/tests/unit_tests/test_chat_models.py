@@ -13,6 +13,7 @@ from langchain_core.messages import HumanMessage
 from pydantic import ValidationError
 
 from blendrag.errors import BlendragWarning, ConfigError, ModelNotFoundError
+from blendrag.options import STEPS
 from langchain_blendrag import ChatBlend
 
 
@@ -82,6 +83,7 @@ def test_option_of_a_call_is_overridden_by_the_field() -> None:
         ({"mode": "off"}, "mode is called blend now: blend=False"),
         ({"recompute_ratio": 1.5}, "recompute_ratio"),
         ({"blend": "of"}, "blend"),
+        ({"quality": "fats"}, "quality must be fast, balanced"),
     ],
 )
 def test_wrong_option_of_a_call_is_not_named(wrong: dict[str, Any], said: str) -> None:
@@ -96,6 +98,12 @@ def test_option_of_a_call_is_refused_because_of_the_tiers() -> None:
     options = request(llm, recompute_ratio=0.3, selector="hkvd").options
     assert (options.recompute_ratio, options.selector, options.blend) == (0.3, "hkvd", True)
     assert not request(llm, blend=False).options.blend and len(llm.settings.tiers) == 2
+
+
+def test_ratio_of_the_model_overrules_the_quality_of_a_call() -> None:
+    options = request(ChatBlend(recompute_ratio=0.4, quality="close"), quality="fast").options
+    assert (options.selector, options.recompute_ratio) == STEPS["fast"]
+    assert request(ChatBlend(recompute_ratio=0.4, quality="close")).options.recompute_ratio == 0.4
 
 
 def test_choice_of_no_tool_is_found_out_by_the_engine() -> None:
