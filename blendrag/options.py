@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
 STEPS: dict[Quality, Step] = {
     "fast": Step("first_k", 0.05),
-    "balanced": Step("gradual_query", 0.15),
+    "balanced": Step("query", 0.15),
     "close": Step("query", 0.3),
 }
 

@@ -35,5 +35,5 @@ Quality = Annotated[
 ]
 Selector = Annotated[
     str | None,
-    typer.Option("--selector", help="Which cached tokens are recomputed: gradual_query, hkvd, ..."),
+    typer.Option("--selector", help="Which cached tokens are recomputed: query, hkvd, ..."),
 ]

@@ -153,7 +153,6 @@ class BlendIndex:
         s = self.settings
         return DocumentPipeline(
             self.root,
-            self._library.identity,
             " ".join(f"{name}={getattr(s, name)}" for name in _OF_CHUNKS),
             Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
             self._library.contexts,

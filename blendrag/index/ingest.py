@@ -17,10 +17,9 @@ from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
 from blendrag.index.split import Splitter
 from blendrag.index.vectors import VectorStore
 from blendrag.progress import Progress
-from blendrag.prompt.context import Contexts
 from blendrag.serving.prefill import PrefillReport
-from blendrag.store.catalogue import Catalogue, NewChunk
-from blendrag.store.identity import KVIdentity, context_name
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Contexts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +42,6 @@ class DocumentPipeline:
     """Takes documents into the ledger, the catalogue and the vector store; or out of them."""
 
     root: Path
-    identity: KVIdentity
     fingerprint: str
     splitter: Splitter
     contexts: Contexts
@@ -79,12 +77,7 @@ class DocumentPipeline:
 
     def _store(self, document: Document) -> list[str]:
         pieces = self.splitter.split(document.text)
-        contexts = self.contexts.of([piece.token_ids for piece in pieces])
-        chunks = [
-            NewChunk(self.identity.chunk_key(ids, context_name(context)), piece.text, ids, context)
-            for piece, context in zip(pieces, contexts, strict=True)
-            for ids in [piece.token_ids]
-        ]
+        chunks = self.contexts.document((piece.text, piece.token_ids) for piece in pieces)
         self.ledger.forget(document.source)
         orphans = self.catalogue.register(document.source, chunks)
         self.vectors.put(document.source, [(chunk.key, chunk.text) for chunk in chunks], document.metadata)

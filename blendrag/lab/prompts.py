@@ -12,6 +12,7 @@ from blendrag.errors import ModelError, PromptTooLongError
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
 
 QUESTIONS = (
     "What is the first text about?",
@@ -22,15 +23,6 @@ QUESTIONS = (
 )
 
 _USER = 1  # the message of the user, behind that of the system
-
-
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
-    """A chunk whose KV is in the store under ``key``."""
-
-    key: str
-    token_ids: tuple[int, ...]
-    context: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +63,11 @@ class PromptMaker:
         system = settings.system_prompt if system_prompt is None else system_prompt
         return cls(tokenizer, system_prompt=system, separator=settings.separator)
 
-    def make(self, chunks: Sequence[StoredChunk], question: str) -> Prompt:
+    def make(self, chunks: Sequence[NewChunk], question: str) -> Prompt:
         """Every chunk is a document."""
         return self.make_of([[chunk] for chunk in chunks], question)
 
-    def make_of(self, documents: Sequence[Sequence[StoredChunk]], question: str) -> Prompt:
+    def make_of(self, documents: Sequence[Sequence[NewChunk]], question: str) -> Prompt:
         """A document may be several chunks, with nothing between them; behind it stands the separator."""
         ids: list[int] = []
         spans: list[tuple[str, int, int]] = []
@@ -110,7 +102,7 @@ class PromptMaker:
 
     def trial(
         self,
-        pool: Sequence[StoredChunk],
+        pool: Sequence[NewChunk],
         chunks: int,
         rng: random.Random,
         number: int,

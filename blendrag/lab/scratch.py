@@ -6,20 +6,19 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError, StoreError
-from blendrag.lab.prompts import StoredChunk
-from blendrag.prompt.context import Contexts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import batches
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue, NewChunk
-from blendrag.store.identity import KVIdentity, context_name
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Contexts, NewChunk
+from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 
 Ids = tuple[int, ...]
@@ -35,7 +34,7 @@ class ScratchStore:
     client: StoreClient
     identity: KVIdentity
     catalogue: Catalogue
-    chunks: tuple[StoredChunk, ...]
+    chunks: tuple[NewChunk, ...]
     tier: str
     batch_tokens: int
     contexts: Contexts
@@ -45,23 +44,21 @@ class ScratchStore:
         """For recipes; also the folder of its catalogue and files."""
         return self.client.id
 
-    def document(self, pieces: Sequence[Ids], before: Ids = ()) -> list[StoredChunk]:
+    def document(self, pieces: Iterable[Ids], before: Ids = ()) -> list[NewChunk]:
         """The chunks of a document, in order, as an index would prefill them. before: text before the first
-        of them."""
-        return [
-            StoredChunk(self.identity.chunk_key(ids, context_name(context)), ids, context)
-            for ids, context in zip(pieces, self.contexts.of(pieces, before), strict=True)
-        ]
+        of them, that no chunk has."""
+        preceding = NewChunk("", "", before) if before else None
+        return self.contexts.document((("", ids) for ids in pieces), preceding)
 
-    def register(self, owner: str, chunks: Iterable[StoredChunk]) -> None:
+    def register(self, owner: str, chunks: Iterable[NewChunk]) -> None:
         """Make these chunks the owner's: what belongs to nobody is not stored."""
-        self.catalogue.register(owner, [NewChunk(one.key, "", one.token_ids, one.context) for one in chunks])
+        self.catalogue.register(owner, chunks)
 
-    def batches(self, chunks: Iterable[StoredChunk]) -> Iterator[list[StoredChunk]]:
+    def batches(self, chunks: Iterable[NewChunk]) -> Iterator[list[NewChunk]]:
         """As a real ingest would have them computed."""
         return batches(chunks, self.batch_tokens)
 
-    def fill(self, chunks: Iterable[StoredChunk]) -> None:
+    def fill(self, chunks: Iterable[NewChunk]) -> None:
         """Prefill those that are not stored; all are on disk when it returns.
 
         Raises StoreFullError, EngineError.
@@ -116,7 +113,7 @@ def scratch_store(
         client = StoreClient.open(engine, folder, identity, stack, prefix)
         batch = settings.ingest_batch_tokens
         # No separators: prompts of measurements have a document's chunks one right behind the other.
-        contexts = Contexts((), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
+        contexts = Contexts(identity, (), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
         store = ScratchStore(client, identity, catalogue, (), label, batch, contexts)
         store = replace(store, chunks=tuple(store.document(list(dict.fromkeys(pieces)))))
         try:

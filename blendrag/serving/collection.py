@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # it imports torch, and vector stores are imported before tha
     from blendrag.serving.library import Library
 
 Texts = Mapping[str, Iterable[str]]
+Sources = Mapping[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,46 +46,55 @@ class Collection:
         begins = self._owner("")
         return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
-    def add(self, documents: Texts, *, progress: Progress | bool | None = False) -> PrefillReport:
+    def add(
+        self,
+        documents: Texts,
+        *,
+        sources: Sources | None = None,
+        progress: Progress | bool | None = False,
+    ) -> PrefillReport:
         """Keep the KV of these documents' texts; known ids are replaced, known texts cost nothing.
 
+        ``sources``: what ids are parts of, such as a file. A text is prefilled behind that of the id that
+        precedes it here in its source (setting ``context_tokens``); ids known with these texts stay as they
+        are.
         ``progress``: show a bar; None: if someone is watching; or the caller's own. What an earlier call left
         undone is done too.
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
         report = PrefillReport()
         with progress_bar(progress) as bar:
-            self.library.register({self._owner(id): texts for id, texts in documents.items()})
+            self.library.register(*self._owned(documents, sources))
             self.library.prefill(report, bar)
         return report
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget documents, and the KV of texts that no other document has."""
+        """Forget documents, and the KV of texts that no other document has. Texts that were prefilled behind
+        theirs are prefilled anew."""
         self.library.release([self._owner(id) for id in ids])
 
     def clear(self) -> None:
         """Forget all documents."""
         self.library.release(self.library.catalogue.owners(self._owner("")))
 
-    def sync(self, documents: Texts, *, progress: bool | None = False) -> SyncReport:
-        """Make the library hold exactly ``documents``, and all of their KV."""
-        report, changed = SyncReport(), {}
-        owners = self.library.catalogue.owners(self._owner(""))
-        for id, texts in documents.items():
-            texts = list(texts)
-            keys = owners.pop(self._owner(id), None)
-            if keys is not None and set(keys) == self.library.keys_of(texts):
-                report.unchanged += 1
-                continue
-            changed[self._owner(id)] = texts
-            report.added += keys is None
-            report.changed += keys is not None
-        report.removed = len(owners)
+    def sync(
+        self, documents: Texts, *, sources: Sources | None = None, progress: bool | None = False
+    ) -> SyncReport:
+        """Make the library hold exactly ``documents``, and all of their KV. ``sources``: as :meth:`add`."""
+        report = SyncReport()
+        known = set(self.library.catalogue.owners(self._owner("")))
+        owned, parts = self._owned(documents, sources)
         with progress_bar(progress) as bar:
-            self.library.release(owners)
-            self.library.register(changed)
+            self.library.release(known - owned.keys())
+            new = self.library.register(owned, parts)
             self.library.prefill(report, bar)
+        report.added, report.changed = len(new - known), len(new & known)
+        report.unchanged, report.removed = len(owned) - len(new), len(known - owned.keys())
         return report
+
+    def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
+        owned = {self._owner(id): texts for id, texts in documents.items()}
+        return owned, {self._owner(id): source for id, source in (sources or {}).items()}
 
     def _owner(self, id: str) -> str:
         return owner_of(self.name, id)

@@ -6,7 +6,8 @@ import contextlib
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,26 @@ from blendrag.models import model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
-from blendrag.prompt.context import Contexts
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
-from blendrag.serving.prefill import PrefillReport, prefill_pending
+from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
-from blendrag.store.catalogue import Catalogue, NewChunk
+from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import check_codec
+from blendrag.store.contexts import Contexts, NewChunk
 from blendrag.store.lock import IndexLock
+
+
+@dataclass(slots=True)
+class _Document:
+    """What is known of a source while its texts are registered. made: keys by text. last: the chunks of the
+    last owner."""
+
+    made: dict[str, str] = field(default_factory=dict)
+    last: list[NewChunk] = field(default_factory=list)
 
 
 class Library:
@@ -52,6 +62,7 @@ class Library:
         self.identity = kv_identity(settings, model_path, self._prefix)
         window = settings.max_model_len or model_window(model_path)
         self.contexts = Contexts(
+            self.identity,
             encode_document(self.tokenizer, settings.separator),
             settings.context_tokens,
             window and window - len(self._prefix) - 1,
@@ -122,34 +133,94 @@ class Library:
 
     # -- texts --------------------------------------------------------------------------------------------
 
-    def register(self, documents: Mapping[str, Iterable[str]]) -> None:
+    def register(
+        self, documents: Mapping[str, Iterable[str]], sources: Mapping[str, str] | None = None
+    ) -> set[str]:
         """Make these the texts of their owners, in place of those they had. :meth:`prefill` does the rest.
+        Returns the owners that had others, or none; the others keep their chunks as they are.
 
-        Blanks around a text are not part of it: prompts often strip them.
+        sources: the document that an owner's texts are a part of. New texts of a source are prefilled behind
+        those of the owner that precedes theirs here. Several texts of an owner are forms of one (with
+        metadata and without): each stands behind the same form. Blanks around a text are not part of it:
+        prompts often strip them.
         """
-        orphans: list[str] = []
-        for owner, texts in documents.items():
-            entries = self._entries(texts)
-            with self._changing:
-                orphans += self.catalogue.register(owner, entries)
-                with self._recognising:
-                    if self._recogniser is not None:
-                        for key, text, token_ids, _ in entries:
-                            self._recogniser.add(key, text, token_ids, document_of(owner))
+        sources = sources or {}
+        wanted = {
+            owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
+            for owner, texts in documents.items()
+        }
+        with self._changing:
+            new = {
+                owner
+                for owner, texts in wanted.items()
+                if {chunk.text for chunk in self.catalogue.chunks_of(owner)} != set(texts)
+            }
+            orphans = self._take(self._without(new))
+            so_far: dict[str, _Document] = {}  # by source
+            for owner, texts in wanted.items():
+                source = sources.get(owner)
+                document = so_far.setdefault(source, _Document()) if source else _Document()
+                held = [] if owner in new else self.catalogue.chunks_of(owner)
+                orphans += self._take({owner: self._chunks(texts, document, held)})
         self.drop(orphans)
-
-    def keys_of(self, texts: Iterable[str]) -> set[str]:
-        """The keys under which texts are, or would be, kept."""
-        return {entry.key for entry in self._entries(texts)}
-
-    def _entries(self, texts: Iterable[str]) -> list[NewChunk]:
-        stripped = dict.fromkeys(text.strip() for text in texts)
-        encoded = ((text, encode_document(self.tokenizer, text)) for text in stripped)
-        return [NewChunk(self.identity.chunk_key(ids), text, ids) for text, ids in encoded if ids]
+        return new
 
     def release(self, owners: Iterable[str]) -> None:
-        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error."""
-        self.drop([key for owner in owners for key in self.catalogue.release(owner)])
+        """Forget owners, and the KV of the texts that nobody else owns. An unknown owner is no error.
+
+        What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
+        """
+        owners = list(owners)
+        with self._changing:
+            moved = self._without(owners)
+            orphans = self._take(moved)
+            orphans += [key for owner in owners for key in self.catalogue.release(owner)]
+        self.drop(orphans)
+        self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
+
+    def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[NewChunk]) -> list[NewChunk]:
+        """The next of a document's. held: those that stay; a text that comes again is the chunk it was."""
+        before, chunks = document.last, list[NewChunk]()
+        known = {chunk.text: chunk for chunk in held}
+        for text in texts:
+            if text not in known and text in document.made:
+                known[text] = self.catalogue.entries_of([document.made[text]])[0].chunk()
+            elif text not in known:
+                if not (ids := encode_document(self.tokenizer, text)):
+                    continue
+                same_form = before[min(len(chunks), len(before) - 1)] if before else None
+                known[text] = self.contexts.chunk(text, ids, same_form)
+            chunks.append(known[text])
+        document.made |= {chunk.text: chunk.key for chunk in chunks}
+        document.last = chunks or before
+        return chunks
+
+    def _without(self, owners: Iterable[str]) -> dict[str, list[NewChunk]]:
+        """The chunks of other owners whose KV has traces of what only these own, as they are to be when these
+        have left."""
+        leaving = set(owners)
+        going = set(self.catalogue.only_of(*leaving))
+        renewed: dict[str, NewChunk] = {}
+        for entry in self.catalogue.behind(going):
+            if entry.key not in going:
+                before = renewed.get(entry.after)
+                renewed[entry.key] = self.contexts.chunk(entry.text, entry.token_ids, before)
+        return {
+            owner: [renewed.get(chunk.key, chunk) for chunk in self.catalogue.chunks_of(owner)]
+            for owner in self.catalogue.owners_of(renewed)
+            if owner not in leaving
+        }
+
+    def _take(self, owned: Mapping[str, Sequence[NewChunk]]) -> list[str]:
+        """Returns keys whose KV can go."""
+        orphans: list[str] = []
+        for owner, chunks in owned.items():
+            orphans += self.catalogue.register(owner, chunks)
+            with self._recognising:
+                if self._recogniser is not None:
+                    for chunk in chunks:
+                        self._recogniser.add(chunk.key, chunk.text, chunk.token_ids, document_of(owner))
+        return orphans
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
@@ -257,11 +328,13 @@ class Library:
         return Recipe(store.id, spans, options), None
 
     def repair(self, missing: Iterable[str]) -> int:
-        """Prefill chunks again whose KV was found missing or damaged, while the user reads the answer.
+        """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.
 
         Returns their tokens.
         """
-        entries = [entry for entry in self.catalogue.entries_of(missing) if entry.state == "pending"]
+        found = self.catalogue.entries_of(missing)
+        entries = [entry for entry in found if entry.state == "pending"]
         if entries and (store := self.session.store):
-            self.session.later(store.ingest_later(entries))
+            for batch in batches(entries, self.settings.ingest_batch_tokens):
+                self.session.later(store.ingest_later(batch))
         return sum(len(entry.token_ids) for entry in entries)

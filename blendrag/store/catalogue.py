@@ -9,19 +9,21 @@ into this table instead of one at every file.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.store import sqlite
 from blendrag.store.catalogue_schema import create, mismatch, stored_identity
+from blendrag.store.contexts import Ids, NewChunk
 from blendrag.store.identity import KVIdentity
 
 _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
@@ -29,12 +31,13 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 State = Literal["pending", "ready", "evicted"]
 
 _MANY = 500  # variables in one statement
+_LISTED = "(SELECT value FROM json_each(?))"  # of any number
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready. ``context``: token ids of the
-    text before it that it is prefilled behind."""
+    """A chunk as the catalogue knows it. ``bytes``: of its KV, 0 unless ready; the rest as
+    :class:`NewChunk`."""
 
     key: str
     text: str
@@ -42,15 +45,11 @@ class Entry:
     state: State
     bytes: int
     context: tuple[int, ...] = ()
+    after: str = ""
 
-
-class NewChunk(NamedTuple):
-    """A chunk to be registered."""
-
-    key: str
-    text: str
-    token_ids: Sequence[int]
-    context: Sequence[int] = ()
+    def chunk(self) -> NewChunk:
+        """To be registered again."""
+        return NewChunk(self.key, self.text, self.token_ids, self.context, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,22 +221,23 @@ class Catalogue:
 
     # -- owners -------------------------------------------------------------------------------------------
 
-    def register(self, owner: str, chunks: Iterable[NewChunk | tuple[str, str, Sequence[int]]]) -> list[str]:
+    def register(self, owner: str, chunks: Iterable[NewChunk | tuple[str, str, Ids]]) -> list[str]:
         """Make these the owner's whole list of chunks.
 
         New chunks are pending. Returns the keys that nobody owns any more; their rows are gone.
         """
         new = [NewChunk(*chunk) for chunk in chunks]
-        rows = [(key, text, _packed(ids), _packed(context)) for key, text, ids, context in new]
+        rows = [(key, text, _packed(ids), _packed(context), after) for key, text, ids, context, after in new]
         keys = [(key,) for key, *_ in rows]
         with self._transaction() as db:
             before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             db.executemany(
                 "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
-                [(key, len(ids) // 4) for key, _, ids, _ in rows],
+                [(key, len(ids) // 4) for key, _, ids, *_ in rows],
             )
             db.executemany(
-                "INSERT OR IGNORE INTO chunks (key, text, token_ids, context) VALUES (?, ?, ?, ?)", rows
+                "INSERT OR IGNORE INTO chunks (key, text, token_ids, context, after) VALUES (?, ?, ?, ?, ?)",
+                rows,
             )
             # A chunk that was evicted is wanted again.
             db.executemany("UPDATE records SET state = 'pending' WHERE key = ? AND state = 'evicted'", keys)
@@ -251,12 +251,36 @@ class Catalogue:
             keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             return _disown(db, owner, keys)
 
-    def only_of(self, owner: str) -> list[str]:
-        """The keys that nobody else owns: what :meth:`release` would return."""
+    def only_of(self, *owners: str) -> list[str]:
+        """The keys that nobody else owns: what :meth:`release` of them all would return."""
         return self._keys(
-            "SELECT key FROM owners AS own WHERE owner = ? AND NOT EXISTS"
-            " (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner != own.owner)",
-            (owner,),
+            f"SELECT DISTINCT key FROM owners AS own WHERE owner IN {_LISTED} AND NOT EXISTS"
+            f" (SELECT 1 FROM owners AS other WHERE other.key = own.key AND other.owner NOT IN {_LISTED})",
+            (listed := json.dumps(owners), listed),
+        )
+
+    def chunks_of(self, owner: str) -> list[NewChunk]:
+        """The chunks of an owner, oldest first."""
+        entries = self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
+        return [entry.chunk() for entry in entries]
+
+    def behind(self, keys: Iterable[str]) -> list[Entry]:
+        """The chunks whose KV has traces of these: prefilled behind them, or behind such ones; oldest first,
+        so each comes after what it stands behind."""
+        return self._select(
+            "WHERE key IN (WITH RECURSIVE found(key) AS ("
+            f"SELECT key FROM chunks WHERE after != '' AND after IN {_LISTED} UNION"
+            " SELECT chunks.key FROM found JOIN chunks ON after = found.key AND after != ''"
+            ") SELECT key FROM found)",
+            (json.dumps(list(keys)),),
+        )
+
+    def owners_of(self, keys: Iterable[str]) -> list[str]:
+        """The owners of these chunks, each once, in the order of the first of them that it has."""
+        return self._keys(
+            f"SELECT owner FROM owners JOIN chunks USING (key) WHERE key IN {_LISTED}"
+            " GROUP BY owner ORDER BY MIN(number)",
+            (json.dumps(list(keys)),),
         )
 
     def owners(self, prefix: str = "") -> dict[str, list[str]]:
@@ -330,13 +354,13 @@ class Catalogue:
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
         rows = self._rows(
-            "SELECT key, text, token_ids, state, bytes, context FROM chunks JOIN records USING (key)"
+            "SELECT key, text, token_ids, state, bytes, context, after FROM chunks JOIN records USING (key)"
             f" {where} ORDER BY number",
             values,
         )
         return [
-            Entry(key, text, _unpacked(ids), state, size, _unpacked(context))
-            for key, text, ids, state, size, context in rows
+            Entry(key, text, _unpacked(ids), state, size, _unpacked(context), after)
+            for key, text, ids, state, size, context, after in rows
         ]
 
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:

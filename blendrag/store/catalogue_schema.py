@@ -10,8 +10,7 @@ from pathlib import Path
 from blendrag.errors import StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 3
-_FORMER = 2  # whose chunks had no context
+_VERSION = 4
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -21,8 +20,9 @@ CREATE TABLE records (
 CREATE INDEX records_pending ON records(state) WHERE state = 'pending';
 CREATE TABLE chunks (
     number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, text TEXT NOT NULL, token_ids BLOB NOT NULL,
-    context BLOB NOT NULL DEFAULT X''
+    context BLOB NOT NULL DEFAULT X'', after TEXT NOT NULL DEFAULT ''
 ) STRICT;
+CREATE INDEX chunks_after ON chunks(after) WHERE after != '';
 CREATE TABLE owners (
     owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
 ) STRICT, WITHOUT ROWID;
@@ -32,6 +32,13 @@ CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
 ) STRICT, WITHOUT ROWID;
 """
+_SINCE = {  # by version: what the next one has
+    2: ["ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''"],
+    3: [
+        "ALTER TABLE chunks ADD COLUMN after TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX chunks_after ON chunks(after) WHERE after != ''",
+    ],
+}
 
 
 def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
@@ -44,15 +51,17 @@ def create(db: sqlite3.Connection, identity: KVIdentity) -> None:
 
 
 def stored_identity(db: sqlite3.Connection, root: Path) -> KVIdentity:
-    """What a catalogue was made with; one of the former version is brought to this one.
+    """What a catalogue was made with; one of a former version is brought to this one.
 
     Raises StoreMismatchError for those of other versions.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == _FORMER:
-        db.execute("ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X''")
-        db.execute(f"PRAGMA user_version = {_VERSION}")
-    elif version != _VERSION:
+    while version in _SINCE:
+        for statement in _SINCE[version]:
+            db.execute(statement)
+        version += 1
+        db.execute(f"PRAGMA user_version = {version}")
+    if version != _VERSION:
         raise _made_by_another_version(root)
     (stored,) = db.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
     try:

@@ -22,11 +22,14 @@ def prefix_name(kind: str, token_ids: Sequence[int]) -> str:
     return f"{kind} {xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype='<i4').tobytes())}"
 
 
-def context_name(token_ids: Sequence[int]) -> str:
-    """Stands in a chunk's key and record for the text before it when it was prefilled: 32 hex digits."""
+def context_name(token_ids: Sequence[int], after: str = "") -> str:
+    """Stands in a chunk's key and record for the text before it when it was prefilled: 32 hex digits.
+
+    after: the key of the chunk that this text ends with, which stands for all that it has read.
+    """
     if not len(token_ids):
         return NO_CONTEXT
-    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i4").tobytes())
+    return xxhash.xxh3_128_hexdigest(np.asarray(token_ids, dtype="<i4").tobytes() + after.encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from blendrag import BlendIndex, Document
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.prompt import start_prefix
 from blendrag.settings import Settings
-from workbench import FIRST, Bench, Piece, Prompt, distance
+from workbench import FIRST, Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
 
@@ -30,7 +30,7 @@ def distances(bench: Bench, store: ScratchStore, order: tuple[int, ...]) -> floa
     """From full prefill to full reuse of these chunks in a row."""
     prompt = Prompt().fresh(start_prefix(bench.tokenizer))
     for number in order:
-        prompt = prompt.cached(Piece(store.chunks[number].key, store.chunks[number].token_ids))
+        prompt = prompt.cached(store.chunks[number])
     prompt = prompt.fresh(bench.encode("\nIn short, the packages above are"))
     full = bench.plain(prompt)
     bench.reset()

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import pytest
 
 from blendrag.engine.client.engine import Engine
+from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
 from proxy import Proxy
 from servers import BUCKET, S3_OPTIONS, Process, redis_server, running, s3_server
-from workbench import Bench, Piece, distance
+from workbench import Bench, distance
 
 pytestmark = pytest.mark.engine
 
@@ -48,7 +49,7 @@ def remote_bench(
     engine: Engine,
     tokenizer: Any,
     identity: KVIdentity,
-    chunks: list[Piece],
+    chunks: list[NewChunk],
     tmp_path: Path,
     kind: Kind,
     proxy: Proxy,

@@ -15,7 +15,7 @@ from blendrag.errors import StoreMismatchError
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.prompt import shared_prefix
 from blendrag.settings import Settings
-from workbench import FIRST, Bench, Piece, Prompt, distance
+from workbench import FIRST, Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
 
@@ -34,7 +34,7 @@ class Behind:
     def prompt(self, count: int) -> Prompt:
         prompt = Prompt().fresh(self.prefix)
         for chunk in self.store.chunks[:count]:
-            prompt = prompt.cached(Piece(chunk.key, chunk.token_ids))
+            prompt = prompt.cached(chunk)
         return prompt.fresh(self.bench.encode(QUESTION))
 
     def blended(self, prompt: Prompt, **options: Any) -> Delta:

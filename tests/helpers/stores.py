@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from blendrag.store.kv_store import KVStore, read_whole
 from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
 from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
+
+if TYPE_CHECKING:
+    from blendrag.serving.library import Library
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 LAYOUT = Layout(IDENTITY, "bfloat16")
@@ -208,3 +211,11 @@ def problems(root: Path) -> list[str]:
 
 A, B, C, D = (make_chunk(seed) for seed in range(4))
 RECORD = size(A)  # bytes of any of them
+
+
+def keys_of(library: Library, texts: Iterable[str]) -> set[str]:
+    """The keys of the chunks that have these texts, all of which there are."""
+    wanted = {text.strip() for text in texts}
+    found = [entry for entry in library.catalogue.entries() if entry.text in wanted]
+    assert {entry.text for entry in found} == wanted
+    return {entry.key for entry in found}

@@ -18,6 +18,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.options import BlendOptions
 from blendrag.prompt import encode_document
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 
@@ -36,15 +37,6 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A chunk of real text."""
-
-    key: str
-    token_ids: tuple[int, ...]
-    context: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids, and where the chunks stand in them."""
 
@@ -54,7 +46,7 @@ class Prompt:
     def fresh(self, ids: Sequence[int]) -> Prompt:
         return replace(self, token_ids=(*self.token_ids, *ids))
 
-    def cached(self, piece: Piece) -> Prompt:
+    def cached(self, piece: NewChunk) -> Prompt:
         span = (piece.key, len(self.token_ids), len(piece.token_ids))
         return Prompt((*self.token_ids, *piece.token_ids), (*self.spans, span))
 
@@ -67,13 +59,13 @@ class Bench:
     tokenizer: Any
     identity: KVIdentity
     root: Path
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[NewChunk] = field(default_factory=list)
     client: StoreClient = field(init=False)
 
     def open(self, ram_bytes: int = 1 << 30, stack: Sequence[dict[str, Any]] | None = None) -> Bench:
         """Register and prefill all pieces in a new store: RAM over disk, or another stack."""
         catalogue = Catalogue.open(self.root, self.identity)
-        catalogue.register("tests", [(piece.key, "text", piece.token_ids) for piece in self.pieces])
+        catalogue.register("tests", self.pieces)
         catalogue.close()
         tiers = list(stack or [{"kind": "ram", "bytes": ram_bytes}, {"kind": "disk"}])
         specs = [TierSpec.model_validate(tier) for tier in tiers]
@@ -81,7 +73,7 @@ class Bench:
         self.ingest(self.pieces)
         return self
 
-    def ingest(self, pieces: Sequence[Piece]) -> None:
+    def ingest(self, pieces: Sequence[NewChunk]) -> None:
         for at in range(0, len(pieces), 16):
             self.client.ingest(pieces[at : at + 16])
         self.client.flush()
@@ -93,15 +85,17 @@ class Bench:
     def store(self) -> str:
         return self.client.id
 
-    def piece(self, text: str) -> Piece:
+    def piece(self, text: str) -> NewChunk:
         """A chunk that is not stored."""
         ids = self.encode(text)
-        return Piece(self.identity.chunk_key(ids), ids)
+        return NewChunk(self.identity.chunk_key(ids), "", ids)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return encode_document(self.tokenizer, text)
 
-    def prompt(self, pieces: Iterable[Piece], question: str = "\nIn short, the packages above are") -> Prompt:
+    def prompt(
+        self, pieces: Iterable[NewChunk], question: str = "\nIn short, the packages above are"
+    ) -> Prompt:
         """System text, the chunks with blank lines between them, and a beginning to be continued."""
         prompt = Prompt().fresh(self.encode("Read these descriptions of Python packages.\n\n"))
         for piece in pieces:

@@ -17,7 +17,7 @@ from blendrag.store.tiers.local import Forecast
 
 
 class Chunk(Protocol):
-    """What is ingested: token ids, the key under which their KV is kept, and those of the text before."""
+    """What is ingested, as :class:`~blendrag.store.contexts.NewChunk` describes it."""
 
     @property
     def key(self) -> str: ...
@@ -25,6 +25,8 @@ class Chunk(Protocol):
     def token_ids(self) -> Sequence[int]: ...
     @property
     def context(self) -> Sequence[int]: ...
+    @property
+    def after(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +114,5 @@ class StoreClient:
         return self.engine.call_later(operation, self.id, *args)
 
 
-def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int], list[int]]]:
-    return [(chunk.key, list(chunk.token_ids), list(chunk.context)) for chunk in chunks]
+def _plain(chunks: Iterable[Chunk]) -> list[tuple[str, list[int], list[int], str]]:
+    return [(chunk.key, list(chunk.token_ids), list(chunk.context), chunk.after) for chunk in chunks]

@@ -20,17 +20,31 @@ import torch
 from blendrag.attention.runs import Runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
 from blendrag.engine.worker.paged import PagedCache
-from blendrag.prompt.context import Ids
+from blendrag.store.contexts import Ids
 
 _BETWEEN = 16  # tokens that a separator may have
 _REMEMBERED = 1024  # tokens of the last chunk and its context: longer contexts are computed with every call
 
 
 class ChunkTokens(NamedTuple):
-    """Of a chunk, and of the text that stands before it."""
+    """Of a chunk, and of the text that stands before it. key: its own; after: of the chunk that this text
+    ends with."""
 
     token_ids: Ids
     context: Ids = ()
+    key: str = ""
+    after: str = ""
+
+
+class Known(NamedTuple):
+    """What has been computed before: the prefix, and behind it the end of a chunk and its context. ids: of
+    both; key: the chunk's."""
+
+    ids: Ids = ()
+    key: str = ""
+
+
+_NOTHING = Known()
 
 
 @dataclass
@@ -52,14 +66,14 @@ class Forward:
     last: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, prefix: Ids, chunks: Sequence[ChunkTokens], known: Ids = ()) -> Forward:
-        """known: ids of the rows that are known: those of the prefix, and of the last chunk and its context
-        behind it; none at first."""
+    def of(cls, prefix: Ids, chunks: Sequence[ChunkTokens], known: Known = _NOTHING) -> Forward:
         made = cls()
-        count = len(known)
-        before, rows = known[len(prefix) :], list(range(len(prefix), count))
-        prefix_rows = list(range(len(prefix))) if known else []
-        for number, (ids, context) in enumerate(chunks):
+        count = len(known.ids)
+        prefix_rows = list(range(len(prefix))) if count else []
+        # Of chunks and their contexts, ids and rows: a context is borrowed from the chunk that it names.
+        ends = {known.key: (known.ids[len(prefix) :], list(range(len(prefix), count)))}
+        for number, (ids, context, key, after) in enumerate(chunks):
+            before, rows = ends[after] if after and after in ends else ((), [])
             shared = _overlap(before, context)
             sequence = prefix_rows + rows[len(rows) - shared :]
             made.borrowed += [(row, position, number) for position, row in enumerate(sequence)]
@@ -73,14 +87,13 @@ class Forward:
             made.own.append(range(first + len(new) - len(ids), first + len(new)))
             made.last = [*sequence, *range(first, first + len(new))]
             made.whole.append(len(made.last))
-            prefix_rows, rows = made.last[: len(prefix)], made.last[len(prefix) :]
-            before = (*context, *ids)
+            prefix_rows = made.last[: len(prefix)]
+            ends[key] = (*context, *ids), made.last[len(prefix) :]
         return made
 
 
 def _overlap(before: Ids, context: Ids) -> int:
-    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none, as
-    fewer are alike by chance, and another document's."""
+    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none."""
     least = len(context) - min(_BETWEEN, len(context) // 2)
     for count in range(min(len(before), len(context)), max(0, least - 1), -1):
         if before[-count] == context[0] and before[-count:] == context[:count]:
@@ -93,7 +106,7 @@ class ChunkPrefill:
 
     def __init__(self, decoder: Decoder, cache: PagedCache, prefix: Ids = ()) -> None:
         self._decoder, self._cache, self._prefix = decoder, cache, prefix
-        self._known: Ids = ()  # of the rows below
+        self._known = Known()  # of the rows below
         self._kv: torch.Tensor | None = None
 
     @torch.inference_mode()
@@ -104,7 +117,7 @@ class ChunkPrefill:
         in this call or the last, are not computed again.
         """
         decoder, device = self._decoder, self._cache.device
-        plan, count = Forward.of(self._prefix, chunks, self._known), len(self._known)
+        plan, count = Forward.of(self._prefix, chunks, self._known), len(self._known.ids)
         ids, positions, sequences = (
             torch.tensor(each, device=device) for each in (plan.ids, plan.positions, plan.sequences)
         )
@@ -143,13 +156,14 @@ class ChunkPrefill:
 
     def forget(self) -> None:
         """Let go of the last chunk: it may have been deleted."""
-        self._known, self._kv = (), None
+        self._known, self._kv = Known(), None
 
     def _remember(self, plan: Forward, chunk: ChunkTokens, kv: torch.Tensor) -> None:
         """The prefix, and the end of what the next chunk of the document stands behind."""
         prefix = len(self._prefix)
         last = max(prefix, len(plan.last) - _REMEMBERED)
-        self._known = (*self._prefix, *(*self._prefix, *chunk.context, *chunk.token_ids)[last:])
+        ids = (*self._prefix, *(*self._prefix, *chunk.context, *chunk.token_ids)[last:])
+        self._known = Known(ids, chunk.key)
         self._kv = kv[:, :, [*plan.last[:prefix], *plan.last[last:]]]
 
 

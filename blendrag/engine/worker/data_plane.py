@@ -23,6 +23,7 @@ from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
+from blendrag.store.contexts import Ids
 from blendrag.store.identity import KVIdentity, context_name, prefix_name
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Tier, TierSpec
@@ -127,23 +128,24 @@ class DataPlane:
 
     # -- ingest -------------------------------------------------------------------------------------------
 
-    def ingest(self, store: str, chunks: Sequence[tuple[str, Sequence[int], Sequence[int]]]) -> Ingested:
-        """Prefill (key, token ids, context), but for those that a shared tier has; they are written while the
-        next call computes. Raises what an earlier write did."""
+    def ingest(self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]) -> Ingested:
+        """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
+        while the next call computes. Raises what an earlier write did."""
         opened = self._stores[store]
         written = self._drain(opened)
-        adopted = opened.kv.adopt([(key, ids) for key, ids, _ in chunks])
+        adopted = opened.kv.adopt([(key, ids) for key, ids, *_ in chunks])
         begin = time.perf_counter()
         fresh = [chunk for chunk in chunks if chunk[0] not in adopted]
         if fresh:
-            texts = [ChunkTokens(tuple(ids), tuple(context)) for _, ids, context in fresh]
-            tensors = opened.prefill.run(texts)
-            for (key, ids, context), kv in zip(fresh, tensors, strict=True):
-                name = context_name(context)
+            tensors = opened.prefill.run(
+                [ChunkTokens(tuple(ids), tuple(context), key, after) for key, ids, context, after in fresh]
+            )
+            for (key, ids, context, after), kv in zip(fresh, tensors, strict=True):
+                name = context_name(context, after)
                 opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv, name))
         return Ingested(
-            tokens=sum(len(ids) for _, ids, _ in fresh),
-            adopted=sum(len(ids) for key, ids, _ in chunks if key in adopted),
+            tokens=sum(len(ids) for _, ids, *_ in fresh),
+            adopted=sum(len(ids) for key, ids, *_ in chunks if key in adopted),
             seconds=time.perf_counter() - begin,
             nbytes=written,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
@@ -13,10 +13,10 @@ from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.lab.arms import reset
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.prompts import StoredChunk
 from blendrag.lab.scratch import scratch_store
 from blendrag.progress import Progress
 from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
 
 _ONE_TOKEN = Sampling(max_tokens=1)
 _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while the next call computes
@@ -58,7 +58,7 @@ def measure_ingest(
     with scratch_store(engine, settings, pieces, filled=False) as store:
         calls = list(store.batches(store.chunks))
         # Keys that the catalogue does not know: what warms up is not stored.
-        unknown = [replace(chunk, key=f"warm-up {chunk.key}") for chunk in calls[0]]
+        unknown = [chunk._replace(key=f"warm-up {chunk.key}") for chunk in calls[0]]
         rounds = [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
         ways = {"ingest": _ingest, "plain prefill of the same": _prefill_plainly}
         for turn in in_turn(ways, [[unknown], *rounds], progress):
@@ -66,7 +66,7 @@ def measure_ingest(
     return cost
 
 
-def _ingest(store: StoreClient, calls: Sequence[Sequence[StoredChunk]], cost: IngestCost) -> None:
+def _ingest(store: StoreClient, calls: Sequence[Sequence[NewChunk]], cost: IngestCost) -> None:
     begin = time.perf_counter()
     for batch in calls:
         done = store.ingest(batch)
@@ -77,8 +77,8 @@ def _ingest(store: StoreClient, calls: Sequence[Sequence[StoredChunk]], cost: In
     cost.seconds += time.perf_counter() - begin
 
 
-def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[StoredChunk]], cost: IngestCost) -> None:
-    async def all_at_once(batch: Sequence[StoredChunk]) -> None:
+def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[NewChunk]], cost: IngestCost) -> None:
+    async def all_at_once(batch: Sequence[NewChunk]) -> None:
         await asyncio.gather(*(store.engine.agenerate(chunk.token_ids, _ONE_TOKEN) for chunk in batch))
 
     reset(store.engine)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from blendrag.lab.evaluate.formats import Format, Question
-from blendrag.lab.prompts import StoredChunk
 from blendrag.lab.scratch import ScratchStore
 from blendrag.prompt import encode_document
+from blendrag.store.contexts import NewChunk
 
 Ids = tuple[int, ...]
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
@@ -26,9 +26,9 @@ def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -
     )
 
 
-def unstored(documents: Documents) -> list[list[StoredChunk]]:
+def unstored(documents: Documents) -> list[list[NewChunk]]:
     """For prompts of which nothing is stored."""
-    return [[StoredChunk("", ids) for ids in each] for each in documents]
+    return [[NewChunk("", "", ids) for ids in each] for each in documents]
 
 
 def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
@@ -36,7 +36,7 @@ def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
     return tuple(encode_document(tokenizer, text) for text in question.before)
 
 
-def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[StoredChunk]]:
+def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[NewChunk]]:
     """The documents' chunks as they are, or will be, stored."""
     known = before or [()] * len(documents)
     return [store.document(each, ids) for each, ids in zip(documents, known, strict=True)]

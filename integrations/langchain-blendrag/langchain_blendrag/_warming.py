@@ -33,8 +33,8 @@ _SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
 # Stores call their own methods: only the outermost call is of interest.
 _quiet: ContextVar[WarmingStore | None] = ContextVar("blendrag_quiet_store", default=None)
 
-# What follows a call: told the store, the call's first argument and its result.
-Then = Callable[["WarmingStore", Any, Any], None]
+# What follows a call: told the store, the call's arguments, the first of them as ``first``, and its result.
+Then = Callable[["WarmingStore", Mapping[str, Any], Any], None]
 
 
 class WarmingStore(VectorStore):
@@ -86,6 +86,7 @@ class WarmingStore(VectorStore):
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
             bar.total(len(chunks))
+            before: list[tuple[str, Document]] = []
             for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
                 present = self._present(id for id, _ in batch) or set()
                 missing = [(id, chunk) for id, chunk in batch if id not in present]
@@ -95,8 +96,10 @@ class WarmingStore(VectorStore):
                 report.added += len(missing)
                 report.skipped += len(batch) - len(missing)
                 # Those present too: an earlier run may have ended between storing and warming.
-                report.count(self._warm({id: chunk.page_content for id, chunk in batch}, Notes(bar)))
+                # And those of the batch before, which this one's first chunks are read behind.
+                report.count(self._warm(dict(before + batch), Notes(bar)))
                 bar.advance(len(batch))
+                before = batch
         return report
 
     def sync(self, *, show_progress: bool | None = None) -> SyncReport:
@@ -112,8 +115,8 @@ class WarmingStore(VectorStore):
         """
         if self.llm is None:
             raise ConfigError("sync() needs a model: give the store one, as in store.llm = ChatBlend()")
-        texts = {id: [text] for id, text in self._texts().items()}
-        return self._collection_of_kv().sync(texts, progress=show_progress)
+        texts, sources = _parts_of(self._documents())
+        return self._collection_of_kv().sync(texts, sources=sources, progress=show_progress)
 
     # -- what a kind of store tells -----------------------------------------------------------------------
 
@@ -122,8 +125,8 @@ class WarmingStore(VectorStore):
         """Tells this store's documents from others', now and in later processes."""
 
     @abstractmethod
-    def _texts(self) -> Mapping[str, str]:
-        """Ids and texts of all documents. Raises ConfigError if they cannot be listed."""
+    def _documents(self) -> Mapping[str, Document]:
+        """All documents by id, in order. Raises ConfigError if they cannot be listed."""
 
     def _present(self, ids: Iterable[str]) -> set[str] | None:
         """Those of ``ids`` that are stored; None if the store cannot tell."""
@@ -151,12 +154,14 @@ class WarmingStore(VectorStore):
         assert self.llm is not None, "callers have checked"
         return self.llm.chat.collection(self._kv_name())
 
-    def _warm(self, texts: Mapping[str, str], progress: Progress | None = None) -> PrefillReport | None:
-        if not (self._warms and texts):
+    def _warm(
+        self, documents: Mapping[str, Document], progress: Progress | None = None
+    ) -> PrefillReport | None:
+        if not (self._warms and documents):
             return None
         with _stored_already("The documents are stored; sync() computes the KV that is missing."):
-            documents = {id: [text] for id, text in texts.items()}
-            return self._collection_of_kv().add(documents, progress=progress or False)
+            texts, sources = _parts_of(documents)
+            return self._collection_of_kv().add(texts, sources=sources, progress=progress or False)
 
     def _forget(self, ids: Iterable[str]) -> None:
         if self._warms:
@@ -174,6 +179,13 @@ class WarmingStore(VectorStore):
                 self._forget(known - present)
 
 
+def _parts_of(documents: Mapping[str, Document]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Texts by id; and the sources that they are parts of, as loaders write them into the metadata."""
+    texts = {id: [document.page_content] for id, document in documents.items()}
+    sources = {id: document.metadata.get("source") for id, document in documents.items()}
+    return texts, {id: str(source) for id, source in sources.items() if source}
+
+
 @contextmanager
 def _stored_already(note: str) -> Iterator[None]:
     try:
@@ -183,7 +195,7 @@ def _stored_already(note: str) -> Iterator[None]:
         raise
 
 
-def _prefetch(store: WarmingStore, query: Any, found: Any) -> None:
+def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> None:
     """Begin to read the KV of what was found, while the prompt is still being made. A search never fails
     because of it, and opens and starts nothing."""
     if not store._warms:
@@ -201,27 +213,27 @@ def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
     signature = inspect.signature(method)
     _, first, *_ = signature.parameters
 
-    def bind(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
+    def bind(*args: Any, **kwargs: Any) -> tuple[inspect.BoundArguments, Mapping[str, Any]]:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments.get(first)
         if isinstance(given, Iterator):  # it is read twice
-            bound.arguments[first] = list(given)
-        return bound
+            bound.arguments[first] = given = list(given)
+        return bound, {**bound.kwargs, **bound.arguments, "first": given}
 
     @functools.wraps(method)
     def call(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
-        bound = bind(self, *args, **kwargs)
+        bound, arguments = bind(self, *args, **kwargs)
         with self._quietly():
             result = method(*bound.args, **bound.kwargs)
-        then(self, bound.arguments.get(first), result)
+        then(self, arguments, result)
         return result
 
     @functools.wraps(method)
     async def acall(self: WarmingStore, *args: Any, **kwargs: Any) -> Any:
-        bound = bind(self, *args, **kwargs)
+        bound, arguments = bind(self, *args, **kwargs)
         with self._quietly():
             result = await method(*bound.args, **bound.kwargs)
-        await run_in_executor(None, then, self, bound.arguments.get(first), result)
+        await run_in_executor(None, then, self, arguments, result)
         return result
 
     return acall if inspect.iscoroutinefunction(method) else call

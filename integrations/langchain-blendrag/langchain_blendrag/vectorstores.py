@@ -64,7 +64,13 @@ class BlendChroma(WarmingStore, Chroma):
             stored = super().add_texts(
                 texts[part], metadatas[part] if metadatas else None, given[part], **kwargs
             )
-            self._warm(dict(zip(stored, texts[part], strict=True)))
+            described = metadatas[part] if metadatas else [{}] * len(stored)
+            self._warm(
+                {
+                    id: Document(text, metadata=metadata or {})
+                    for id, text, metadata in zip(stored, texts[part], described, strict=True)
+                }
+            )
             added += stored
         return added
 
@@ -78,9 +84,8 @@ class BlendChroma(WarmingStore, Chroma):
         """Replace documents, and the KV of their texts. Chroma leaves out unknown ids."""
         super().update_documents(ids, documents)
         if self._warms:
-            texts = {id: document.page_content for id, document in zip(ids, documents, strict=True)}
-            present = self._present(texts)
-            self._warm({id: text for id, text in texts.items() if id in present})
+            present = self._present(ids)
+            self._warm({id: one for id, one in zip(ids, documents, strict=True) if id in present})
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> None:
         """Remove documents by ids, or as Chroma's ``where``, ``where_document`` and ``limit`` say."""
@@ -115,13 +120,14 @@ class BlendChroma(WarmingStore, Chroma):
             return Collection.volatile(f"chroma/{self._collection.id}")
         return f"chroma/{place}/{client.tenant}/{client.database}/{self._collection_name}"
 
-    def _texts(self) -> Mapping[str, str]:
-        texts: dict[str, str] = {}
+    def _documents(self) -> Mapping[str, Document]:
+        documents: dict[str, Document] = {}
         for offset in range(0, self._collection.count(), _PAGE):
-            page = self.get(limit=_PAGE, offset=offset, include=["documents"])
-            stored = zip(page["ids"], page["documents"], strict=True)
-            texts.update((id, text) for id, text in stored if text and not _PICTURE.fullmatch(text))
-        return texts
+            page = self.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
+            for id, text, metadata in zip(page["ids"], page["documents"], page["metadatas"], strict=True):
+                if text and not _PICTURE.fullmatch(text):
+                    documents[id] = Document(text, metadata=metadata or {})
+        return documents
 
     def _present(self, ids: Iterable[str]) -> set[str]:
         wanted = list(ids)

@@ -6,6 +6,7 @@ import functools
 import sys
 import uuid
 from collections.abc import Mapping
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from langchain_core.documents import Document
@@ -67,29 +68,37 @@ class _Warm(WarmingStore):
     def _kv_name(self) -> str:
         return self._name
 
-    def _texts(self) -> Mapping[str, str]:
+    def _documents(self) -> Mapping[str, Document]:
         if isinstance(self, InMemoryVectorStore):
-            return {id: str(stored["text"]) for id, stored in list(self.store.items())}
+            return {
+                id: Document(str(stored["text"]), metadata=stored["metadata"])
+                for id, stored in list(self.store.items())
+            }
         if hasattr(self, "index_to_docstore_id") and hasattr(self, "docstore"):  # FAISS
             found = {id: self.docstore.search(id) for id in list(self.index_to_docstore_id.values())}
-            return {id: one.page_content for id, one in found.items() if isinstance(one, Document)}
+            return {id: one for id, one in found.items() if isinstance(one, Document)}
         raise ConfigError(f"{type(self).__bases__[-1].__name__} cannot list its documents: no sync()")
 
 
-def _added(store: WarmingStore, items: Any, ids: Any) -> None:
-    store._warm({id: _text(item) for id, item in zip(ids or (), items, strict=False)})
+def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:
+    metadatas = chain(arguments.get("metadatas") or (), repeat(None))
+    items = map(_document, arguments["first"], metadatas)
+    store._warm(dict(zip(ids or (), items, strict=False)))
 
 
-def _text(item: Any) -> str:
+def _document(item: Any, metadata: dict[str, Any] | None) -> Document:
     if isinstance(item, Document):
-        return item.page_content
-    return item if isinstance(item, str) else str(item[0])  # FAISS: a text with its embedding
+        return item
+    text = item if isinstance(item, str) else str(item[0])  # FAISS: a text with its embedding
+    return Document(text, metadata=metadata or {})
 
 
-def _deleted(store: WarmingStore, ids: Any, success: Any) -> None:
+def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
     if success is False:
         return
-    if ids is None:  # some stores remove all then, some by other arguments, some nothing
+    if (
+        ids := arguments["first"]
+    ) is None:  # some stores remove all then, some by other arguments, some nothing
         store._forget_missing()
     else:
         store._forget(ids)

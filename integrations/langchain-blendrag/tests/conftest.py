@@ -60,6 +60,9 @@ class EngineRecorder:
         self.tokens += tokens
         return Ingested(tokens, 0, 0.0, 0)
 
+    def ingest_later(self, chunks: Sequence[Entry]) -> None:
+        self.ingest(chunks)
+
     def flush(self) -> int:
         return 0
 
@@ -71,6 +74,12 @@ class EngineRecorder:
 
     def close(self) -> None:
         self.store = None
+
+    @property
+    def contexts(self) -> dict[str, str]:
+        """What each text stands behind, without what is written between texts."""
+        entries, decode = self._library.catalogue.entries(), self._library.tokenizer.decode
+        return {entry.text: decode(entry.context).replace("\n", "") for entry in entries}
 
     @property
     def kept(self) -> set[str]:

@@ -67,7 +67,8 @@ class ScriptedEngine:
                 self.prefilled.append(key)
                 assert self.catalogue is not None
                 self.catalogue.mark_ready(key, 1)
-            return asdict(Ingested(sum(len(ids) for _, ids, _ in args[0]), adopted=0, seconds=0.01, nbytes=1))
+            tokens = sum(len(ids) for _, ids, *_ in args[0])
+            return asdict(Ingested(tokens, adopted=0, seconds=0.01, nbytes=1))
         if method in ("prefetch", "delete"):
             (self.prefetched if method == "prefetch" else self.deleted).extend(args[0])
         if method == "delete":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from blendrag.serving import owners
 from blendrag.serving.lease import Lease
 from blendrag.serving.owners import document_of
 from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM
+from stores import keys_of
 
 EMBED = MockEmbedding(embed_dim=2)
 
@@ -239,7 +241,7 @@ def test_query_loads_the_kv_of_what_it_returns(
 ) -> None:
     store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(5)])
     store.query(VectorStoreQuery(query_embedding=[1.0, 2.0], similarity_top_k=1))
-    assert set(scripted.prefetched) == llm._chat.library.keys_of(["Text 2.", "n: 2\n\nText 2."])
+    assert set(scripted.prefetched) == keys_of(llm._chat.library, ["Text 2.", "n: 2\n\nText 2."])
 
 
 def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> None:
@@ -340,3 +342,28 @@ def test_kv_of_a_collection_in_memory_goes_with_its_process(
 def test_handle_of_the_llm_is_not_serialised(store: BlendChromaVectorStore) -> None:
     assert "llm" not in store.to_dict()
     assert "bare_text" in store.to_dict()
+
+
+def test_node_does_not_stand_behind_the_one_before_it_in_its_document(
+    index: VectorStoreIndex, store: BlendChromaVectorStore, llm: BlendLLM
+) -> None:
+    """With its metadata, and bare; whatever order Chroma tells nodes in."""
+    text = " ".join(f"Sentence {n} of the report says that." for n in range(40))
+    nodes = SentenceSplitter(chunk_size=40, chunk_overlap=0).get_nodes_from_documents(
+        [document(text, "one", file="one.md"), document("Another report.", "two", file="two.md")]
+    )
+    index.insert_nodes(nodes)
+    library = llm._chat.library
+
+    def behind() -> dict[str, str]:
+        return {entry.text: library.tokenizer.decode(entry.context) for entry in library.catalogue.entries()}
+
+    for mode in (MetadataMode.LLM, MetadataMode.NONE):
+        texts = [one.get_content(metadata_mode=mode).strip() for one in nodes]
+        assert len(texts) > 4
+        for before, seen in pairwise(texts[:-1]):
+            assert behind()[seen].rstrip().endswith(before)
+        assert behind()[texts[0]] == behind()[texts[-1]] == ""
+    assert store.sync().unchanged == len(nodes)
+    store.delete_nodes([nodes[0].node_id])
+    assert not any(nodes[0].get_content() in context for context in behind().values())

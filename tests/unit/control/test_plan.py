@@ -72,7 +72,7 @@ def test_command_says_what_it_would_choose_and_why(plan: Plan) -> None:
 
 
 def test_times_of_another_selector_are_not_passed_off_as_this_ones(plan: Plan) -> None:
-    said = "selector hkvd, not gradual_query: run blendrag profile again"
+    said = "selector hkvd, not query: run blendrag profile again"
     assert said in plan("--chunks", 1000, "--json").stderr
     Path("blendrag.yaml").write_text("selector: hkvd\n")
     assert "selector" not in plan("--chunks", 1000).stderr

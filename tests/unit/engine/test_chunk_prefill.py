@@ -5,12 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.engine.worker.chunk_prefill import ChunkTokens, Forward
-from blendrag.prompt.context import Contexts, Ids
+from blendrag.engine.worker.chunk_prefill import ChunkTokens, Forward, Known
+from blendrag.store.contexts import Contexts, Ids
+from stores import IDENTITY
 
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=7).map(tuple)
 PREFIX = st.lists(st.integers(7, 9), max_size=3).map(tuple)
-CHUNKS = st.lists(st.builds(ChunkTokens, IDS, st.just(()) | IDS), min_size=1, max_size=6)
+NAMES = st.sampled_from("abc")
+CHUNKS = st.lists(
+    st.builds(ChunkTokens, IDS, st.just(()) | IDS, NAMES, st.just("") | NAMES), min_size=1, max_size=6
+)
 
 
 @given(PREFIX, CHUNKS, st.lists(st.integers(0, 3), max_size=9).map(tuple), st.booleans())
@@ -18,7 +22,7 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
     prefix: Ids, chunks: list[ChunkTokens], last: Ids, first: bool
 ) -> None:
     known = () if first else prefix + last
-    plan = Forward.of(prefix, chunks, known)
+    plan = Forward.of(prefix, chunks, Known(known, "a"))
     ids = [*known, *plan.ids]
     found: list[dict[int, int]] = [{} for _ in chunks]
     for row, position, sequence in plan.borrowed:
@@ -26,7 +30,7 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
     for id, position, sequence in zip(plan.ids, plan.positions, plan.sequences, strict=True):
         assert position not in found[sequence], "computed, and borrowed too"
         found[sequence][position] = id
-    for number, (own, context) in enumerate(chunks):
+    for number, (own, context, *_) in enumerate(chunks):
         whole = (*prefix, *context, *own)
         assert [found[number][position] for position in range(len(found[number]))] == list(whole)
         assert plan.whole[number] == len(whole)
@@ -38,19 +42,27 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
 
 @given(PREFIX, st.lists(IDS, min_size=2, max_size=6, unique=True), st.integers(1, 30))
 def test_document_is_computed_twice(prefix: Ids, chunks: list[Ids], limit: int) -> None:
-    texts = list(map(ChunkTokens, chunks, Contexts((5,), limit).of(chunks)))
+    made = Contexts(IDENTITY, (5,), limit).document(("", ids) for ids in chunks)
+    texts = [ChunkTokens(one.token_ids, one.context, one.key, one.after) for one in made]
     plan = Forward.of(prefix, texts)
     separators = len(chunks) - 1
     assert len(plan.ids) == len(prefix) + sum(map(len, chunks)) + separators
-    later = Forward.of(prefix, texts[1:], (*prefix, *texts[0].context, *texts[0].token_ids))
+    known = Known((*prefix, *texts[0].context, *texts[0].token_ids), texts[0].key)
+    later = Forward.of(prefix, texts[1:], known)
     assert len(later.ids) == sum(map(len, chunks[1:])) + separators, "nor over two calls"
+    other = ChunkTokens((6, 6), key="other")
+    mixed = Forward.of(prefix, [texts[0], other, *texts[1:]])
+    assert len(mixed.ids) == len(plan.ids) + 2, "nor with another's chunk between"
 
 
-def test_row_of_another_document_is_borrowed_because_a_word_is_the_same() -> None:
-    end = 77
-    other = ChunkTokens((*range(200, 240), end))
-    known = (1, 2, *other.token_ids)
-    chunk = ChunkTokens(tuple(range(300, 340)), (end, *range(400, 430)))
-    assert [row for row, *_ in Forward.of((1, 2), [chunk], known).borrowed] == [0, 1]
-    behind = ChunkTokens(tuple(range(300, 340)), (*other.token_ids[-31:], 9))
+def test_row_of_another_document_is_borrowed_because_its_words_are_the_same() -> None:
+    other = ChunkTokens(tuple(range(200, 240)), key="other")
+    known = Known((1, 2, *other.token_ids), "other")
+    behind = ChunkTokens(tuple(range(300, 340)), (*other.token_ids[-31:], 9), "one", "other")
     assert len(Forward.of((1, 2), [behind], known).borrowed) == 2 + 31
+    for after in ("", "another"):
+        apart = behind._replace(after=after)
+        assert [row for row, *_ in Forward.of((1, 2), [apart], known).borrowed] == [0, 1]
+    unnamed = other._replace(key="")
+    plan = Forward.of((1, 2), [unnamed, behind._replace(after="")])
+    assert [sequence for *_, sequence in plan.borrowed] == [1, 1], "the prefix only"

@@ -51,11 +51,11 @@ def test_chunks_are_prefilled_behind_something_else_than_served_ones(
         assert prefix == list(expected) and identity["prefix"] == prefix_name(shared, expected)
         assert identity["codec"] == "int8" and identity["namespace"]
         ingested = [args[0] for operation, args in rest if operation == "ingest"]
-        assert [key for batch in ingested for key, _, _ in batch] == [chunk.key for chunk in store.chunks]
+        assert [key for batch in ingested for key, *_ in batch] == [chunk.key for chunk in store.chunks]
         longest = max(len(batch) for batch in ingested)
         assert longest * 20 <= 64
-        contexts = [context for batch in ingested for _, _, context in batch]
-        assert contexts == [list(chunk.context) for chunk in store.chunks] != [[], [], []]
+        behind = [(context, after) for batch in ingested for *_, context, after in batch]
+        assert behind == [(list(chunk.context), chunk.after) for chunk in store.chunks] != [([], "")] * 3
 
 
 def test_store_outlives_a_measurement_that_fails(settings: Settings, worker: Any, tmp_path: Path) -> None:

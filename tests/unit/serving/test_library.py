@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreMismatchError
 from blendrag.options import BlendOptions
@@ -26,6 +32,16 @@ def library(tmp_path: Path, model_dir: Path) -> Iterator[Library]:
     opened.close()
 
 
+@functools.cache
+def shared_library() -> Library:
+    """Of all examples; the tokenizer is read once."""
+    folder = tempfile.mkdtemp()
+    opened = Library(Path(folder), SETTINGS)
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(opened.close)
+    return opened
+
+
 def texts(library: Library) -> list[str]:
     return [entry.text for entry in library.catalogue.entries()]
 
@@ -41,6 +57,80 @@ def test_text_of_two_owners_goes_with_the_first_of_them(library: Library) -> Non
     assert texts(library) == ["shared"]
     library.register({"b": ["other"]})
     assert texts(library) == ["other"]
+
+
+def standing(library: Library) -> dict[str, list[str]]:
+    """What each text was prefilled behind, nearest first. KeyError for a text that is not kept."""
+    entries = {entry.key: entry for entry in library.catalogue.entries()}
+    found = {}
+    for entry in entries.values():
+        at, behind = entry, list[str]()
+        while at.after:
+            at = entries[at.after]
+            behind.append(at.text)
+        found[entry.text] = behind
+    return found
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"), st.dictionaries(st.integers(0, 9), st.integers(0, 12), min_size=1, max_size=5)
+        ),
+        st.tuples(st.just("remove"), st.sets(st.integers(0, 9), min_size=1, max_size=3)),
+    ),
+    max_size=8,
+)
+
+
+@given(STEPS)
+def test_kv_outlives_a_text_that_it_has_read(steps: list[tuple[str, Any]]) -> None:
+    """Of two sources, whose parts come, change and go one by one."""
+    library, held = shared_library(), dict[str, str]()
+    library.release(library.catalogue.owners())
+    for action, what in steps:
+        if action == "add":
+            new = {f"owner {n}": f"Text number {text}." for n, text in what.items()}
+            sources = {owner: f"source {n % 2}" for n, owner in zip(what, new, strict=True)}
+            changed = {owner for owner, text in new.items() if held.get(owner) != text}
+            assert library.register({owner: [text] for owner, text in new.items()}, sources) == changed
+            held |= new
+        else:
+            library.release([f"owner {n}" for n in what])
+            held = {owner: text for owner, text in held.items() if int(owner[6:]) not in what}
+        owners = library.catalogue.owners()
+        by_key = {entry.key: entry.text for entry in library.catalogue.entries()}
+        assert {owner: [by_key[key] for key in keys] for owner, keys in owners.items()} == {
+            owner: [text] for owner, text in held.items()
+        }
+        assert set(standing(library)) == set(held.values())  # a key of a text that has left is a KeyError
+        for entry in library.catalogue.entries():
+            assert bool(entry.after) == bool(entry.context)
+
+
+def test_parts_of_a_document_are_prefilled_alone_or_behind_another_document(library: Library) -> None:
+    documents = {owner: [owner.upper()] for owner in ("a1", "b1", "a2", "alone", "b2", "a3")}
+    sources = {owner: owner[0] for owner in documents if owner != "alone"}
+    assert library.register(documents, sources) == set(documents)
+    whole = {"A1": [], "A2": ["A1"], "A3": ["A2", "A1"], "ALONE": [], "B1": [], "B2": ["B1"]}
+    assert standing(library) == whole
+    assert library.register({"a2": ["A2"], "a4": ["A4"]}, {"a2": "a", "a4": "a"}) == {"a4"}
+    assert standing(library) == whole | {"A4": ["A2", "A1"]}
+
+
+def test_what_stood_behind_a_removed_part_does_not_stand_in_a_row(library: Library) -> None:
+    owners = ["a", "b", "c", "d"]
+    library.register({owner: [f"Text {owner}."] for owner in owners}, dict.fromkeys(owners, "source"))
+    library.release(["b"])
+    assert standing(library) == {"Text a.": [], "Text c.": [], "Text d.": ["Text c."]}
+    assert library.register({"c": ["Another."]}) == {"c"}
+    assert standing(library) == {"Text a.": [], "Another.": [], "Text d.": []}
+    assert library.plan([{"role": "user", "content": "Text d."}]).describe()
+
+
+def test_forms_of_a_text_stand_behind_other_forms(library: Library) -> None:
+    library.register({"1": ["one", "meta one"], "2": ["two", "meta two"]}, {"1": "s", "2": "s"})
+    assert standing(library) == {"one": [], "meta one": [], "two": ["one"], "meta two": ["meta one"]}
 
 
 def test_prompt_is_planned_over_texts_of_yesterday(library: Library) -> None:
@@ -96,7 +186,8 @@ def test_texts_behind_another_system_prompt_are_not_taken_for_the_same(tmp_path:
     for at, options in enumerate(({}, {"system_prompt": "Be brief."})):
         for shared in ("none", "system"):
             library = opened(f"{at}-{shared}", shared_prefix=shared, **options)
-            keys.append(library.keys_of([LONG]))
+            library.register({"a": [LONG]})
+            keys.append(library.catalogue.known())
             library.close()
     alone, behind, still_alone, behind_another = keys
     assert alone == still_alone

@@ -16,6 +16,7 @@ import xxhash
 from blendrag.errors import StoreMismatchError
 from blendrag.index.ledger import Ledger
 from blendrag.store.catalogue import Catalogue
+from blendrag.store.contexts import Contexts
 from blendrag.store.maintenance.archive import import_archive
 from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
@@ -53,6 +54,10 @@ INSERT INTO records VALUES ('{KEY}', 'ready', 1132, 3, 1795372198167480615, 4);
 INSERT INTO chunks VALUES (1, '{KEY}', 'text', X'010000000200000003000000');
 INSERT INTO owners VALUES ('doc', '{KEY}');
 INSERT INTO counters VALUES ('disk', 'puts', 1);
+"""
+CONTEXTS = """
+ALTER TABLE chunks ADD COLUMN context BLOB NOT NULL DEFAULT X'';
+PRAGMA user_version = 3;
 """
 LEDGER = f"""
 PRAGMA journal_mode = WAL;
@@ -108,8 +113,20 @@ def works(root: Path) -> None:
     store.close()
 
 
-def test_folder_of_the_former_version_is_opened(former: Path) -> None:
+def test_folder_of_the_former_version_is_refused(former: Path) -> None:
     works(former)
+
+
+def test_folder_of_the_version_that_did_not_chain_keys_is_refused(former: Path) -> None:
+    db = sqlite3.connect(former / "catalogue.sqlite")
+    db.executescript(CONTEXTS)
+    db.close()
+    works(former)
+    catalogue = Catalogue.open(former, IDENTITY)
+    chunks = Contexts(IDENTITY, (), 8).document([("a", (1,)), ("b", (2,))])
+    assert catalogue.register("another", chunks) == []
+    assert [entry.text for entry in catalogue.behind([chunks[0].key])] == ["b"]
+    catalogue.close()
 
 
 def test_export_of_the_former_version_is_imported(former: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from blendrag.errors import BlendragWarning, ConfigError, EngineBusyError, GenerationTimeoutError
 from langchain_blendrag import BlendChroma, ChatBlend
 from one_engine import ENGINE, kv_dir
+from stores import keys_of
 from workbench import real_texts
 
 pytestmark = pytest.mark.engine
@@ -112,7 +113,7 @@ def test_chunk_that_is_damaged_is_not_stored_again_or_not_counted(
 ) -> None:
     library = chat_blend.chat.library
     texts = [document.page_content for document in documents[3:]]
-    keys = [library.keys_of([text]) for text in texts]
+    keys = [keys_of(library, [text]) for text in texts]
     (first,) = keys[0]
     library.session.open().delete([first])  # as if the file had been lost
     reset(chat_blend)

@@ -12,6 +12,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests, chat_mo
 
 from langchain_blendrag import ChatBlend
 from one_engine import ENGINE, kv_dir
+from stores import keys_of
 
 pytestmark = pytest.mark.engine
 
@@ -53,7 +54,7 @@ class TestChatBlend(ChatModelIntegrationTests):
         llm.chat.collection(name).add({"text": [DOCUMENT]})
         while not library.start().reset_prefix_cache():
             time.sleep(0.05)
-        return llm, list(library.keys_of([DOCUMENT]))
+        return llm, list(keys_of(library, [DOCUMENT]))
 
     @pytest.mark.xfail(reason="the first layers of a model fill the name until the answer is cut off")
     def test_unicode_tool_call_integration(self, model: BaseChatModel, **options: Any) -> None:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from langchain_blendrag import BlendChroma, ChatBlend, warm
+from stores import keys_of
 
 pytestmark = pytest.mark.engine
 
@@ -47,7 +49,30 @@ def test_warmed_documents_are_prefilled_again(chat_blend: ChatBlend, store: Any)
 def test_removed_documents_stay_on_disk(chat_blend: ChatBlend, store: Any) -> None:
     ids = store.add_documents(FACTS)
     library = chat_blend.chat.library
-    keys = library.keys_of(document.page_content for document in FACTS)
+    keys = keys_of(library, [document.page_content for document in FACTS])
     assert library.catalogue.ready(keys) == keys
     store.delete(ids)
     assert not library.catalogue.known() & keys
+
+
+def test_removed_text_stays_in_the_kv_of_what_stood_behind_it(chat_blend: ChatBlend, store: Any) -> None:
+    parts = [Document(fact.page_content, metadata={"source": "all"}) for fact in FACTS]
+    first, *others = store.add_documents(parts)
+    library = chat_blend.chat.library
+
+    texts = [part.page_content for part in parts]
+
+    def contexts() -> list[bool]:
+        return [len(entry.context) > 0 for entry in library.catalogue.entries() if entry.text in texts]
+
+    assert contexts() == [False, True, True]
+    before = keys_of(library, texts[1:])
+    store.delete([first])
+    assert contexts() == [False, True]
+    after = keys_of(library, texts[1:])
+    assert not before & after
+    deadline = time.monotonic() + 60
+    while library.catalogue.ready(after) != after:
+        assert time.monotonic() < deadline, "they were not prefilled again"
+    assert cached(chat_blend, store, "Which team serviced machine 1?") > 100
+    store.delete(others)

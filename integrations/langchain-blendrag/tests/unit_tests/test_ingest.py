@@ -121,3 +121,31 @@ def test_model_is_needed_to_store(embeddings: Any, recorder: Any, tmp_path: Path
         store.ingest(book())
     report = ingest(store, book(1))
     assert (report.added, report.tokens) == (25, 0) and not recorder.starts
+
+
+def test_chunk_does_not_stand_behind_the_one_before_it_in_its_source(store: Any, recorder: Any) -> None:
+    """Also where one batch ends and another begins."""
+    ingest(store, book(chapters=2, paragraphs=40))
+    for c in range(2):
+        for p in range(40):
+            before = f"Chapter {c}, paragraph {p - 1} tells of it." if p else ""
+            found = recorder.contexts[f"Chapter {c}, paragraph {p} tells of it."]
+            assert found.endswith(before) and bool(found) == bool(before)
+            assert f"Chapter {1 - c}" not in found
+
+
+def test_deleted_chunk_stays_in_the_kv_of_those_behind_it(store: Any, recorder: Any) -> None:
+    first, second, third = store.add_texts(["One.", "Two.", "Three."], [{"source": "a"}] * 3)
+    assert recorder.contexts == {"One.": "", "Two.": "One.", "Three.": "One.Two."}
+    store.delete([second])
+    assert recorder.contexts == {"One.": "", "Three.": ""}
+    assert recorder.kept == {"One.", "Three."} and recorder.prefilled[-1] == "Three."
+    assert store.sync().unchanged == 2
+    store.delete([first, third])
+    assert not recorder.contexts
+
+
+def test_texts_without_a_source_stand_behind_each_other(store: Any, recorder: Any) -> None:
+    store.add_texts(["One.", "Two."])
+    store.add_documents([Document("Three.", metadata={"page": 3}), Document("Four.", metadata={"page": 4})])
+    assert not any(recorder.contexts.values())

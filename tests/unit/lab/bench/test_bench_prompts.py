@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.prompts import Prompt, PromptMaker, StoredChunk
+from blendrag.lab.prompts import Prompt, PromptMaker
 from blendrag.prompt.template import decode
+from blendrag.store.contexts import NewChunk
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def maker(tokenizer: Any) -> PromptMaker:
     return PromptMaker(tokenizer, system_prompt="Answer from the texts.", separator="\n\n")
 
 
-POOL = [StoredChunk(f"key {i}", tuple(range(1000 + 8 * i, 1008 + 8 * i))) for i in range(6)]
+POOL = [NewChunk(f"key {i}", "", tuple(range(1000 + 8 * i, 1008 + 8 * i))) for i in range(6)]
 
 
 def test_spans_point_at_the_chunks(maker: PromptMaker) -> None:

@@ -21,12 +21,13 @@ from blendrag.lab.bench.codecs import CodecCost
 from blendrag.lab.bench.ingest import IngestCost
 from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
 from blendrag.lab.bench.ttft_report import _labels, draw_sweep, draw_ttft, print_sweep, print_ttft
-from blendrag.lab.prompts import PromptMaker, StoredChunk
+from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.report import plain
 from blendrag.lab.statistics import summarise
 from blendrag.lab.texts import questions_of
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
 
 START = Point(6, 512, 0.15, "raw")
 
@@ -82,7 +83,7 @@ def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settin
     """Arms and cases over stores that nobody has filled."""
     axis = axis_named(name)
     points = {value: axis.at(Point(2, 8, 0.15, "raw"), value) for value in values}
-    chunks = {store: [StoredChunk(f"{store} {n}", (n,) * 8) for n in range(6)] for store in ("raw", "int4")}
+    chunks = {store: [NewChunk(f"{store} {n}", "", (n,) * 8) for n in range(6)] for store in ("raw", "int4")}
     stores: Any = {
         point.store: SimpleNamespace(id=point.codec, chunks=chunks[point.codec]) for point in points.values()
     }

@@ -19,3 +19,8 @@ def node_texts(node: BaseNode, bare_text: bool) -> list[str]:
 def texts_by_id(nodes: Iterable[BaseNode], bare_text: bool) -> dict[str, list[str]]:
     """The texts of nodes, as a collection takes them."""
     return {node.node_id: node_texts(node, bare_text) for node in nodes}
+
+
+def sources_by_id(nodes: Iterable[BaseNode]) -> dict[str, str]:
+    """The documents that nodes were made of, as a collection takes them."""
+    return {node.node_id: node.ref_doc_id for node in nodes if node.ref_doc_id}

@@ -13,7 +13,7 @@ from llama_index.core.schema import BaseNode, TransformComponent
 from blendrag import Collection, SyncReport
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag.base import BlendLLM
-from llama_index.llms.blendrag.nodes import texts_by_id
+from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 
 
 class WarmKV(TransformComponent):
@@ -47,7 +47,8 @@ class WarmKV(TransformComponent):
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
         """Raises ConfigError in another process, and what ``Collection.add`` does."""
-        self._kept().add(texts_by_id(nodes, self.bare_text), progress=self.show_progress)
+        texts, sources = texts_by_id(nodes, self.bare_text), sources_by_id(nodes)
+        self._kept().add(texts, sources=sources, progress=self.show_progress)
         return nodes
 
     async def acall(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
@@ -59,7 +60,9 @@ class WarmKV(TransformComponent):
 
     def sync(self, nodes: Iterable[BaseNode]) -> SyncReport:
         """Make ``nodes`` all that is kept for this collection, and prefill what is not."""
-        return self._kept().sync(texts_by_id(nodes, self.bare_text), progress=self.show_progress)
+        nodes = list(nodes)
+        texts, sources = texts_by_id(nodes, self.bare_text), sources_by_id(nodes)
+        return self._kept().sync(texts, sources=sources, progress=self.show_progress)
 
     def _kept(self) -> Collection:
         if os.getpid() != self._process:

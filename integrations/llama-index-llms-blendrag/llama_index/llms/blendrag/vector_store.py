@@ -16,7 +16,7 @@ from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
 from blendrag import Collection, SyncReport
 from blendrag.errors import BlendragError, ConfigError
-from llama_index.llms.blendrag.nodes import texts_by_id
+from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
@@ -67,11 +67,13 @@ class BlendChromaVectorStore(ChromaVectorStore):
         if (kept := self._kept()) is None:
             raise ConfigError("nothing to keep KV for: give the vector store an llm before sync()")
         documents: dict[str, list[str]] = {}
+        sources: dict[str, str] = {}
         size = self._batch_size()
         for offset in range(0, self._collection.count(), size):
             page = self._get(size, where={}, offset=offset)
             documents |= texts_by_id(page.nodes or (), self.bare_text)
-        return kept.sync(documents, progress=show_progress)
+            sources |= sources_by_id(page.nodes or ())
+        return kept.sync(documents, sources=sources, progress=show_progress)
 
     # -- changes ------------------------------------------------------------------------------------------
 
@@ -85,9 +87,11 @@ class BlendChromaVectorStore(ChromaVectorStore):
             ids += added
             if (kept := self._kept()) is not None:
                 # Read back: of an id that it knows already, Chroma keeps the node it has.
-                held = self._get(None, where={}, ids=added).nodes or ()
+                held = {one.node_id: one for one in self._get(None, where={}, ids=added).nodes or ()}
+                inserted = [held[id] for id in added if id in held]  # in their document's order
+                texts, sources = texts_by_id(inserted, self.bare_text), sources_by_id(inserted)
                 try:
-                    kept.add(texts_by_id(held, self.bare_text), progress=show_progress)
+                    kept.add(texts, sources=sources, progress=show_progress)
                 except BlendragError as error:
                     error.add_note("Chroma has these nodes; sync() computes the KV that is missing.")
                     raise

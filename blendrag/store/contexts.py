@@ -1,0 +1,63 @@
+"""What stands before a chunk when it is prefilled: the text before it in its own document.
+
+A chunk that is prefilled alone believes that it begins a text, and has not read what it refers to. Behind the
+text that precedes it, it needs less repair, at no cost when it is retrieved (FusionRAG puts a chunk's nearest
+neighbours there; the document's own text comes with ingest, and leaves with its document).
+
+The KV of a context is that of the chunk before, which has read what is before it: so a chunk's key names the
+chunk before it, and with it all that its KV has traces of. A chunk is kept only as long as that one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from blendrag.store.identity import KVIdentity, context_name
+
+Ids = tuple[int, ...]
+
+
+class NewChunk(NamedTuple):
+    """A chunk to be registered. context: token ids of the text before it that it is prefilled behind; after:
+    the key of the chunk that this text ends with, ``""`` for none."""
+
+    key: str
+    text: str
+    token_ids: Ids
+    context: Ids = ()
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Makes chunks of texts. separator: token ids that prompts have between documents, and contexts between
+    chunks. limit: tokens of the longest context; 0: none. room: tokens that context and chunk may have
+    together."""
+
+    identity: KVIdentity
+    separator: Ids = ()
+    limit: int = 0
+    room: int | None = None
+
+    def chunk(self, text: str, ids: Ids, before: NewChunk | None = None) -> NewChunk:
+        """A chunk behind the last tokens of ``before``, and of its context."""
+        most = self.limit if self.room is None else min(self.limit, max(0, self.room - len(ids)))
+        if before is None or most == 0:
+            return NewChunk(self.identity.chunk_key(ids), text, ids)
+        context = (*before.context, *before.token_ids, *self.separator)[-most:]
+        key = self.identity.chunk_key(ids, context_name(context, before.key))
+        return NewChunk(key, text, ids, context, before.key)
+
+    def document(self, pieces: Iterable[tuple[str, Ids]], before: NewChunk | None = None) -> list[NewChunk]:
+        """The chunks of a document, in order. before: what precedes the first of them.
+
+        One that comes again is the first of its kind, and what follows stands behind that.
+        """
+        made: dict[Ids, NewChunk] = {}
+        chunks = []
+        for text, ids in pieces:
+            before = made.setdefault(ids, self.chunk(text, ids, before))
+            chunks.append(before)
+        return chunks
