@@ -59,8 +59,7 @@ def test_removed_text_stays_in_the_kv_of_what_stood_behind_it(chat_blend: ChatBl
     parts = [Document(fact.page_content, metadata={"source": "all"}) for fact in FACTS]
     first, *others = store.add_documents(parts)
     library = chat_blend.chat.library
-
-    texts = [part.page_content for part in parts]
+    texts = [part.page_content.strip() for part in parts]
 
     def contexts() -> list[bool]:
         return [len(entry.context) > 0 for entry in library.catalogue.entries() if entry.text in texts]
