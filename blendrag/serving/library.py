@@ -153,7 +153,7 @@ class Library:
             new = {
                 owner
                 for owner, texts in wanted.items()
-                if {chunk.text for chunk in self.catalogue.chunks_of(owner)} != set(texts)
+                if self.catalogue.texts_of(owner) != set(texts)
             }
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
@@ -239,6 +239,7 @@ class Library:
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
         with self._prefilling:  # a second caller waits, and finds nothing left to do
+            self.session.settle()  # nor is done again what is repaired beside prompts
             pending = self.catalogue.pending()
             if not pending:
                 return

@@ -90,9 +90,15 @@ class EngineSession:
         return None
 
     def later(self, work: Future[Any]) -> None:
-        """Have :meth:`close` wait for an operation that nobody else waits for."""
+        """Have :meth:`settle` and :meth:`close` wait for an operation that nobody else waits for."""
         with self._lock:
             self._later = [one for one in self._later if not one.done()] + [work]
+
+    def settle(self) -> None:
+        """Wait for what was left for later. What went wrong with it is found again by who needs it."""
+        for future in self._later:
+            with contextlib.suppress(Exception):
+                future.result()
 
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on, in all tiers of this machine, and when the engine is started
@@ -107,9 +113,7 @@ class EngineSession:
         """Finish what was left for later and give the engine back. Safe to call twice."""
         with self._lock:  # a start that goes on is waited for, or its engine would stay
             self._closed = True
-            for future in self._later:
-                with contextlib.suppress(Exception):
-                    future.result()
+            self.settle()
             if self._engine is None:
                 return
             with contextlib.suppress(BlendragError):

@@ -30,7 +30,6 @@ _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this 
 
 State = Literal["pending", "ready", "evicted"]
 
-_MANY = 500  # variables in one statement
 _LISTED = "(SELECT value FROM json_each(?))"  # of any number
 
 
@@ -144,9 +143,8 @@ class Catalogue:
         return self._select("WHERE state = 'pending'")
 
     def entries_of(self, keys: Iterable[str]) -> list[Entry]:
-        """Those of ``keys`` that are known, each once, in no particular order."""
-        parts = _parts(sorted(set(keys)))
-        return [entry for part in parts for entry in self._select(f"WHERE key IN ({_marks(part)})", part)]
+        """Those of ``keys`` that are known, each once, oldest first."""
+        return self._select(f"WHERE key IN {_LISTED}", (json.dumps(list(keys)),))
 
     def knows(self, key: str) -> bool:
         """Whether a chunk belongs to the index."""
@@ -264,6 +262,9 @@ class Catalogue:
         entries = self._select("WHERE key IN (SELECT key FROM owners WHERE owner = ?)", (owner,))
         return [entry.chunk() for entry in entries]
 
+    def texts_of(self, owner: str) -> set[str]:
+        return set(self._keys("SELECT text FROM owners JOIN chunks USING (key) WHERE owner = ?", (owner,)))
+
     def behind(self, keys: Iterable[str]) -> list[Entry]:
         """The chunks whose KV has traces of these: prefilled behind them, or behind such ones; oldest first,
         so each comes after what it stands behind."""
@@ -364,9 +365,8 @@ class Catalogue:
         ]
 
     def _among(self, keys: Iterable[str], condition: str) -> set[str]:
-        query = "SELECT key FROM records WHERE {} key IN ({})"
-        parts = _parts(list(keys))
-        return {key for part in parts for key in self._keys(query.format(condition, _marks(part)), part)}
+        query = f"SELECT key FROM records WHERE {condition} key IN {_LISTED}"
+        return set(self._keys(query, (json.dumps(list(keys)),)))
 
 
 def _packed(ids: Sequence[int]) -> bytes:
@@ -375,14 +375,6 @@ def _packed(ids: Sequence[int]) -> bytes:
 
 def _unpacked(ids: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(ids, "<i4").tolist())
-
-
-def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[at : at + _MANY] for at in range(0, len(keys), _MANY))
-
-
-def _marks(part: Sequence[Any]) -> str:
-    return ",".join("?" * len(part))
 
 
 def _mark(db: sqlite3.Connection, keys: Iterable[str], state: State) -> None:

@@ -27,12 +27,11 @@ _REMEMBERED = 1024  # tokens of the last chunk and its context: longer contexts 
 
 
 class ChunkTokens(NamedTuple):
-    """Of a chunk, and of the text that stands before it. key: its own; after: of the chunk that this text
-    ends with."""
+    """What is told of a chunk: :class:`~blendrag.store.contexts.NewChunk` without the text."""
 
+    key: str
     token_ids: Ids
     context: Ids = ()
-    key: str = ""
     after: str = ""
 
 
@@ -72,7 +71,7 @@ class Forward:
         prefix_rows = list(range(len(prefix))) if count else []
         # Of chunks and their contexts, ids and rows: a context is borrowed from the chunk that it names.
         ends = {known.key: (known.ids[len(prefix) :], list(range(len(prefix), count)))}
-        for number, (ids, context, key, after) in enumerate(chunks):
+        for number, (key, ids, context, after) in enumerate(chunks):
             before, rows = ends[after] if after and after in ends else ((), [])
             shared = _overlap(before, context)
             sequence = prefix_rows + rows[len(rows) - shared :]
@@ -93,7 +92,8 @@ class Forward:
 
 
 def _overlap(before: Ids, context: Ids) -> int:
-    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none."""
+    """How many tokens ``context`` begins with that ``before`` ends with: all but a separator's, or none, as
+    fewer are alike by chance where ``before`` has lost its beginning."""
     least = len(context) - min(_BETWEEN, len(context) // 2)
     for count in range(min(len(before), len(context)), max(0, least - 1), -1):
         if before[-count] == context[0] and before[-count:] == context[:count]:

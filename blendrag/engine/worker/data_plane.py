@@ -135,16 +135,18 @@ class DataPlane:
         written = self._drain(opened)
         adopted = opened.kv.adopt([(key, ids) for key, ids, *_ in chunks])
         begin = time.perf_counter()
-        fresh = [chunk for chunk in chunks if chunk[0] not in adopted]
+        fresh = [
+            ChunkTokens(key, tuple(ids), tuple(context), after)
+            for key, ids, context, after in chunks
+            if key not in adopted
+        ]
         if fresh:
-            tensors = opened.prefill.run(
-                [ChunkTokens(tuple(ids), tuple(context), key, after) for key, ids, context, after in fresh]
-            )
-            for (key, ids, context, after), kv in zip(fresh, tensors, strict=True):
-                name = context_name(context, after)
-                opened.writes.append(self._writer.submit(opened.kv.put, key, tuple(ids), kv, name))
+            for chunk, kv in zip(fresh, opened.prefill.run(fresh), strict=True):
+                name = context_name(chunk.context, chunk.after)
+                write = self._writer.submit(opened.kv.put, chunk.key, chunk.token_ids, kv, name)
+                opened.writes.append(write)
         return Ingested(
-            tokens=sum(len(ids) for _, ids, *_ in fresh),
+            tokens=sum(len(chunk.token_ids) for chunk in fresh),
             adopted=sum(len(ids) for key, ids, *_ in chunks if key in adopted),
             seconds=time.perf_counter() - begin,
             nbytes=written,

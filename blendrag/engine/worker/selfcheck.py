@@ -32,7 +32,7 @@ def unfit_reason(decoder: Decoder, cache: PagedCache) -> str | None:
 @torch.inference_mode()
 def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     """Largest relative error, over layers, of our forward's K and V against the model's own forward."""
-    ours = prefill_chunks(decoder, cache, [ChunkTokens(tuple(_PROBE))])[0]
+    ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
     positions, lengths = torch.arange(ids.numel(), device=ids.device), [ids.numel()]
     pages = cache.scratch(lengths)

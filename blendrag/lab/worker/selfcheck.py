@@ -29,7 +29,7 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     mask_error: attention of scattered tokens against a dense float32 reference.
     """
     model = data_plane.model
-    chunks = [ChunkTokens(tuple(ids)) for ids in (token_ids, token_ids[split:])]
+    chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
     whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
     return {
         "layer0_deviation": relative_error(chunk[0], whole[0, :, split:]),

@@ -96,10 +96,10 @@ class WarmingStore(VectorStore):
                 report.added += len(missing)
                 report.skipped += len(batch) - len(missing)
                 # Those present too: an earlier run may have ended between storing and warming.
-                # And those of the batch before, which this one's first chunks are read behind.
+                # And the last of the batch before, which this one's first chunk is read behind.
                 report.count(self._warm(dict(before + batch), Notes(bar)))
                 bar.advance(len(batch))
-                before = batch
+                before = batch[-1:]
         return report
 
     def sync(self, *, show_progress: bool | None = None) -> SyncReport:

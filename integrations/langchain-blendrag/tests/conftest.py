@@ -51,6 +51,9 @@ class EngineRecorder:
     def later(self, work: None) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
     def ingest(self, chunks: Sequence[Entry]) -> Ingested:
         self._texts |= {chunk.key: chunk.text for chunk in chunks}
         for chunk in chunks:

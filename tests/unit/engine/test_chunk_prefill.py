@@ -13,7 +13,7 @@ IDS = st.lists(st.integers(0, 3), min_size=1, max_size=7).map(tuple)
 PREFIX = st.lists(st.integers(7, 9), max_size=3).map(tuple)
 NAMES = st.sampled_from("abc")
 CHUNKS = st.lists(
-    st.builds(ChunkTokens, IDS, st.just(()) | IDS, NAMES, st.just("") | NAMES), min_size=1, max_size=6
+    st.builds(ChunkTokens, NAMES, IDS, st.just(()) | IDS, st.just("") | NAMES), min_size=1, max_size=6
 )
 
 
@@ -30,7 +30,7 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
     for id, position, sequence in zip(plan.ids, plan.positions, plan.sequences, strict=True):
         assert position not in found[sequence], "computed, and borrowed too"
         found[sequence][position] = id
-    for number, (own, context, *_) in enumerate(chunks):
+    for number, (_, own, context, _) in enumerate(chunks):
         whole = (*prefix, *context, *own)
         assert [found[number][position] for position in range(len(found[number]))] == list(whole)
         assert plan.whole[number] == len(whole)
@@ -43,22 +43,22 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
 @given(PREFIX, st.lists(IDS, min_size=2, max_size=6, unique=True), st.integers(1, 30))
 def test_document_is_computed_twice(prefix: Ids, chunks: list[Ids], limit: int) -> None:
     made = Contexts(IDENTITY, (5,), limit).document(("", ids) for ids in chunks)
-    texts = [ChunkTokens(one.token_ids, one.context, one.key, one.after) for one in made]
+    texts = [ChunkTokens(one.key, one.token_ids, one.context, one.after) for one in made]
     plan = Forward.of(prefix, texts)
     separators = len(chunks) - 1
     assert len(plan.ids) == len(prefix) + sum(map(len, chunks)) + separators
     known = Known((*prefix, *texts[0].context, *texts[0].token_ids), texts[0].key)
     later = Forward.of(prefix, texts[1:], known)
     assert len(later.ids) == sum(map(len, chunks[1:])) + separators, "nor over two calls"
-    other = ChunkTokens((6, 6), key="other")
+    other = ChunkTokens("other", (6, 6))
     mixed = Forward.of(prefix, [texts[0], other, *texts[1:]])
     assert len(mixed.ids) == len(plan.ids) + 2, "nor with another's chunk between"
 
 
 def test_row_of_another_document_is_borrowed_because_its_words_are_the_same() -> None:
-    other = ChunkTokens(tuple(range(200, 240)), key="other")
+    other = ChunkTokens("other", tuple(range(200, 240)))
     known = Known((1, 2, *other.token_ids), "other")
-    behind = ChunkTokens(tuple(range(300, 340)), (*other.token_ids[-31:], 9), "one", "other")
+    behind = ChunkTokens("one", tuple(range(300, 340)), (*other.token_ids[-31:], 9), "other")
     assert len(Forward.of((1, 2), [behind], known).borrowed) == 2 + 31
     for after in ("", "another"):
         apart = behind._replace(after=after)
