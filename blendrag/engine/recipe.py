@@ -48,13 +48,19 @@ class Recipe:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
         return {FIELD: asdict(self), "ticket": ticket}
 
+    @property
+    def untraced(self) -> Recipe:
+        """What its KV depends on."""
+        return replace(self, options=replace(self.options, trace=False))
+
     def cache_salt(self, namespace: str, token_ids: Sequence[int]) -> str:
         """Keeps blended KV out of the exact prefix cache, and one recipe's from another's (decision D9).
 
         The prefix cache hashes the tokens before a block itself; the salt adds what else blended KV depends
-        on. Where the selector reads the question, that is what stands behind the documents.
+        on. Where the selector reads the question, that is what stands behind the documents. The namespace
+        stands in it as it is: no two of them have a salt in common, whatever a hash does.
         """
-        parts = json.dumps(asdict(replace(self, options=replace(self.options, trace=False))))
+        parts = json.dumps(asdict(self.untraced))
         if self._reads_question():
             parts += json.dumps(list(token_ids[self.cached_end :]))
         return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
@@ -64,16 +70,6 @@ class Recipe:
             return make_selector(self.options).reads_question
         except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more
             return False
-
-
-def cache_salt(namespace: str, recipe: Recipe | None, token_ids: Sequence[int]) -> str | None:
-    """What a prompt's KV in vLLM's prefix cache is kept apart by; None: it is exact, and nobody's own.
-
-    The namespace stands in it as it is: no two of them have a salt in common, whatever a hash does.
-    """
-    if recipe is not None:
-        return recipe.cache_salt(namespace, token_ids)
-    return f"{namespace}:" if namespace else None
 
 
 @dataclass(slots=True)

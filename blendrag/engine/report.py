@@ -15,7 +15,8 @@ Cause = Literal["recipe", "salt", "memory", "error"]
 class BlendReport:
     """Made by the worker, or by the scheduler for a request that it does not blend.
 
-    cached: prompt tokens whose KV was loaded. fresh: those that had none. recomputed: of the cached ones,
+    prefix: leading prompt tokens that the engine's prefix cache had. cached: those behind them whose KV was
+    loaded. fresh: those that had none. recomputed: of the cached ones,
     mean over the layers from the selector's first choice on. missing: why chunks could not be had, by key.
     selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
     slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
@@ -24,6 +25,7 @@ class BlendReport:
     as a metric's label.
     """
 
+    prefix: int = 0
     cached: int = 0
     fresh: int = 0
     recomputed: int = 0

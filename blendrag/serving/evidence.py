@@ -17,7 +17,7 @@ class Evidence:
 
     reused: taken from the store as they are. recomputed: taken from the store and repaired.
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
-    prefix: found in vLLM's own prefix cache, from an earlier prompt with the same documents.
+    prefix: found in vLLM's own prefix cache, from an earlier prompt that began in the same way.
     plain: why the prompt was prefilled without blending; None if it was blended.
     documents: one row per segment of the prompt, as ``explain()`` gives them.
     ms: where the fused prefill spent its time: load, select, recompute.
@@ -61,7 +61,8 @@ def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last
         prompt,
         reused=report.cached - report.recomputed,
         recomputed=report.recomputed,
-        fresh=prompt - report.cached,
+        fresh=prompt - report.cached - report.prefix,
+        prefix=report.prefix,
         missing=report.missing,
         documents=documents,
         ms=report.ms,

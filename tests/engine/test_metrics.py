@@ -13,6 +13,7 @@ from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from blendrag.engine.client.generation import Sampling
+from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from workbench import FIRST, Bench
@@ -100,7 +101,7 @@ def test_fallback_is_not_counted_or_its_text_is_shown(
     assert closed.report and "a store nobody opened" in closed.report.fallback
     assert growth("blendrag_fallbacks_total", "error") == 1
     with monkeypatch.context() as patch:
-        patch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
+        patch.setattr(PriorTurns, "salt", lambda *_: None)
         bench.engine.generate(prompt.token_ids, FIRST, bench.recipe(prompt))
     assert growth("blendrag_fallbacks_total", "salt") == 1
     assert growth("blendrag_requests_total", "fallback") == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from blendrag.engine.client.generation import Sampling
-from blendrag.engine.recipe import Recipe
-from workbench import FIRST, Bench, distance, divergence
+from blendrag.engine.client.prior_turns import PriorTurns
+from workbench import CHUNK_TOKENS, FIRST, Bench, distance, divergence
 
 pytestmark = pytest.mark.engine
 
@@ -51,12 +53,37 @@ def test_what_a_prefix_hit_leaves_is_computed_exactly(bench: Bench) -> None:
 def test_a_long_rest_behind_a_prefix_hit_is_blended(bench: Bench) -> None:
     questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]  # too long to be left to the engine
     one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
-    alone = bench.blended(two, TEXT)
-    bench.blended(one)
-    after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two))
-    assert after.report and after.report.cached == alone.report.cached  # type: ignore[index]
+    alone = bench.blended(two, TEXT, ratio=0.999)
+    bench.blended(one, ratio=0.999)
+    after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two, ratio=0.999))
+    assert after.report and after.report.prefix == two.spans[-1][1], "from the chunk on that the hit ends in"
+    assert after.report.recomputed == after.report.cached == CHUNK_TOKENS
     assert after.token_ids == alone.token_ids
-    assert distance(alone, after) < 1e-3
+    assert distance(alone, after) < 2e-3
+
+
+@pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
+def test_next_turn_of_a_chat_is_blended_again(bench: Bench, selector: str) -> None:
+    prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
+    first = bench.blended(prompt, TEXT, selector=selector)
+    later = prompt.fresh(first.token_ids).fresh(bench.encode("\nAnd in another word, they are"))
+    answer = bench.engine.generate(later.token_ids, TEXT, bench.recipe(later, selector=selector))
+    assert answer.report is None and answer.prefix_tokens > prompt.spans[-1][1] + CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
+def test_document_that_joins_a_chat_has_those_before_it_computed_again(bench: Bench, selector: str) -> None:
+    options: dict[str, Any] = {"ratio": 0.999, "selector": selector}
+    prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
+    later = prompt.fresh(bench.blended(prompt, TEXT, **options).token_ids)
+    for piece in bench.pieces[5:7]:
+        later = later.cached(piece)
+    later = later.fresh(bench.encode("\nIn short,"))
+    joined = bench.engine.generate(later.token_ids, FIRST, bench.recipe(later, **options))
+    assert joined.report and joined.report.prefix > prompt.spans[-1][1] + CHUNK_TOKENS
+    assert joined.report.recomputed == joined.report.cached == 2 * CHUNK_TOKENS
+    assert joined.report.tiers == {"ram": 7 if selector == "query" else 2}
+    assert distance(bench.plain(later), joined) < 2e-3
 
 
 @pytest.mark.parametrize("other", [{"ratio": 1.0}, {"selector": "first_k"}, {"metric": "k"}])
@@ -73,7 +100,7 @@ def test_an_unsalted_blended_request_is_not_blended(bench: Bench, monkeypatch: p
     prompt = bench.prompt(bench.pieces[:5])
     full = bench.plain(prompt, TEXT)
     bench.reset()
-    monkeypatch.setattr(Recipe, "cache_salt", lambda self, namespace, token_ids: None)
+    monkeypatch.setattr(PriorTurns, "salt", lambda *_: None)
     refused = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, ratio=0.0))
     assert refused.report and "salt" in refused.report.fallback
     assert refused.token_ids == full.token_ids

@@ -31,6 +31,7 @@ from blendrag.engine.client.launch import (
     main_not_imported_again,
     require_vllm,
 )
+from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import (
@@ -65,6 +66,7 @@ class Engine:
         self._users = 0
         self._pid = os.getpid()
         self._ids = itertools.count()
+        self._turns = PriorTurns()
         self._closed = False
         note = progress or (lambda _: None)
         require_vllm()
@@ -354,7 +356,7 @@ class Engine:
                 " ask for fewer documents (top_k) or use a model with a longer window"
             )
         ticket = f"blendrag-{next(self._ids)}"
-        prompt = vllm_prompt(list(token_ids), recipe, namespace)
+        prompt = vllm_prompt(list(token_ids), recipe, self._turns, namespace)
         params = vllm_sampling(sampling, room, recipe, ticket)
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from blendrag.engine.recipe import FIELD, Recipe, cache_salt
+from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.recipe import FIELD, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 
@@ -79,10 +80,13 @@ class Delta:
         )
 
 
-def vllm_prompt(token_ids: list[int], recipe: Recipe | None, namespace: str = "") -> dict[str, Any]:
+def vllm_prompt(
+    token_ids: list[int], recipe: Recipe | None, turns: PriorTurns, namespace: str = ""
+) -> dict[str, Any]:
     """Token ids as vLLM takes them, salted if their KV will not be exact or is a namespace's own."""
-    salt = cache_salt(namespace, recipe, token_ids)
-    return {"prompt_token_ids": token_ids} | ({} if salt is None else {"cache_salt": salt})
+    if recipe is not None:
+        return {"prompt_token_ids": token_ids, "cache_salt": turns.salt(namespace, recipe, token_ids)}
+    return {"prompt_token_ids": token_ids} | ({"cache_salt": f"{namespace}:"} if namespace else {})
 
 
 def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: str) -> Any:

@@ -144,21 +144,29 @@ class RequestBlend:
             # A long text behind the last document is left to the engine, and the question with it.
             options = replace(options, selector=WITHOUT_QUESTION)
             selector = self._selector_of(options)
+        tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks], model.cache.device)
+        begin = _first_needed(order.written, [span for span, _ in chunks])
+        left = tokens.behind(begin)
+        if begin and not selector.reads_question:  # which asks all that stands before it
+            tokens, kept = left, [chunk for chunk in chunks if chunk[0].start >= begin]
+            self._close_all_but(kept, chunks)
+            chunks = kept
         forward = self.forward_type(
             model.decoder,
-            PromptTokens.of(order.token_ids, [span for span, _ in chunks], model.cache.device),
+            tokens,
             model.cache.pages(order.block_ids, order.written),
-            model.mask,
+            "runs" if tokens is left and begin else model.mask,  # the other needs the KV of all tokens
             self._pace,
             self._trace,
             Stopwatch(),
         )
-        recomputed = yield from self._fuse(chunks, forward, selector)
-        watch, cached = forward.watch, forward.tokens.cached.numel()
+        recomputed = yield from self._fuse(chunks, forward, selector, begin)
+        watch = forward.watch
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
-            cached=cached,
-            fresh=forward.tokens.fresh.numel(),
+            prefix=begin,
+            cached=left.cached.numel(),
+            fresh=left.fresh.numel(),
             recomputed=recomputed,
             missing=self._missing,
             selector=options.selector,
@@ -173,9 +181,9 @@ class RequestBlend:
         )
 
     def _fuse(
-        self, chunks: list[Chunk], forward: PromptForward, selector: Selector
+        self, chunks: list[Chunk], forward: PromptForward, selector: Selector, begin: int
     ) -> Generator[None, None, int]:
-        """Returns how many cached tokens were recomputed."""
+        """Returns how many cached tokens were recomputed, of those at ``begin`` and behind it."""
         with self._load(chunks) as layers:
             stored = LoadedKV(forward, layers)
             if not selector.reads_question:
@@ -183,8 +191,11 @@ class RequestBlend:
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
             compared = selector.check_layers(forward.decoder.num_layers) if selector.reads_deviation else ()
             written, attention = yield from QuestionPass(forward, stored, question, compared).run()
+        # What stands before all that is cached is not changed by any repair.
+        left = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
+        attention = attention[:, attention.shape[1] - left.cached.numel() :]
         # Runs: for the other mask all of the stored KV would be needed again.
-        behind = replace(forward, tokens=forward.tokens.behind_first_cached(), mask="runs")
+        behind = replace(forward, tokens=left, mask="runs")
         return (yield from FusedPrefill(behind, written, selector, attention).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:
@@ -208,3 +219,9 @@ class RequestBlend:
             if failure.reason == "damaged":
                 self._kv.damaged(opened)
             self._missing[opened.head.key] = failure.reason
+
+
+def _first_needed(written: int, spans: Sequence[CachedSpan]) -> int:
+    """The first position that is not there, or where the chunk begins that it is a part of: chunks are loaded
+    from their beginning."""
+    return min([written, *(span.start for span in spans if written < span.start + span.length)])

@@ -52,9 +52,16 @@ class PromptTokens:
         tensors = (torch.tensor(ids), cached, offsets, lengths, torch.nonzero(is_fresh, as_tuple=True)[0])
         return cls(*(tensor.to(device) for tensor in tensors))
 
-    def behind_first_cached(self) -> Self:
-        """Without the fresh ones before all that is cached, which no repair changes."""
-        return replace(self, fresh=self.fresh[self.fresh > self.cached[0]])
+    def behind(self, position: int) -> Self:
+        """Only those at this position and behind it."""
+        left = self.cached >= position
+        return replace(
+            self,
+            cached=self.cached[left],
+            offsets=self.offsets[left],
+            lengths=self.lengths[left],
+            fresh=self.fresh[self.fresh >= position],
+        )
 
     def computed(self, repaired: torch.Tensor) -> torch.Tensor:
         """Positions of the fresh ones and of the cached ones with these indices, ascending."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.engine.client.generation import vllm_prompt
+from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.recipe import Recipe, read_recipe
 from blendrag.options import BlendOptions
 
@@ -26,14 +27,15 @@ RECIPES = st.sampled_from(
 
 
 def test_plain_prompt_without_a_namespace_is_shared_with_nobody() -> None:
-    assert vllm_prompt([1, 2], None) == {"prompt_token_ids": [1, 2]}
+    assert vllm_prompt([1, 2], None, PriorTurns()) == {"prompt_token_ids": [1, 2]}
 
 
 @given(st.tuples(NAMESPACES, RECIPES), st.tuples(NAMESPACES, RECIPES))
 def test_two_namespaces_or_recipes_have_one_salt(
     one: tuple[str, Recipe | None], other: tuple[str, Recipe | None]
 ) -> None:
-    salts = [vllm_prompt([1], recipe, namespace).get("cache_salt") for namespace, recipe in (one, other)]
+    prompts = [vllm_prompt([1], recipe, PriorTurns(), namespace) for namespace, recipe in (one, other)]
+    salts = [prompt.get("cache_salt") for prompt in prompts]
     assert (salts[0] == salts[1]) == (one == other)
     assert all(salt is None or salt for salt in salts), "vLLM takes an empty salt for none"
 
