@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from blendrag.options import BlendOptions
 from blendrag.select.hkvd import HKVD
-from blendrag.select.interface import RankedSelector, register_selector
+from blendrag.select.interface import register_selector
 
 # Deviations of neighbouring layers are correlated but not equal, so the first choice is generous and later
 # ones correct it. The paper names no constants; these gave the lowest divergence of the schedules tried.
@@ -14,49 +14,36 @@ _LAYERS = (1, 4, 8, 16)
 _FACTORS = (2.0, 1.5, 1.0, 2 / 3)
 
 
-class Gradual(RankedSelector):
-    """Base of selectors that choose several times, with shares r1 > r2 > ... whose mean over the layers is
-    ``ratio``.
-
-    layers: where, unless the options name several.
-    """
-
-    layers: tuple[int, ...] = _LAYERS
+@register_selector("gradual")
+class Gradual(HKVD):
+    """HKVD several times, with shares r1 > r2 > ... whose mean over the layers is ``ratio``; at layers of its
+    own, unless the options name several."""
 
     def __init__(self, options: BlendOptions) -> None:
         super().__init__(options)
         self._shares: dict[int, float] = {}
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        given = self.options.check_layers if len(self.options.check_layers) > 1 else self.layers
+        given = self.options.check_layers if len(self.options.check_layers) > 1 else _LAYERS
         layers = tuple(layer for layer in given if layer < num_layers) or (num_layers - 1,)
-        self._shares = schedule(layers, self.options.recompute_ratio, num_layers, self.most)
+        self._shares = schedule(layers, self.options.recompute_ratio, num_layers)
         return layers
 
     def share(self, layer: int) -> float:
         return self._shares[layer]
 
 
-@register_selector("gradual")
-class GradualHKVD(Gradual, HKVD):
-    """HKVD, gradually."""
-
-
-def schedule(layers: tuple[int, ...], ratio: float, num_layers: int, most: float = 1.0) -> dict[int, float]:
-    """Shares per check layer, descending, capped at ``most`` (at least ``ratio``), whose mean over the layers
-    they rule is ``ratio``."""
+def schedule(layers: tuple[int, ...], ratio: float, num_layers: int) -> dict[int, float]:
+    """Shares per check layer, descending, at most 1, whose mean over the layers they rule is ``ratio``."""
     ends = (*layers[1:], num_layers)
     spans = [end - start for start, end in zip(layers, ends, strict=True)]
-    factors = [_FACTORS[max(0, min(bisect_right(_LAYERS, layer), len(_FACTORS)) - 1)] for layer in layers]
-    shares = [0.0] * len(layers)
-    free, left = list(range(len(layers))), ratio * sum(spans)
+    factors = [_FACTORS[bisect_right(_LAYERS, layer) - 1] for layer in layers]
+    free, left = set(range(len(layers))), ratio * sum(spans)
     while free:  # a capped share leaves its surplus to the others
         scale = left / sum(factors[i] * spans[i] for i in free)
-        capped = [i for i in free if factors[i] * scale > most]
-        for i in capped or free:
-            shares[i] = most if capped else factors[i] * scale
+        capped = {i for i in free if factors[i] * scale > 1.0}
         if not capped:
             break
-        free = [i for i in free if i not in capped]
-        left -= most * sum(spans[i] for i in capped)
-    return dict(zip(layers, shares, strict=True))
+        free -= capped
+        left -= sum(spans[i] for i in capped)
+    return {layer: min(1.0, factor * scale) for layer, factor in zip(layers, factors, strict=True)}

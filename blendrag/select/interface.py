@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,10 +18,9 @@ class CachedTokens:
     offsets: [n] int64, place of each token inside its chunk.
     lengths: [n] int64, length of the chunk each token belongs to.
     total: cached tokens of the whole request; ratios refer to it.
-    layer: the check layer they are asked about at.
-    deviation: [n] float32, squared L2 distance between fresh and stored K/V at this layer;
+    deviation: [n] float32, squared L2 distance between fresh and stored K/V at the check layer;
         None at layer 0, before anything was computed, and where nobody reads it.
-    norm: mean squared L2 norm of the fresh K/V at this layer, the unit of ``threshold``.
+    norm: mean squared L2 norm of the fresh K/V there, the unit of ``threshold``.
     attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
         reused KV, summed over heads and question tokens, in layers from the middle on; None unless the
         selector reads the question.
@@ -33,17 +32,6 @@ class CachedTokens:
     deviation: torch.Tensor | None = None
     norm: float = 1.0
     attention: torch.Tensor | None = None
-    layer: int = 0
-
-    def at(self, which: torch.Tensor) -> CachedTokens:
-        """Only these of them, by [m] int64 indices."""
-        return replace(
-            self,
-            offsets=self.offsets[which],
-            lengths=self.lengths[which],
-            deviation=None if self.deviation is None else self.deviation[which],
-            attention=None if self.attention is None else self.attention[:, which],
-        )
 
 
 class Selector(ABC):
@@ -74,13 +62,7 @@ class Selector(ABC):
 
 
 class RankedSelector(Selector):
-    """Base of selectors that can say of any two tokens which is the better one to recompute: these can be
-    asked for any number of tokens, and so share a budget with another (see ``select.union``).
-
-    most: largest share that may be recomputed at any layer.
-    """
-
-    most: float = 1.0
+    """Base of selectors that can say of any two tokens which is the better one to recompute."""
 
     def share(self, layer: int) -> float:
         """Share of the request's cached tokens kept from check layer ``layer`` on."""
@@ -91,12 +73,9 @@ class RankedSelector(Selector):
         """[n] float scores, the highest to be recomputed first; minus infinity: not worth recomputing."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
-        return self.best(tokens, budget(tokens.total, self.share(layer)))
-
-    def best(self, tokens: CachedTokens, count: int) -> torch.Tensor:
-        """Ascending indices of the ``count`` tokens that rank highest; fewer where no more are worth it."""
         scores = self.rank(tokens)
-        top = torch.sort(scores, descending=True, stable=True).indices[:count]
+        order = torch.sort(scores, descending=True, stable=True).indices
+        top = order[: budget(tokens.total, self.share(layer))]
         return torch.sort(top[scores[top] > float("-inf")]).values
 
 
@@ -116,8 +95,3 @@ def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
 def budget(total: int, ratio: float) -> int:
     """Tokens that ``ratio`` of ``total`` stands for; at least one when anything is asked for at all."""
     return min(total, max(1, round(total * ratio))) if total and ratio > 0 else 0
-
-
-def indices(mask: torch.Tensor) -> torch.Tensor:
-    """Ascending int64 indices of a boolean mask."""
-    return torch.nonzero(mask, as_tuple=True)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from blendrag.select.interface import CachedTokens, RankedSelector, Selector, indices, register_selector
+from blendrag.select.interface import CachedTokens, RankedSelector, Selector, register_selector
 
 
 class StaticSelector(Selector):
@@ -33,19 +33,16 @@ class NoTokens(StaticSelector):
 
 
 @register_selector("first_k")
-class FirstK(StaticSelector, RankedSelector):
+class FirstK(StaticSelector):
     """The first ``ratio`` of every chunk: the tokens that were attention sinks alone (EPIC, LegoLink).
 
-    Rounded up in every chunk, so that none goes without; asked for a number, it is that number.
+    Rounded up in every chunk, so that none goes without.
     """
-
-    def rank(self, tokens: CachedTokens) -> torch.Tensor:
-        return -tokens.offsets.double() / tokens.lengths
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         # 0.36 * 75 is 27, and a bit
         head = torch.ceil(tokens.lengths.double() * self.options.recompute_ratio - 1e-9)
-        return indices(tokens.offsets < head)
+        return torch.nonzero(tokens.offsets < head, as_tuple=True)[0]
 
 
 @register_selector("random")

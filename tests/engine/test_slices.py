@@ -63,7 +63,7 @@ async def begun(bench: Bench, prompt: Prompt, pieces: list[Delta], tokens: int) 
     return task
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query", "query+hkvd"])
+@pytest.mark.parametrize("selector", ["hkvd", "gradual", "first_k", "query"])
 def test_sliced_blend_differs_from_a_whole_one(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:8])
     whole = bench.blended(prompt, selector=selector, ratio=0.2)

@@ -44,7 +44,7 @@ class FusedPrefill:
         checks = self._selector.check_layers(layers)
         repaired = torch.arange(tokens.cached.numel(), device=tokens.cached.device)
         if checks[0] == 0:
-            repaired = self._selector.select(0, self._candidates(0, repaired))
+            repaired = self._selector.select(0, self._candidates(repaired))
         self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
         recomputed: list[int] = []  # per layer from the first choice on
@@ -66,7 +66,7 @@ class FusedPrefill:
         self, layer: int, repaired: torch.Tensor, positions: torch.Tensor, projected: Projected
     ) -> torch.Tensor:
         """Indices of the rows that go on: all but the cached tokens that the selector drops."""
-        candidates, tokens = self._candidates(layer, repaired), self._forward.tokens
+        candidates, tokens = self._candidates(repaired), self._forward.tokens
         stored = self._stored.at(layer) if self._selector.reads_deviation else None
         begin = time.perf_counter()
         if stored is not None:
@@ -80,8 +80,12 @@ class FusedPrefill:
         self._forward.watch.select_s += time.perf_counter() - begin
         return torch.searchsorted(positions, tokens.computed(repaired[chosen]))
 
-    def _candidates(self, layer: int, repaired: torch.Tensor) -> CachedTokens:
+    def _candidates(self, repaired: torch.Tensor) -> CachedTokens:
         """The cached tokens that were not dropped yet."""
-        tokens, total = self._forward.tokens, self._forward.tokens.cached.numel()
-        every = CachedTokens(tokens.offsets, tokens.lengths, total, attention=self._attention, layer=layer)
-        return every.at(repaired)
+        tokens, attention = self._forward.tokens, self._attention
+        return CachedTokens(
+            tokens.offsets[repaired],
+            tokens.lengths[repaired],
+            tokens.cached.numel(),
+            attention=None if attention is None else attention[:, repaired],
+        )

@@ -2,7 +2,7 @@
 
 ``full``: plain prefill, which all others are compared with. ``reuse``: stored KV as it is.
 ``SELECTOR[_METRIC]@RATIO``: stored KV of which the selector's choice is recomputed, ``hkvd_v@0.15``,
-``first_k+query@0.1``. ``lmcache@RATIO``: the same by LMCache's published semantics, re-implemented.
+``query@0.1``. ``lmcache@RATIO``: the same by LMCache's published semantics, re-implemented.
 ``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
 
 Those with stored KV may add what chunks are prefilled behind (``:none``, ``:start``, ``:system``, as in the
@@ -24,8 +24,8 @@ from typing import Literal, cast, get_args
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.bench.axes import read_ratio
-from blendrag.options import BlendOptions, Metric
-from blendrag.select import SELECTORS, make_selector
+from blendrag.options import Metric
+from blendrag.select import SELECTORS
 from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.codec import codec_names
 
@@ -36,11 +36,8 @@ Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
-_PAPER_SELECTORS = (
-    "hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "gradual_query", "weighted", "random",
-    "first_k+hkvd", LMCACHE,
-)  # fmt: skip
-_RIVALS = ("hkvd_v", "weighted", "first_k", "random")
+_PAPER_SELECTORS = ("hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "random", LMCACHE)
+_RIVALS = ("hkvd_v", "first_k", "random")
 _UNSTORED: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
 _ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
@@ -108,8 +105,6 @@ def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
     at = _ratio(name, written) if written else ratio
     if at is None:
         raise ConfigError(f"arm {name!r}: a ratio is missing, as in {selector}@0.15")
-    if chosen != LMCACHE:
-        make_selector(BlendOptions(at, chosen, metric))  # raises for two that cannot share a budget
     shown = f"hkvd_{metric}" if chosen == "hkvd" else selector
     return _with_extras(ArmSpec(f"{shown}@{at:g}", "stored", chosen, metric, at), extras)
 
@@ -150,17 +145,16 @@ def _ratio(name: str, written: str) -> float:
 
 def _checked_selector(name: str, selector: str) -> tuple[str, Metric]:
     """A selector's name and metric: ``hkvd_k`` is ("hkvd", "k"), ``first_k`` a name of its own. Raises
-    ConfigError, with the nearest name, unless every part of it is one."""
+    ConfigError, with the nearest name, for any other."""
     if selector == LMCACHE:
         return LMCACHE, "k"
     known = [each for each in SELECTORS if each not in (*_NO_CHOICE, LMCACHE)]
     chosen, metric = selector, "v"
-    if selector.rpartition("+")[2] not in known and selector.rpartition("_")[2] in _METRICS:
+    if selector not in known and selector.rpartition("_")[2] in _METRICS:
         chosen, _, metric = selector.rpartition("_")
-    for part in chosen.split("+"):
-        if part not in known:
-            names = [*_UNSTORED, *_ALONE, PAPER, *known, *(f"hkvd_{one}" for one in _METRICS)]
-            raise ConfigError(f"unknown arm {name!r}; {_nearest(part, sorted(names))}")
+    if chosen not in known:
+        names = [*_UNSTORED, *_ALONE, PAPER, *known, *(f"hkvd_{one}" for one in _METRICS)]
+        raise ConfigError(f"unknown arm {name!r}; {_nearest(chosen, sorted(names))}")
     return chosen, cast(Metric, metric)
 
 

@@ -15,7 +15,7 @@ from paper_machine import SPEEDS, make_profile
 
 PER_TOKEN = 23_040  # bytes of KV: 30 layers of 3 heads of 64, K and V in bfloat16
 PRICES = {"ram": 3.0, "disk": 0.12, "redis": 3.0, "object": 0.023}
-HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "gradual_query"))
+HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "query"))
 
 CHUNKS = st.lists(
     st.builds(
@@ -133,7 +133,7 @@ def test_tier_that_everything_waits_for_is_not_said_to_add_no_delay() -> None:
     fresh=st.integers(min_value=0, max_value=4000),
     ratio=RATIOS,
     speed=SPEED,
-    selector=st.sampled_from(["hkvd", "gradual_query"]),
+    selector=st.sampled_from(["hkvd", "query"]),
 )
 def test_blending_is_never_estimated_to_be_slower_than_plain_prefill(
     own: list[ChunkCost], fresh: int, ratio: float | None, speed: float, selector: str
@@ -175,7 +175,7 @@ def test_loading_that_is_not_hidden_is_not_chosen_as_if_it_were() -> None:
     plain = of_tier(1e9).prefill_s(0, 64 + 6 * 512)
     speed = 3072 * PER_TOKEN / (0.9 * plain)
     hkvd, reader = (
-        Controller(of_tier(speed, selector=name)).decide(own, 64, 0.15) for name in ("hkvd", "gradual_query")
+        Controller(of_tier(speed, selector=name)).decide(own, 64, 0.15) for name in ("hkvd", "query")
     )
     assert any(hkvd.load) and hkvd.blend_s < plain
     assert not any(reader.load) and reader.blend_s == plain

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from blendrag.control.estimate import Estimator, PrefillCurve, pipelined_s
 from blendrag.control.fit import evaluate, fit_times
 from blendrag.control.profile import PrefillPoint, Profile
+from blendrag.select import SELECTORS
 from paper_machine import LATENCY, LAYERS, OVERHEAD_S, SPEEDS, make_profile, prefill_s, recompute_s
 
-HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "gradual_query"))
+HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "query"))
 SECONDS = st.floats(min_value=0, max_value=1e3)
 
 
@@ -104,7 +105,7 @@ def test_estimate_is_not_below_what_a_pipeline_of_equal_layers_takes(
 
 
 def test_engines_own_time_is_counted() -> None:
-    for selector in ("hkvd", "gradual_query"):
+    for selector in ("hkvd", "query"):
         estimate = Estimator.of(make_profile(selector=selector))
         assert estimate.blend_s(0.0, 1.0, 0.15) == pytest.approx(1.0 + OVERHEAD_S)
 
@@ -123,6 +124,6 @@ def test_loading_that_no_selector_waits_for_is_not_added(ratio: float) -> None:
     assert READER.blend_s(2.0, 1.0, ratio) == HKVD.blend_s(2.0, 1.0, ratio) < OVERHEAD_S + 3.0
 
 
-@pytest.mark.parametrize("selector", ["query", "weighted", "first_k+query"])
-def test_no_selector_that_reads_the_question_is_taken_for_a_pipelined_one(selector: str) -> None:
-    assert Estimator.of(make_profile(selector=selector)).reads_question
+def test_no_selector_that_reads_the_question_is_taken_for_a_pipelined_one() -> None:
+    for name in SELECTORS:
+        assert Estimator.of(make_profile(selector=name)).reads_question == (name == "query"), name

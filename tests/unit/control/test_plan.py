@@ -47,7 +47,7 @@ def test_plan_does_not_contradict_the_controller() -> None:
 
 
 def test_plan_does_not_hide_loading_behind_a_selector_that_waits_for_it() -> None:
-    estimate = Estimator.of(make_profile(selector="gradual_query"))
+    estimate = Estimator.of(make_profile(selector="query"))
     result = make_plan(estimate, CORPUS, 0.2, Prices())
     assert result.choice.tier is None
     for tier in result.tiers:

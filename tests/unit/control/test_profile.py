@@ -50,9 +50,9 @@ def test_profile_of_another_machine_is_ignored(tmp_path: Path, key: str) -> None
 def test_profile_of_another_selector_is_ignored(tmp_path: Path) -> None:
     saved(tmp_path)
     assert isinstance(load_profile(tmp_path, DIGEST, MACHINE, "hkvd"), Profile)
-    found = load_profile(tmp_path, DIGEST, MACHINE, "gradual_query")
+    found = load_profile(tmp_path, DIGEST, MACHINE, "query")
     assert isinstance(found, str)
-    assert "'hkvd', not 'gradual_query': run blendrag profile again" in found
+    assert "'hkvd', not 'query': run blendrag profile again" in found
 
 
 def test_facts_that_are_not_known_are_not_compared(tmp_path: Path) -> None:

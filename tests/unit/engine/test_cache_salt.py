@@ -47,7 +47,7 @@ def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
 
 @pytest.mark.parametrize(
     ("selector", "ratio", "reads"),
-    [("gradual_query", 0.1, True), ("query+first_k", 0.1, True), ("hkvd", 0.1, False), ("query", 0.0, False)],
+    [("query", 0.1, True), ("hkvd", 0.1, False), ("query", 0.0, False)],
 )
 def test_kv_repaired_for_one_question_answers_another(selector: str, ratio: float, reads: bool) -> None:
     recipe = Recipe("store", RECIPE.spans, BlendOptions(ratio, selector))

@@ -69,7 +69,7 @@ def test_number_a_run_cannot_have_is_not_shown_as_nought(results: Evaluation) ->
 
 
 def test_narrow_terminal_does_not_cut_an_arm_short(results: Evaluation) -> None:
-    name = "first_k+hkvd_v@0.15:system"
+    name = "gradual_kv@0.15:system:int8"
     results.arms[name] = results.arms["reuse"]
     text = printed(results, width=80)
     assert "first_k@0.15" in text
