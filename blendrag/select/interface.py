@@ -21,9 +21,9 @@ class CachedTokens:
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at the check layer;
         None at layer 0, before anything was computed, and where nobody reads it.
     norm: mean squared L2 norm of the fresh K/V there, the unit of ``threshold``.
-    attention: [layers, n] float32, softmax mass that the question's tokens put on each cached token over
-        reused KV, summed over heads and question tokens, in layers from the middle on; None unless the
-        selector reads the question.
+    attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
+        summed over heads, question tokens and the upper half of the layers; None unless the selector reads
+        the question.
     """
 
     offsets: torch.Tensor
@@ -41,9 +41,9 @@ class Selector(ABC):
     again. A selector whose only check layer is 0 decides before anything is computed: the cheapest kind,
     since no layer runs over all tokens. Made for one request.
 
-    reads_question: whether it needs ``CachedTokens.attention``, at each of its check layers. That costs a
-        first pass of the question's tokens over reused KV.
-    reads_deviation: whether it needs ``CachedTokens.deviation`` there, of layers above 0.
+    reads_question: whether it needs ``CachedTokens.attention``. That costs a first pass of the question's
+        tokens over reused KV.
+    reads_deviation: whether it needs ``CachedTokens.deviation``, at check layers above 0. Not both.
     """
 
     reads_question: bool = False

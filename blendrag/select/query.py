@@ -20,4 +20,4 @@ class Query(StaticSelector, RankedSelector):
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         assert tokens.attention is not None, "a selector that reads the question is given its attention"
-        return tokens.attention.sum(0)
+        return tokens.attention

@@ -150,11 +150,7 @@ class Library:
             for owner, texts in documents.items()
         }
         with self._changing:
-            new = {
-                owner
-                for owner, texts in wanted.items()
-                if self.catalogue.texts_of(owner) != set(texts)
-            }
+            new = {owner for owner, texts in wanted.items() if self.catalogue.texts_of(owner) != set(texts)}
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
             for owner, texts in wanted.items():

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from blendrag.select import CachedTokens
 
-LAYERS = 30
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)  # of a request's chunks
 
 
@@ -21,5 +20,5 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         total,
         torch.rand(total, generator=generator),
         norm=2.0,
-        attention=torch.rand(LAYERS, total, generator=generator),
+        attention=torch.rand(total, generator=generator),
     )

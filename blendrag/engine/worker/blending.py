@@ -23,7 +23,7 @@ from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.prompt_forward import CachedSpan, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
 from blendrag.engine.worker.slices import Pace, Sliced
-from blendrag.engine.worker.stored_kv import LoadedKV
+from blendrag.engine.worker.stored_kv import StoredKV
 from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
 from blendrag.load.trace import Trace
@@ -185,18 +185,17 @@ class RequestBlend:
     ) -> Generator[None, None, int]:
         """Returns how many cached tokens were recomputed, of those at ``begin`` and behind it."""
         with self._load(chunks) as layers:
-            stored = LoadedKV(forward, layers)
+            stored = StoredKV(forward, layers)
             if not selector.reads_question:
                 return (yield from FusedPrefill(forward, stored, selector).run())
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
-            compared = selector.check_layers(forward.decoder.num_layers) if selector.reads_deviation else ()
-            written, attention = yield from QuestionPass(forward, stored, question, compared).run()
+            attention = yield from QuestionPass(forward, stored, question).run()
         # What stands before all that is cached is not changed by any repair.
         left = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[:, attention.shape[1] - left.cached.numel() :]
+        attention = attention[attention.numel() - left.cached.numel() :]
         # Runs: for the other mask all of the stored KV would be needed again.
         behind = replace(forward, tokens=left, mask="runs")
-        return (yield from FusedPrefill(behind, written, selector, attention).run())
+        return (yield from FusedPrefill(behind, None, selector, attention).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:
         return make_selector(options)

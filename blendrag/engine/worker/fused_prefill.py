@@ -24,13 +24,14 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    attention: the question's, [layers, cached], for selectors that read it.
+    stored: None where it is in the pages already. attention: the question's, [cached], for selectors that
+    read it.
     """
 
     def __init__(
         self,
         forward: PromptForward,
-        stored: StoredKV,
+        stored: StoredKV | None,
         selector: Selector,
         attention: torch.Tensor | None = None,
     ) -> None:
@@ -45,12 +46,13 @@ class FusedPrefill:
         repaired = torch.arange(tokens.cached.numel(), device=tokens.cached.device)
         if checks[0] == 0:
             repaired = self._selector.select(0, self._candidates(repaired))
-        self._stored.begin(checks[0])  # layers below are all fresh
+        if self._stored is not None:
+            self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
         recomputed: list[int] = []  # per layer from the first choice on
         for layer in range(layers):
             reuses = repaired.numel() < tokens.cached.numel()
-            stored = self._stored.write(layer) if reuses else None
+            stored = self._stored.write(layer) if reuses and self._stored is not None else None
             if len(rows):  # else only stored KV is left to write
                 check = layer > 0 and layer in checks and tokens.cached.numel() > 0
                 scattered = check or len(rows) < tokens.ids.numel()
@@ -67,7 +69,10 @@ class FusedPrefill:
     ) -> torch.Tensor:
         """Indices of the rows that go on: all but the cached tokens that the selector drops."""
         candidates, tokens = self._candidates(repaired), self._forward.tokens
-        stored = self._stored.at(layer) if self._selector.reads_deviation else None
+        stored = None
+        if self._selector.reads_deviation:
+            assert self._stored is not None, "a selector that reads the question reads no deviation"
+            stored = self._stored.at(layer)
         begin = time.perf_counter()
         if stored is not None:
             assert projected.raw_key is not None, "asked for at check layers"
@@ -87,5 +92,5 @@ class FusedPrefill:
             tokens.offsets[repaired],
             tokens.lengths[repaired],
             tokens.cached.numel(),
-            attention=None if attention is None else attention[:, repaired],
+            attention=None if attention is None else attention[repaired],
         )

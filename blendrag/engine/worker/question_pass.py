@@ -5,52 +5,44 @@ It leaves the reused KV written where it belongs, so that what follows only has 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from functools import partial
 
 import torch
 
 from blendrag.attention.question import question_attention
 from blendrag.engine.worker.decoder import Projected
-from blendrag.engine.worker.prompt_forward import KV, PromptForward
-from blendrag.engine.worker.stored_kv import LoadedKV, WrittenKV
+from blendrag.engine.worker.prompt_forward import PromptForward
+from blendrag.engine.worker.stored_kv import StoredKV
 
 
 class QuestionPass:
     """Full reuse, on the way of which the question's attention to each cached token is noted.
 
-    question: its first token's position, with nothing stored behind it. compared: layers at which a selector
-    will compare stored KV.
+    question: its first token's position, with nothing stored behind it.
     """
 
-    def __init__(
-        self, forward: PromptForward, stored: LoadedKV, question: int, compared: Collection[int]
-    ) -> None:
-        self._forward, self._stored = forward, stored
-        self._question, self._compared = question, compared
+    def __init__(self, forward: PromptForward, stored: StoredKV, question: int) -> None:
+        self._forward, self._stored, self._question = forward, stored, question
         tokens, decoder = forward.tokens, forward.decoder
         device = tokens.cached.device
-        self._mass = torch.zeros(decoder.num_layers, tokens.cached.numel(), device=device)
+        self._mass = torch.zeros(tokens.cached.numel(), device=device)
         self._fresh_key = torch.empty(
             (tokens.fresh.numel(), *decoder.kv_shape), dtype=decoder.dtype, device=device
         )
 
-    def run(self) -> Generator[None, None, tuple[WrittenKV, torch.Tensor]]:
-        """What the next pass takes for the stored KV; the attention, [layers, cached] float32. That of layers
-        below the middle is 0, as they tell less (docs/results.md), and the last layer's, which has no output
-        here."""
-        forward, copies = self._forward, dict[int, KV]()
+    def run(self) -> Generator[None, None, torch.Tensor]:
+        """The attention, [cached] float32, summed over layers: without those below the middle, as they tell
+        less (docs/results.md), and the last, which has no output here."""
+        forward = self._forward
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
         for layer in range(forward.decoder.num_layers):
-            if layer in self._compared:
-                key, value = self._stored.at(layer)
-                copies[layer] = key.clone(), value.clone()
             moved = self._stored.write(layer)
             whole = forward.whole(moved) if forward.mask == "dense" else None
             rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
-        return WrittenKV(copies), self._mass
+        return self._mass
 
     def _note(
         self, layer: int, cached_key: torch.Tensor, positions: torch.Tensor, projected: Projected
@@ -66,6 +58,6 @@ class QuestionPass:
         if asking[-1]:  # ascending: else none of them asks
             scale = self._forward.decoder.attentions[layer].impl.scale
             query, fresh_key = projected.query[asking], self._fresh_key[:end]
-            self._mass[layer] += question_attention(
+            self._mass += question_attention(
                 query, positions[asking], cached_key, fresh_key, fresh[:end], scale
             )

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 from blendrag.engine.worker.prompt_forward import KV, PromptForward
 from blendrag.load.layers import StoredLayer, StoredLayers
 
 
-class StoredKV(ABC):
-    """Layers are asked for in ascending order; some may be left out."""
-
-    @abstractmethod
-    def begin(self, first_layer: int) -> None:
-        """No layer below this one will be asked for. Called once, before any is."""
-
-    @abstractmethod
-    def at(self, layer: int) -> KV:
-        """As it is stored, K before RoPE, to be compared with."""
-
-    @abstractmethod
-    def write(self, layer: int) -> KV | None:
-        """See that it is in the pages; K moved to its positions, and V, if they had to be written."""
-
-
-class LoadedKV(StoredKV):
-    """From a loader."""
+class StoredKV:
+    """From a loader. Layers are asked for in ascending order; some may be left out."""
 
     def __init__(self, forward: PromptForward, layers: StoredLayers) -> None:
         self._forward, self._layers = forward, layers
@@ -35,10 +17,12 @@ class LoadedKV(StoredKV):
         self._places = forward.pages.places(forward.tokens.cached)
 
     def begin(self, first_layer: int) -> None:
+        """No layer below this one will be asked for. Called once, before any is."""
         if self._forward.tokens.cached.numel():
             self._layers.fetch_kv(first_layer)
 
     def at(self, layer: int) -> KV:
+        """As it is stored, K before RoPE, to be compared with."""
         if self._last is None or self._last[0] != layer:
             begin = time.perf_counter()
             with self._forward.trace.span("wait", f"layer {layer}"):
@@ -47,6 +31,7 @@ class LoadedKV(StoredKV):
         return self._last[1].of_all_heads()
 
     def write(self, layer: int) -> KV:
+        """Write it to the pages; K moved to its positions, and V."""
         raw_key, value = self.at(layer)
         forward, begin = self._forward, time.perf_counter()
         positions = forward.tokens.cached
@@ -54,19 +39,3 @@ class LoadedKV(StoredKV):
         forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin
         return key, value
-
-
-class WrittenKV(StoredKV):
-    """In the pages already. ``layers``: copies of those that will be compared."""
-
-    def __init__(self, layers: Mapping[int, KV]) -> None:
-        self._layers = layers
-
-    def begin(self, first_layer: int) -> None:
-        """Nothing to wait for."""
-
-    def at(self, layer: int) -> KV:
-        return self._layers[layer]
-
-    def write(self, layer: int) -> None:
-        """It is there."""

@@ -153,7 +153,7 @@ def test_query_takes_what_the_question_looks_at_and_needs_no_check_layer() -> No
     selector = make_selector(BlendOptions(0.25, selector="query"))
     assert selector.reads_question and selector.check_layers(30) == (0,)
     found = selector.select(0, replace(tokens, deviation=None))
-    assert set(found.tolist()) == set(tokens.attention.sum(0).topk(20).indices.tolist())
+    assert set(found.tolist()) == set(tokens.attention.topk(20).indices.tolist())
 
 
 def test_nobody_else_has_the_question_read() -> None:
