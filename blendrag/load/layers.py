@@ -35,6 +35,11 @@ class StoredLayers(ABC):
         """Begin to load this layer and those above it. Returns at once; called once."""
 
     @abstractmethod
+    def ready(self, layer: int) -> bool:
+        """Whether :meth:`synchronize` would not have to wait. Ends the use of the layer before, as that
+        does."""
+
+    @abstractmethod
     def synchronize(self, layer: int) -> StoredLayer:
         """Wait for a layer.
 

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -83,6 +83,11 @@ class LayerLoader:
             self._slots, self._kind = make_slots(count, room, layout.dtype, device), kind
         return _Loading(self._thread, self._slots, count, tokens, spans, layout, trace, filled)
 
+    @property
+    def thread(self) -> Executor:
+        """For more of what may wait: it is done before what is loaded next."""
+        return self._thread
+
     def drain(self) -> None:
         """Wait until no former request's loading goes on."""
         self._thread.submit(lambda: None).result()
@@ -121,17 +126,30 @@ class _Loading(StoredLayers):
         self._started = True
         self._thread.submit(self._run, first_layer)
 
+    def ready(self, layer: int) -> bool:
+        try:
+            self._take(layer, wait=False)
+        except queue.Empty:
+            return False
+        except BaseException as error:  # it is for those who come for the layer
+            self._ready.put(error)
+        return True
+
     def synchronize(self, layer: int) -> StoredLayer:
-        while True:
+        self._take(layer, wait=True)
+        key, value = self._slots.receive(layer % self._count)[: self._numbers].view(self._shape)
+        return StoredLayer(key, value)
+
+    def _take(self, layer: int, *, wait: bool) -> None:
+        """Hold this layer, and none before it. Raises what loading raised, and Empty for one that is not
+        here."""
+        while self._held != layer:
             self._release()
-            ready = self._ready.get()
+            ready = self._ready.get(block=wait)
             if isinstance(ready, BaseException):
                 raise ready
+            assert ready <= layer, "layers are asked for in ascending order"
             self._held = ready
-            if ready == layer:
-                key, value = self._slots.receive(ready % self._count)[: self._numbers].view(self._shape)
-                return StoredLayer(key, value)
-            assert ready < layer, "layers are asked for in ascending order"
 
     def _release(self) -> None:
         if self._held is not None:

@@ -240,11 +240,22 @@ class Engine:
         """``call`` without waiting."""
         return self._submit(self._call(operation, *args))
 
+    def calls_later(self, *calls: Sequence[Any]) -> Future[None]:
+        """Several, (operation, arguments...) each, one after the other."""
+        return self._submit(self._calls(calls))
+
+    async def _calls(self, calls: Sequence[Sequence[Any]]) -> None:
+        for operation, *args in calls:
+            await self._call(operation, *args)
+
     async def _call(self, operation: str, *args: Any) -> Any:
-        limit = self.settings.call_timeout_s
+        limit, method = self.settings.call_timeout_s, "blendrag_call"
+        answer: dict[str, Any] = {"more": operation}
         try:
-            async with asyncio.timeout(limit):
-                answer = (await self._llm.collective_rpc("blendrag_call", args=(operation, *args)))[0]
+            while "more" in answer:  # the engine takes its own steps in between
+                async with asyncio.timeout(limit):
+                    (answer, *_) = await self._llm.collective_rpc(method, args=(answer["more"], *args))
+                method, args = "blendrag_go_on", ()
         except TimeoutError:
             raise EngineError(
                 f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"

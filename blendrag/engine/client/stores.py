@@ -76,8 +76,7 @@ class StoreClient:
 
     def ingest_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
         """``ingest`` and ``flush`` without waiting. What goes wrong is left to the next ingest."""
-        self._later("ingest", _plain(chunks))
-        return self._later("flush")
+        return self.engine.calls_later(("ingest", self.id, _plain(chunks)), ("flush", self.id))
 
     def prefetch(self, keys: Iterable[str]) -> Future[Any]:
         """Have the worker begin to read chunks into memory. Returns at once."""

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -22,7 +23,7 @@ from blendrag.engine.worker.mask_choice import Mask
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.prompt_forward import CachedSpan, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
-from blendrag.engine.worker.slices import Pace, Sliced
+from blendrag.engine.worker.slices import Pace, Sliced, beside
 from blendrag.engine.worker.stored_kv import StoredKV
 from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
@@ -74,25 +75,29 @@ class RequestBlend:
     def run(self) -> Sliced:
         """Compute and write the prompt's KV, pausing as the pace says; the report. Raises whatever the model
         does."""
-        opened_s = 0.0
+        opened_s, failed = 0.0, None
         while True:
             begin = time.perf_counter()
             with self._trace.span("open", "records"):
-                chunks = self._worth_loading(self._open())
+                open_all, close_all = partial(self._open, failed), partial(self._close_all_but, ())
+                found = yield from beside(self._loader.thread, self._pace, open_all, close_all)
+                chunks = self._worth_loading(found)
             opened_s += time.perf_counter() - begin
             try:
                 report = yield from self._recompute(chunks)
                 break
             except LoadFailedError as failure:  # what is written for this prompt by now is written again
                 assert failure.opened, failure
-                self._note(failure)
+                failed = failure
         ms = {**report.ms, "load": report.ms["load"] + 1e3 * opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
     # -- open ---------------------------------------------------------------------------------------------
 
-    def _open(self) -> list[Chunk]:
+    def _open(self, failed: LoadFailedError | None = None) -> list[Chunk]:
         """The chunks that are there, but for those that were found unusable; ascending."""
+        if failed is not None:
+            self._note(failed)
         ids, again = self._order.token_ids, bool(self._missing)
         # The prompt's last token is the engine's, whatever it belongs to.
         wanted = [

@@ -11,7 +11,7 @@ only where nobody has computed it lately.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ import torch
 from blendrag.attention.runs import Runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
 from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.worker.slices import exhaust
 from blendrag.store.contexts import Ids
 
 _BETWEEN = 16  # tokens that a separator may have
@@ -108,15 +109,17 @@ class ChunkPrefill:
         self._decoder, self._cache, self._prefix = decoder, cache, prefix
         self._known = Known()  # of the rows below
         self._kv: torch.Tensor | None = None
+        self._forgotten = 0  # times
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:
-        """KV of every chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU.
+    def run(self, chunks: Sequence[ChunkTokens]) -> Generator[None, None, list[torch.Tensor]]:
+        """KV of every chunk, [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], on the CPU; with a
+        pause after each layer.
 
         Prefix, context and chunk must fit the model's window. Contexts that go on from the chunk before them,
         in this call or the last, are not computed again.
         """
-        decoder, device = self._decoder, self._cache.device
+        decoder, device, forgotten = self._decoder, self._cache.device, self._forgotten
         plan, count = Forward.of(self._prefix, chunks, self._known), len(self._known.ids)
         ids, positions, sequences = (
             torch.tensor(each, device=device) for each in (plan.ids, plan.positions, plan.sequences)
@@ -150,12 +153,15 @@ class ChunkPrefill:
                 return Attended(pages.attend(layer, projected.query, addresses))
 
             rows = decoder.prefill_layer(layer, rows, attention, raw_keys=True)
-        self._remember(plan, chunks[-1], kv)
+            yield
+        if self._forgotten == forgotten:
+            self._remember(plan, chunks[-1], kv)
         apart = (kv[:, :, own.start : own.stop] for own in plan.own)
         return [part.clone(memory_format=torch.contiguous_format) for part in apart]
 
     def forget(self) -> None:
-        """Let go of the last chunk: it may have been deleted."""
+        """Let go of the last chunk, and of those that are on their way: they may have been deleted."""
+        self._forgotten += 1
         self._known, self._kv = Known(), None
 
     def _remember(self, plan: Forward, chunk: ChunkTokens, kv: torch.Tensor) -> None:
@@ -169,4 +175,4 @@ class ChunkPrefill:
 
 def prefill_chunks(decoder: Decoder, cache: PagedCache, chunks: Sequence[ChunkTokens]) -> list[torch.Tensor]:
     """:meth:`ChunkPrefill.run`, once, behind no prefix."""
-    return ChunkPrefill(decoder, cache).run(chunks)
+    return exhaust(ChunkPrefill(decoder, cache).run(chunks))

@@ -36,7 +36,6 @@ from blendrag.engine.worker.metrics import (
     summary,
 )
 from blendrag.engine.worker.prefix_order import PrefixOrder
-from blendrag.engine.worker.slices import StepClock
 
 if TYPE_CHECKING:
     from blendrag.engine.worker.data_plane import DataPlane
@@ -132,7 +131,6 @@ class BlendConnector(KVConnectorBase_V1):
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
-        self._clock = StepClock()
         self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
@@ -177,6 +175,8 @@ class BlendConnector(KVConnectorBase_V1):
             return 0, False
         if len(self._blending) >= _BLENDS_AHEAD:
             return None, False  # it would hold its blocks, and do nothing with them
+        if self._share >= 1 and self._orders:
+            return None, False  # one a step, so that the first has its token before the second begins
         waits = self._share < 1 and bool(self._running or self._blending or self._orders)
         (self._beside.add if waits else self._beside.discard)(request.request_id)
         return new, waits
@@ -257,11 +257,12 @@ class BlendConnector(KVConnectorBase_V1):
         self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
         if queue:
             self._data_plane.wait_for_device()  # else the engine's own forward would be taken for ours
-        self._clock.enter(follows=metadata.follows)
+        clock = self._data_plane.clock
+        clock.enter(follows=metadata.follows)
         sliced = metadata.busy and self._share < 1
-        for order, outcome in queue.run(self._clock.slice_s(self._share) if sliced else None):
+        for order, outcome in queue.run(clock.slice_s(self._share) if sliced else None):
             self._finish(order, outcome)
-        self._clock.leave()
+        clock.leave()
 
     def _finish(self, order: BlendOrder, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer

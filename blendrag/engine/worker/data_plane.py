@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +20,9 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced
+from blendrag.engine.worker.jobs import Jobs
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside, exhaust
+from blendrag.errors import StoreError
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
@@ -30,6 +33,9 @@ from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
 
 _KEPT_REPORTS = 256
+_LOOK_S = 0.002  # how often it is looked whether another thread is done
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -44,8 +50,10 @@ class _OpenStore:
 class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
 
-    def __init__(self, model: LoadedModel, layers_in_flight: int = 8) -> None:
+    def __init__(self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0) -> None:
         self.model = model
+        self.clock = StepClock()
+        self.jobs = Jobs(self.clock, share)
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
@@ -82,7 +90,7 @@ class DataPlane:
             opened.prefetcher.close()
             self._loader.drain()
             try:
-                self._drain(opened)
+                exhaust(_drained(opened))
             finally:
                 opened.kv.close()
 
@@ -98,9 +106,13 @@ class DataPlane:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
         self._stores[store].prefetcher.begin(keys)
 
-    def delete(self, store: str, keys: Sequence[str], everywhere: bool = False) -> Deleted:
-        chunks, unreachable = self.store(store).delete(keys, everywhere=everywhere)
-        self._stores[store].prefill.forget()
+    def delete(
+        self, store: str, keys: Sequence[str], everywhere: bool = False
+    ) -> Generator[None, None, Deleted]:
+        opened = self._stores[store]
+        opened.prefill.forget()
+        delete = partial(opened.kv.delete, keys, everywhere=everywhere)
+        chunks, unreachable = yield from _awaited(self._writer.submit(delete))
         return Deleted(chunks, tuple(unreachable))
 
     def empty_ram(self, store: str) -> None:
@@ -128,12 +140,15 @@ class DataPlane:
 
     # -- ingest -------------------------------------------------------------------------------------------
 
-    def ingest(self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]) -> Ingested:
+    def ingest(
+        self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
+    ) -> Generator[None, None, Ingested]:
         """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
         while the next call computes. Raises what an earlier write did."""
         opened = self._stores[store]
-        written = self._drain(opened)
-        adopted = opened.kv.adopt([(key, ids) for key, ids, *_ in chunks])
+        written = yield from _drained(opened)
+        adopt = partial(opened.kv.adopt, [(key, ids) for key, ids, *_ in chunks])
+        adopted = yield from _awaited(self._writer.submit(adopt))
         begin = time.perf_counter()
         fresh = [
             ChunkTokens(key, tuple(ids), tuple(context), after)
@@ -141,7 +156,10 @@ class DataPlane:
             if key not in adopted
         ]
         if fresh:
-            for chunk, kv in zip(fresh, opened.prefill.run(fresh), strict=True):
+            tensors = yield from opened.prefill.run(fresh)
+            if self._stores.get(store) is not opened:
+                raise StoreError("the store was closed while chunks were prefilled for it: ingest again")
+            for chunk, kv in zip(fresh, tensors, strict=True):
                 name = context_name(chunk.context, chunk.after)
                 write = self._writer.submit(opened.kv.put, chunk.key, chunk.token_ids, kv, name)
                 opened.writes.append(write)
@@ -152,15 +170,9 @@ class DataPlane:
             nbytes=written,
         )
 
-    def flush(self, store: str) -> int:
+    def flush(self, store: str) -> Generator[None, None, int]:
         """Wait for all writes; bytes written since the last call."""
-        return self._drain(self._stores[store])
-
-    @staticmethod
-    def _drain(opened: _OpenStore) -> int:
-        writes, opened.writes = opened.writes, []
-        wait(writes)  # all of them, before the first one's error is raised
-        return sum(write.result() for write in writes)
+        return (yield from _drained(self._stores[store]))
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -177,7 +189,8 @@ class DataPlane:
     def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
         opened = self._stores[order.recipe.store]
-        opened.prefetcher.arrived(key for key, _, _ in order.recipe.spans)
+        wanted = [key for key, _, _ in order.recipe.spans]
+        yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         request = self.blend_of(order)
         blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace)
         report = yield from blend.run()
@@ -189,6 +202,23 @@ class DataPlane:
     def report(self, ticket: str) -> BlendReport | None:
         """The report of a request that ended in the step that blended it: its output left without one."""
         return self._reports.get(ticket)
+
+
+def _drained(opened: _OpenStore) -> Generator[None, None, int]:
+    """Wait for all writes that were begun: their bytes. Raises the first one's error once all have ended."""
+    writes = tuple(opened.writes)
+    while wait(writes, timeout=_LOOK_S).not_done:
+        yield
+    counted = [write for write in writes if write in opened.writes]  # else somebody else waited for it, too
+    opened.writes = [write for write in opened.writes if write not in writes]
+    return sum(write.result() for write in counted)
+
+
+def _awaited(work: Future[T]) -> Generator[None, None, T]:
+    """Another thread's work, waited for between the engine's steps."""
+    while wait([work], timeout=_LOOK_S).not_done:
+        yield
+    return work.result()
 
 
 # What a client may ask for by name, with plain data. Arguments: see :class:`StoreClient`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
 
@@ -54,7 +54,8 @@ class BlendWorker:
         mask, mask_ms = choose_mask(decoder, cache)
         facts |= {"mask": mask if wanted == "auto" else wanted, "mask_ms": mask_ms}
         loaded = LoadedModel(decoder, cache, facts["mask"])
-        self._blendrag = self.blendrag_data_plane(loaded, int(extra.get("in_flight", 8)))
+        in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
+        self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
         compat.get_kv_transfer_group().bind(self._blendrag)
         heads, size = decoder.kv_shape
         return facts | {
@@ -65,9 +66,28 @@ class BlendWorker:
         }
 
     def blendrag_call(self, operation: str, *args: Any) -> dict[str, Any]:
-        """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``."""
+        """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. Of a long one a
+        first slice: ``{"more": job}``, for :meth:`blendrag_go_on`, where that is not all."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
-            return {"error": [type(error).__name__, str(error)]}
-        return {"ok": asdict(result) if is_dataclass(result) and not isinstance(result, type) else result}
+            return _wrong(error)
+        if isinstance(result, Generator):
+            return self.blendrag_go_on(self._blendrag.jobs.begin(result))
+        return _right(result)
+
+    def blendrag_go_on(self, job: int) -> dict[str, Any]:
+        """The next slice of a long operation; answers as :meth:`blendrag_call` does."""
+        try:
+            ended, result = self._blendrag.jobs.go_on(job)
+        except BlendragError as error:
+            return _wrong(error)
+        return _right(result) if ended else {"more": job}
+
+
+def _right(result: Any) -> dict[str, Any]:
+    return {"ok": asdict(result) if is_dataclass(result) and not isinstance(result, type) else result}
+
+
+def _wrong(error: BlendragError) -> dict[str, Any]:
+    return {"error": [type(error).__name__, str(error)]}

@@ -52,9 +52,11 @@ class FusedPrefill:
         recomputed: list[int] = []  # per layer from the first choice on
         for layer in range(layers):
             reuses = repaired.numel() < tokens.cached.numel()
+            check = layer > 0 and layer in checks and tokens.cached.numel() > 0
+            if self._stored is not None and (reuses or check):
+                yield from self._stored.arrival(layer)
             stored = self._stored.write(layer) if reuses and self._stored is not None else None
             if len(rows):  # else only stored KV is left to write
-                check = layer > 0 and layer in checks and tokens.cached.numel() > 0
                 scattered = check or len(rows) < tokens.ids.numel()
                 whole = forward.whole(stored) if scattered and forward.mask == "dense" else None
                 look = partial(self._choose, layer, repaired) if check else None

@@ -38,6 +38,7 @@ class QuestionPass:
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
         for layer in range(forward.decoder.num_layers):
+            yield from self._stored.arrival(layer)
             moved = self._stored.write(layer)
             whole = forward.whole(moved) if forward.mask == "dense" else None
             rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))

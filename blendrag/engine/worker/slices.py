@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
+from concurrent.futures import Executor
 from statistics import median
+from typing import TypeVar
 
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 
 _KEPT_STEPS = 8
 _FEWEST_ROWS, _MOST_ROWS, _FIRST_ROWS = 32, 8192, 128
+T = TypeVar("T")
 _PIECES = 3  # a slice is made of at least about so many: what it overshoots by is less than one
 
 
@@ -60,15 +63,22 @@ class StepClock:
     def __init__(self) -> None:
         self._took: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._left = 0.0
+        self.steps = 0
 
     def enter(self, *, follows: bool) -> None:
         """The engine's part has ended. follows: whether nothing but it was since the last slice."""
+        self.steps += 1
         if follows and self._left:
             self._took.append(time.perf_counter() - self._left)
 
     def leave(self) -> None:
         """Ours has."""
         self._left = time.perf_counter()
+
+    def aside(self, seconds: float) -> None:
+        """So long the engine did something else, between two of its steps."""
+        if self._left:
+            self._left += seconds
 
     def slice_s(self, share: float) -> float:
         """Seconds that make blending ``share`` of a step."""
@@ -78,6 +88,33 @@ class StepClock:
 
 # A blend that pauses between its slices.
 Sliced = Generator[None, None, BlendReport]
+
+
+def exhaust(work: Generator[None, None, T]) -> T:
+    """All of it, without a pause."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def beside(
+    thread: Executor, pace: Pace, work: Callable[[], T], undo: Callable[[T], None] = lambda _: None
+) -> Generator[None, None, T]:
+    """Have a thread do what may wait for a disk, a server or a lock, with pauses until it is done; at once,
+    where no pause is allowed. undo: for a result that nobody waits for any more."""
+    if pace.rows is None:
+        return work()
+    done = thread.submit(work)
+    try:
+        while pace.rows is not None and not done.done():
+            yield
+    except GeneratorExit:
+        done.add_done_callback(lambda late: None if late.exception() else undo(late.result()))
+        raise
+    return done.result()
 
 
 class BlendQueue:

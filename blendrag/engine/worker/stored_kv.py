@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 
 from blendrag.engine.worker.prompt_forward import KV, PromptForward
 from blendrag.load.layers import StoredLayer, StoredLayers
@@ -20,6 +21,16 @@ class StoredKV:
         """No layer below this one will be asked for. Called once, before any is."""
         if self._forward.tokens.cached.numel():
             self._layers.fetch_kv(first_layer)
+
+    def arrival(self, layer: int) -> Generator[None, None, None]:
+        """Pause until the layer is here, where a pause is allowed: else whoever asks for it waits."""
+        forward = self._forward
+        if self._last is not None and self._last[0] == layer:
+            return
+        while forward.pace.rows is not None and not self._layers.ready(layer):
+            forward.watch.pause()
+            yield
+            forward.watch.resume()
 
     def at(self, layer: int) -> KV:
         """As it is stored, K before RoPE, to be compared with."""

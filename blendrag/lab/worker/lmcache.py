@@ -17,6 +17,7 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.prompt_forward import PromptForward
+from blendrag.load.loader import LoadFailedError
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
 
@@ -40,8 +41,8 @@ class LMCacheBlend(RequestBlend):
     def forward_type(self) -> type[PromptForward]:
         return LMCacheForward
 
-    def _open(self) -> list[Chunk]:
-        chunks = super()._open()
+    def _open(self, failed: LoadFailedError | None = None) -> list[Chunk]:
+        chunks = super()._open(failed)
         missing = [start for key, start, _ in self._order.recipe.spans if key in self._missing]
         kept = [chunk for chunk in chunks if chunk[0].start < min(missing, default=math.inf)]
         self._close_all_but(kept, chunks)

@@ -1,0 +1,52 @@
+"""Long operations in slices: between two of the engine's steps, ingest takes no longer than a blend may.
+
+The client asks again until one is done (:meth:`Engine.call`), and the engine takes its steps in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator
+from typing import Any
+
+from blendrag.engine.worker.slices import StepClock
+
+# While the engine takes no steps: so long may a request that arrives have to wait for its first.
+_IDLE_S = 0.2
+
+Job = Generator[None, None, Any]
+
+
+class Jobs:
+    """Those that have begun. ``share``: of an engine step, at most."""
+
+    def __init__(self, clock: StepClock, share: float) -> None:
+        self._clock, self._share = clock, share
+        self._begun: dict[int, Job] = {}
+        self._numbers = itertools.count()
+        self._steps = 0  # of the engine, before the last slice
+
+    def begin(self, job: Job) -> int:
+        """Its number; nothing of it is done yet."""
+        number = next(self._numbers)
+        self._begun[number] = job
+        return number
+
+    def go_on(self, number: int) -> tuple[bool, Any]:
+        """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
+        job, begin = self._begun.pop(number), time.perf_counter()
+        steps, self._steps = self._steps, self._clock.steps
+        beside = self._share < 1 and steps != self._steps
+        budget = self._clock.slice_s(self._share) if beside else _IDLE_S
+        try:
+            while True:
+                next(job)
+                if time.perf_counter() - begin > budget:
+                    break
+        except StopIteration as end:
+            return True, end.value
+        finally:
+            self._clock.aside(time.perf_counter() - begin)
+        self._begun[number] = job
+        return False, None
