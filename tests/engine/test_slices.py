@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
-from workbench import FIRST, Bench, Prompt, distance
+from workbench import CHUNK_TOKENS, FIRST, Bench, Prompt, distance
 
 pytestmark = pytest.mark.engine
 
@@ -85,6 +87,52 @@ def test_running_answer_stands_still_while_a_prompt_is_blended(bench: Bench) -> 
         return len(pieces) - before
 
     assert beside(bench, tokens_meanwhile) > 5
+
+
+def test_running_answer_stands_still_while_chunks_are_prefilled(own_bench: Bench) -> None:
+    again = [piece._replace(key=f"again {piece.key}") for piece in own_bench.pieces]  # computed, and not kept
+
+    async def tokens_meanwhile(answer: list[Delta]) -> int:
+        before = len(answer)
+        done = await asyncio.to_thread(own_bench.client.ingest, again)
+        assert done.tokens == len(again) * CHUNK_TOKENS
+        return len(answer) - before
+
+    assert beside(own_bench, tokens_meanwhile) > 3
+
+
+def test_chunk_that_is_prefilled_in_slices_has_another_kv(own_bench: Bench) -> None:
+    prompt = own_bench.prompt(own_bench.pieces[:4])
+    whole = own_bench.blended(prompt, ratio=0.0)
+    own_bench.client.delete([piece.key for piece in own_bench.pieces])
+
+    async def ingested(_: list[Delta]) -> None:
+        await asyncio.to_thread(own_bench.ingest, own_bench.pieces)
+
+    beside(own_bench, ingested)
+    assert distance(own_bench.blended(prompt, ratio=0.0), whole) < 1e-3
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "query"])
+def test_running_answer_waits_for_a_slow_disk(bench: Bench, tmp_path: Path, selector: str) -> None:
+    slow = [{"kind": "disk", "throttle": 2_000_000}]
+    own = replace(bench, root=tmp_path / "slow", pieces=bench.pieces[:4]).open(stack=slow)
+    prompt = own.prompt(own.pieces)
+    try:
+        alone = own.blended(prompt, selector=selector)
+        own.reset()
+
+        async def tokens_meanwhile(answer: list[Delta]) -> tuple[int, Delta]:
+            before = len(answer)
+            delta = await ask(own, prompt, own.recipe(prompt, selector=selector))
+            return len(answer) - before, delta
+
+        tokens, delta = beside(own, tokens_meanwhile)
+    finally:
+        own.close()
+    assert tokens > 10
+    assert delta.report and not delta.report.problem
+    assert distance(delta, alone) < 1e-3
 
 
 def test_blends_that_arrive_together_spoil_each_other(bench: Bench) -> None:

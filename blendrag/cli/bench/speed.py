@@ -137,14 +137,14 @@ def beside(
         float | None,
         typer.Option(min=0.01, help="Seconds between them; else a little more than a full prefill takes."),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Of nothing, full prefills and blends beside.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each of what is beside.")] = 2,
     model: Model = None,
     plot: Plot = None,
     json: Json = False,
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
-    """Inter-token latency of running answers while long prompts arrive: full prefills, then blends."""
+    """Inter-token latency of running answers beside full prefills, beside blends and beside ingest."""
     from blendrag.lab.bench.beside import BesideOptions, run_beside
     from blendrag.lab.bench.load_report import draw_beside, print_beside
     from blendrag.settings import Settings

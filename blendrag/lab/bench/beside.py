@@ -1,4 +1,5 @@
-"""Head-of-line blocking: what running answers lose when a long prompt arrives beside them."""
+"""Head-of-line blocking: what running answers lose when a long prompt arrives, or chunks are ingested, beside
+them."""
 
 from __future__ import annotations
 
@@ -18,16 +19,18 @@ from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, sto
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
-from blendrag.lab.scratch import scratch_store
+from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import spread
 from blendrag.lab.texts import text_pieces
 from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
 from blendrag.store.stack import TierSpec
 
-CONDITIONS = ("alone", "full", "blended")
+CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
+_SLOW = 20_000_000  # bytes a second
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _ROOM = 1.3  # of a full prefill's time: from one arrival to the next, so that none waits for the last one
 _LOOK_S = 0.02  # how often it is looked whether all decodes run
@@ -58,8 +61,9 @@ class BesideOptions:
 def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> dict[str, Any]:
     """Measure; the results, JSON-able:
 
-    conditions: alone, full (full prefills arrive), blended (blends of the same prompts arrive): each what
-        ``summarise_windows`` says. ratios: ``ratios_to_alone``. gap: seconds between arrivals.
+    conditions: alone, full (full prefills arrive), blended (blends of the same prompts), slow (these from a
+        disk of 20 MB/s), ingest (their chunks are prefilled and stored): each what ``summarise_windows``
+        says. ratios: ``ratios_to_alone``. gap: seconds between arrivals.
     trace: per condition [seconds, ms] of every token of the last window: since its beginning, and since the
         token before. machine, config: as ``run_ttft``.
 
@@ -69,7 +73,10 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
         maker = PromptMaker.of(engine, settings)
         pieces = text_pieces(maker.tokenizer, _POOL * options.chunks, options.chunk_tokens)
         progress.note("ingest")
-        with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
+        with (
+            scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store,
+            scratch_store(engine, settings, pieces, TierSpec(kind="disk", throttle=_SLOW)) as slow,
+        ):
             rng = random.Random(options.seed)
             count = 1 + options.arrivals * options.repeats
             trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]
@@ -80,8 +87,9 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
             check_prompts(prompts, engine.max_model_len)
             short = [Prompt(story, ()) for story in stories]
             check_prompts(short, engine.max_model_len, options.decode_tokens)
-            recipe = recipe_of(settings, store.id)
-            beside = _Beside(engine, recipe, stories, options, progress)
+            recipes = {"blended": recipe_of(settings, store.id), "slow": recipe_of(settings, slow.id)}
+            twins = {one.key: other for one, other in zip(store.chunks, slow.chunks, strict=True)}
+            beside = _Beside(engine, recipes, stories, options, progress, slow, twins)
             windows, gap = asyncio.run(beside.measure(prompts))
     return {
         "conditions": {name: summarise_windows(own) for name, own in windows.items()},
@@ -103,12 +111,16 @@ class _Beside:
     def __init__(
         self,
         engine: Engine,
-        recipe: Recipe,
+        recipes: Mapping[str, Recipe],
         stories: Sequence[Sequence[int]],
         options: BesideOptions,
         progress: Progress,
+        slow: ScratchStore | None = None,
+        twins: Mapping[str, NewChunk] | None = None,
     ) -> None:
-        self._engine, self._recipe, self._stories = engine, recipe, stories
+        """slow: a second store. twins: its chunks, by the keys that they have in prompts."""
+        self._engine, self._recipes, self._stories = engine, recipes, stories
+        self._slow, self._twins = slow, twins or {}
         self._options, self._progress = options, progress
         self._names = itertools.count()
 
@@ -160,11 +172,27 @@ class _Beside:
 
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
         """A first token. A namespace of its own: nothing of it is in the prefix cache."""
-        recipe = replace(self._recipe, spans=prompt.spans) if condition == "blended" else None
+        spans = prompt.spans
+        if self._slow is not None and condition == "ingest":
+            await asyncio.to_thread(_ingest_again, self._slow, [self._twins[key] for key, *_ in spans])
+            timed.tokens.append(time.perf_counter())
+            return
+        if self._slow is not None and condition == "slow":
+            spans = tuple((self._twins[key].key, start, length) for key, start, length in spans)
+            await asyncio.to_thread(self._slow.make_cold)
+        recipe = self._recipes.get(condition)
+        recipe = recipe and replace(recipe, spans=spans)
         name = f"beside-{next(self._names)}"
         await ask_timed(self._engine, prompt.token_ids, exactly(1), timed, recipe, name)
         if recipe is not None:
             check_blended("what arrived", timed.report)
+
+
+def _ingest_again(store: ScratchStore, chunks: Sequence[NewChunk]) -> None:
+    store.client.delete([chunk.key for chunk in chunks])
+    for batch in store.batches(chunks):
+        store.client.ingest(batch)
+    store.client.flush()
 
 
 # -- numbers ----------------------------------------------------------------------------------------------

@@ -14,8 +14,14 @@ from blendrag.lab.report import table_with, where
 
 _ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
 _KEYS = ("p50", "p95", "max")
-_COLOURS = {**ARM_COLOURS, "alone": "#57a773"}
-_LABELS = {"alone": "nothing beside", "full": "full prefills beside", "blended": "blends beside"}
+_COLOURS = {**ARM_COLOURS, "alone": "#57a773", "slow": "#8f6fb8", "ingest": "#b8863b"}
+_LABELS = {
+    "alone": "nothing beside",
+    "full": "full prefills beside",
+    "blended": "blends beside",
+    "slow": "blends from 20 MB/s",
+    "ingest": "ingest beside",
+}
 
 
 def print_load(results: Mapping[str, Any], console: Console) -> None:
@@ -105,9 +111,10 @@ def print_beside(results: Mapping[str, Any], console: Console) -> None:
     for table in (itl, ratios):
         console.print(table, markup=False)
     console.print(
-        f"ITL: between two tokens of {config['decodes']} running answers, alone, beside full prefills, and"
-        " beside blends of the same prompts. during: while an arrival waited for"
-        f" its first token. {config['repeats']} repeats of {config['arrivals']} arrivals each, one every"
+        f"ITL: between two tokens of {config['decodes']} running answers, alone, beside full prefills, blends"
+        " of the same prompts, blends from a disk of 20 MB/s, and ingest of their chunks. during: while an"
+        " arrival waited for its first token, or to be stored."
+        f" {config['repeats']} repeats of {config['arrivals']} arrivals each, one every"
         f" {results['gap']:.2f} s: {config['chunks']} chunks of {config['chunk_tokens']} tokens,"
         f" {config['ratio']:.0%} recomputed. {where(results['machine'])}.",
         markup=False,
@@ -117,7 +124,7 @@ def print_beside(results: Mapping[str, Any], console: Console) -> None:
 def draw_beside(results: Mapping[str, Any], path: Path) -> None:
     """Write the picture: a point per token, a panel per condition, of the last repeat."""
     traces = results["trace"]
-    figure = canvas.new_figure(9, 3.4)
+    figure = canvas.new_figure(13, 3.4)
     panels = figure.subplots(1, len(traces), sharey=True)
     for axes, (name, trace) in zip(panels, traces.items(), strict=True):
         seconds, latencies = [at for at, _ in trace], [latency for _, latency in trace]

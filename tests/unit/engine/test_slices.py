@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.engine.worker.jobs import Job, Jobs
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 
 PIECE_S = 0.002
 
@@ -155,3 +158,96 @@ def test_idle_time_counts_as_the_engines_step() -> None:
     clock.enter(follows=False)
     assert 0.0 < clock.slice_s(0.5) < 0.1
     assert clock.slice_s(0.25) < clock.slice_s(0.5)
+
+
+# -- long operations, between steps -----------------------------------------------------------------------
+
+
+def job(pieces: int) -> Job:
+    for _ in range(pieces):
+        time.sleep(PIECE_S)
+        yield
+    return pieces
+
+
+def step(clock: StepClock) -> None:
+    """One of the engine's."""
+    clock.leave()
+    time.sleep(PIECE_S)
+    clock.enter(follows=True)
+
+
+def slices(jobs: Jobs, number: int, clock: StepClock | None) -> int:
+    """How many it takes to the end; clock: the engine takes a step between any two."""
+    for count in range(1, 1000):
+        if clock is not None:
+            step(clock)
+            clock.leave()
+        ended, result = jobs.go_on(number)
+        if ended:
+            assert result == 30
+            return count
+    raise AssertionError("it never ends")
+
+
+def test_ingest_holds_up_the_engines_steps() -> None:
+    clock = StepClock()
+    jobs = Jobs(clock, 0.5)
+    assert slices(jobs, jobs.begin(job(30)), None) == 1, "nothing else is to be done"
+    assert slices(jobs, jobs.begin(job(30)), clock) > 5
+    assert slices(jobs, jobs.begin(job(30)), None) == 1
+    unlimited = Jobs(clock, 1.0)
+    assert slices(unlimited, unlimited.begin(job(30)), clock) == 1
+
+
+def test_slice_of_ingest_counts_as_the_engines_step() -> None:
+    clock = StepClock()
+    jobs = Jobs(clock, 0.5)
+    step(clock)
+    alone = clock.slice_s(0.5)
+    for _ in range(8):
+        clock.leave()
+        jobs.go_on(jobs.begin(job(20)))
+        time.sleep(PIECE_S)
+        clock.enter(follows=True)
+    assert clock.slice_s(0.5) < 5 * alone
+
+
+def test_job_that_fails_is_kept() -> None:
+    def broken() -> Job:
+        yield
+        raise ValueError("broken")
+
+    jobs = Jobs(StepClock(), 0.5)
+    with pytest.raises(ValueError, match="broken"):
+        jobs.go_on(jobs.begin(broken()))
+    assert not jobs._begun
+
+
+# -- what another thread waits for ------------------------------------------------------------------------
+
+
+def test_blend_waits_for_a_server_in_the_engines_step() -> None:
+    answer, pace, undone = threading.Event(), Pace(), list[int]()
+
+    def slow() -> int:
+        answer.wait(10)
+        return 1
+
+    with ThreadPoolExecutor(1) as thread:
+        pace.begin(PIECE_S)
+        waiting = beside(thread, pace, slow, undone.append)
+        next(waiting)
+        next(waiting)
+        given_up = beside(thread, pace, slow, undone.append)
+        next(given_up)
+        given_up.close()
+        answer.set()
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(waiting)
+        assert end.value.value == 1
+    assert undone == [1], "what was opened for a request that gave up stays open"
+    pace.begin(None)
+    with pytest.raises(StopIteration):  # the step needs it
+        next(beside(thread, pace, slow))

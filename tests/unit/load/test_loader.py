@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 from blendrag.load.layers import StoredLayers
+from blendrag.load.loader import LoadFailedError
 from blendrag.store.codec import codec_names
 from blendrag.store.record import Record
-from blendrag.store.tiers import Read
+from blendrag.store.tiers import Read, TierError
 from stores import get, same
 
 LAYERS = 12
@@ -55,6 +57,43 @@ def test_layers_left_out_do_not_shift_the_others(bench: Any, numbers: list[int],
     with bench.load(bench.open(), in_flight=in_flight) as layers:
         found = fetched(layers, numbers)
     assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in numbers)
+
+
+@pytest.mark.parametrize("numbers", [[0, 11], [2, 3, 7, 11], [11], list(range(LAYERS))])
+@pytest.mark.parametrize("in_flight", [1, 2, 100])
+def test_layer_that_was_asked_after_never_comes_or_is_another(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, numbers: list[int], in_flight: int
+) -> None:
+    whole, disk, held = expected(bench, (5, 40, 9)), bench.store.tiers[1], threading.Event()
+    read = disk.read
+    monkeypatch.setattr(disk, "read", lambda wanted: held.wait(30) and read(wanted))
+    with bench.load(bench.open(), in_flight=in_flight) as layers:
+        layers.fetch_kv(numbers[0])
+        assert not layers.ready(numbers[0])
+        held.set()
+        for number in numbers:
+            ends = time.monotonic() + 30
+            while not layers.ready(number):
+                assert time.monotonic() < ends
+                time.sleep(0.001)
+            assert layers.ready(number)
+            found = torch.stack(layers.synchronize(number).of_all_heads())
+            assert bits(found).equal(bits(whole[number]))
+
+
+def test_failure_of_a_layer_that_was_asked_after_is_lost(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = bench.store.tiers[1]
+
+    def fails(_: Sequence[Read]) -> list[torch.Tensor]:
+        raise TierError("the server has gone")
+
+    monkeypatch.setattr(disk, "read", fails)
+    with bench.load(bench.open()) as layers:
+        layers.fetch_kv(0)
+        while not layers.ready(0):
+            time.sleep(0.001)
+        with pytest.raises(LoadFailedError, match="gone"):
+            layers.synchronize(0)
 
 
 @pytest.mark.parametrize("group", [1, 4])

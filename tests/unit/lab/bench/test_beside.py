@@ -50,7 +50,7 @@ class Scripted:
 
 def window(condition: str, engine: Any, gap: float = 0.02) -> Window:
     async def measured() -> Window:
-        beside = _Beside(engine(), Recipe("store", ()), STORIES, BesideOptions(), SILENT)
+        beside = _Beside(engine(), {"blended": Recipe("store", ())}, STORIES, BesideOptions(), SILENT)
         return await asyncio.wait_for(beside._window(condition, [PROMPT], gap), 20)
 
     return asyncio.run(measured())
