@@ -103,16 +103,21 @@ class PrefixCaching(FullPrefill):
 class Blending(Arm):
     """Stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
 
-    recipe: but for its spans. store: read cold, where that is not RAM; None: as it comes.
+    recipe: but for its spans. store: read cold, where that is not RAM; None: as it comes. name: instead of
+    one that says the ratio.
     """
 
     def __init__(
-        self, rounds: Sequence[Sequence[Trial]], recipe: Recipe, store: ScratchStore | None = None
+        self,
+        rounds: Sequence[Sequence[Trial]],
+        recipe: Recipe,
+        store: ScratchStore | None = None,
+        name: str = "",
     ) -> None:
         super().__init__(rounds)
         self._recipe, self._store = recipe, store
         ratio = recipe.options.recompute_ratio
-        self.name = f"blend@{ratio:g}" if ratio else "reuse"
+        self.name = name or (f"blend@{ratio:g}" if ratio else "reuse")
 
     async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
         if self._store is not None:

@@ -101,6 +101,21 @@ def test_running_answer_stands_still_while_chunks_are_prefilled(own_bench: Bench
     assert beside(own_bench, tokens_meanwhile) > 3
 
 
+def test_two_that_prefill_chunks_leave_the_engine_no_step(own_bench: Bench) -> None:
+    client, pieces = own_bench.client, own_bench.pieces
+    calls = [
+        [piece._replace(key=f"{name} {number} {piece.key}") for number in range(3) for piece in pieces]
+        for name in "ab"
+    ]
+
+    async def tokens_meanwhile(answer: list[Delta]) -> int:
+        before = len(answer)
+        await asyncio.gather(*(asyncio.to_thread(client.ingest, call) for call in calls))
+        return len(answer) - before
+
+    assert beside(own_bench, tokens_meanwhile) > 5
+
+
 def test_chunk_that_is_prefilled_in_slices_has_another_kv(own_bench: Bench) -> None:
     prompt = own_bench.prompt(own_bench.pieces[:4])
     whole = own_bench.blended(prompt, ratio=0.0)

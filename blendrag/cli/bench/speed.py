@@ -19,6 +19,9 @@ from blendrag.cli.bench.shared import (
     measured,
 )
 from blendrag.cli.options import Json, Model, Selector
+from blendrag.options import STEPS
+
+_RATIOS = "0.05,0.15,0.3"
 
 
 @app.command()
@@ -26,7 +29,10 @@ def ttft(
     chunks: Chunks = 6,
     chunk_tokens: ChunkTokens = 512,
     repeats: Annotated[int, typer.Option(min=1, help="Prompts measured, each with all arms.")] = 5,
-    ratios: Annotated[str, typer.Option(help="Recompute ratios to measure.")] = "0.05,0.15,0.3",
+    ratios: Annotated[
+        str | None,
+        typer.Option(help="Recompute ratios to measure, instead of the steps of quality."),
+    ] = None,
     selector: Selector = None,
     model: Model = None,
     data: Data = None,
@@ -35,14 +41,17 @@ def ttft(
     paste: Paste = None,
     seed: Seed = 0,
 ) -> None:
-    """Time to first token: full prefill, vLLM's prefix caching, full reuse, and blending."""
+    """Time to first token: full prefill, vLLM's prefix caching, full reuse, and blending: each step of
+    quality, or each ratio."""
     from blendrag.lab.bench.axes import AXES, parse_ratios
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
     from blendrag.settings import Settings
 
-    values = parse_ratios(ratios)
-    options = TtftOptions(AXES["ratio"], values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
+    by_step = ratios is None and selector is None
+    values = tuple(STEPS) if by_step else parse_ratios(_RATIOS if ratios is None else ratios)
+    axis = AXES["quality" if by_step else "ratio"]
+    options = TtftOptions(axis, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
     settings = Settings.load(model=model, selector=selector, prefix_caching=True)
     measured(
         lambda progress: run_ttft(settings, options, progress), print_ttft, json, plot, draw_ttft,
@@ -55,7 +64,7 @@ def sweep(
     axis: Annotated[
         str,
         typer.Option(
-            help="What is varied: chunks, chunk_tokens, ratio, question_tokens, batch, codec or tier."
+            help="What is varied: chunks, chunk_tokens, ratio, quality, question_tokens, batch, codec, tier."
         ),
     ] = "chunks",
     values: Annotated[

@@ -67,6 +67,7 @@ class Engine:
         self._pid = os.getpid()
         self._ids = itertools.count()
         self._turns = PriorTurns()
+        self._slicing = asyncio.Lock()
         self._closed = False
         note = progress or (lambda _: None)
         require_vllm()
@@ -249,13 +250,20 @@ class Engine:
             await self._call(operation, *args)
 
     async def _call(self, operation: str, *args: Any) -> Any:
-        limit, method = self.settings.call_timeout_s, "blendrag_call"
-        answer: dict[str, Any] = {"more": operation}
+        limit = self.settings.call_timeout_s
+
+        async def ask(method: str, *args: Any) -> dict[str, Any]:
+            async with asyncio.timeout(limit):
+                answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=args))[0]
+            return answer
+
         try:
-            while "more" in answer:  # the engine takes its own steps in between
-                async with asyncio.timeout(limit):
-                    (answer, *_) = await self._llm.collective_rpc(method, args=(answer["more"], *args))
-                method, args = "blendrag_go_on", ()
+            answer = await ask("blendrag_call", operation, *args)
+            if "more" in answer:
+                # One at a time: the engine takes a step only when nobody's call is waiting.
+                async with self._slicing:
+                    while "more" in answer:
+                        answer = await ask("blendrag_go_on", answer["more"])
         except TimeoutError:
             raise EngineError(
                 f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"

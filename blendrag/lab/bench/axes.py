@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.errors import ConfigError
+from blendrag.options import STEPS
 from blendrag.settings import Settings
 from blendrag.store.codec import codec_names
 from blendrag.store.stack import TierSpec
@@ -28,7 +29,8 @@ def tiers_of(settings: Settings) -> dict[str, TierSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where all parameters stand. question_tokens: None for a short question; batch: prompts sent at once."""
+    """Where all parameters stand. question_tokens: None for a short question; batch: prompts sent at once;
+    quality: a step, instead of selector and ratio."""
 
     chunks: int
     chunk_tokens: int
@@ -37,6 +39,7 @@ class Point:
     tier: str = "ram"
     question_tokens: int | None = None
     batch: int = 1
+    quality: str = ""
 
     @property
     def prompts(self) -> tuple[int | None, ...]:
@@ -121,6 +124,7 @@ AXES = {
         Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
         Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
         Axis("codec", "codec of stored KV", str, lambda _: codec_names()),
+        Axis("quality", "step of quality", str, lambda _: tuple(STEPS)),
         Axis("tier", "tier that KV is read from", str, lambda settings: tuple(tiers_of(settings))),
     )
 }

@@ -22,6 +22,7 @@ from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
 from blendrag.machine import describe_machine
+from blendrag.options import step_of
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
@@ -155,9 +156,14 @@ def _arms(
         rounds = _rounds(maker, store, point, options)
         cold = None if point.tier == "ram" else store
         plain = (FullPrefill(rounds), PrefixCaching(rounds))
-        stored = [
-            Blending(rounds, recipe_of(settings, store.id, ratio), cold) for ratio in (0.0, point.ratio)
-        ]
+        recipe = recipe_of(settings, store.id, point.ratio)
+        if point.quality:
+            step = step_of(point.quality)._asdict()
+            recipe = replace(recipe, options=replace(recipe.options, **step))
+        stored = (
+            Blending(rounds, recipe_of(settings, store.id, 0.0), cold),
+            Blending(rounds, recipe, cold, point.quality),
+        )
         keys = [(arm.name, *point.prompts) for arm in plain]
         keys += [(arm.name, *point.prompts, *point.store) for arm in stored]
         for key, arm in zip(keys, (*plain, *stored), strict=True):

@@ -93,19 +93,21 @@ def _codecs(results: TtftResults) -> Iterable[Table]:
 
 def _facts(results: TtftResults) -> str:
     config, machine = results.config, results.machine
+    steps = results.axis.name == "quality"
     fixed = {
         "chunks": f"{config['chunks']} chunks",
         "chunk_tokens": f"{config['chunk_tokens']} tokens a chunk",
-        "ratio": f"{config['ratio']:.0%} recomputed",
         "codec": f"codec {config['codec']}",
     }
+    if not steps:
+        fixed |= {"ratio": f"{config['ratio']:.0%} recomputed", "selector": f"selector {config['selector']}"}
     same = ", ".join(text for name, text in fixed.items() if name != results.axis.name)
     lengths = config["prompt_tokens"]
     at_once = ", each the mean of the prompts sent at once" if results.axis.name == "batch" else ""
     accelerator = "" if machine["device"] == "cpu" else f", {machine['device']}"
     return (
-        f"TTFT: time to first token, medians of {config['repeats']} repeats{at_once}; {same}, selector"
-        f" {config['selector']}, prompts of {min(lengths):,} to {max(lengths):,} tokens. KL: the first token"
+        f"TTFT: time to first token, medians of {config['repeats']} repeats{at_once}; {same},"
+        f" prompts of {min(lengths):,} to {max(lengths):,} tokens. KL: the first token"
         f" against full's. {where(machine)}{accelerator}."
     )
 
@@ -164,7 +166,7 @@ def _bar(axes: Any, row: int, arm: Summary) -> None:
 
 def _label(name: str) -> str:
     kind, _, ratio = name.partition("@")
-    return f"blended, {100 * float(ratio):g} %" if ratio else ARM_LABELS[kind]
+    return f"blended, {100 * float(ratio):g} %" if ratio else ARM_LABELS.get(kind, kind)
 
 
 def draw_sweep(results: TtftResults, path: Path) -> None:

@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import Sample
+from blendrag.lab.arms import Blending, Sample
 from blendrag.lab.bench.axes import AXES, Point, axis_named, parse_ratios
 from blendrag.lab.bench.codecs import CodecCost
 from blendrag.lab.bench.ingest import IngestCost
@@ -25,6 +25,7 @@ from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.report import plain
 from blendrag.lab.statistics import summarise
 from blendrag.lab.texts import questions_of
+from blendrag.options import STEPS
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
@@ -102,6 +103,16 @@ def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, 
     assert all(key.startswith("int4 ") for prompt in prompts[1] for key, _, _ in prompt.spans)
 
 
+def test_step_of_quality_is_measured_with_another_selector(tokenizer: Any, settings: Settings) -> None:
+    arms, cases = arms_of("quality", tuple(STEPS), tokenizer, settings)
+    assert len(arms) == 2 + 1 + len(STEPS)
+    for name, step in STEPS.items():
+        arm = arms[cases[name]["blended"]]
+        assert isinstance(arm, Blending) and arm.name == name
+        options = arm._recipe.options
+        assert (options.selector, options.recompute_ratio) == step
+
+
 def test_prompt_of_a_batch_could_hit_what_another_left(tokenizer: Any, settings: Settings) -> None:
     arms, cases = arms_of("batch", (1, 3), tokenizer, settings)
     assert len(arms) == 8 and all(len(arm.rounds) == 4 for arm in arms.values())
@@ -146,6 +157,7 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
 CASES: list[tuple[TtftResults, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
     (results("ratio", 0.15, ingest=True), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461", "94%")),
     (results("chunks", 2, 4, 12), print_sweep, draw_sweep, ("2,002", "4.15x", "0.0000", "461")),
+    (results("quality", "fast", "close"), print_sweep, draw_sweep, ("fast", "close", "4.15x")),
     (results("codec", "raw", "int8"), print_sweep, draw_sweep, ("int8", "3.95x", "1.96x", "0.70%", "0.0027")),
 ]
 
