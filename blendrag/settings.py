@@ -128,7 +128,7 @@ class Settings(BaseSettings):
         " document; 0: behind none.",
     )
     ingest_batch_tokens: int = Field(
-        512, ge=16, description="Tokens prefilled per worker call; serving goes on between calls."
+        512, ge=16, description="Tokens prefilled per worker call, which goes on by slices beside answers."
     )
 
     # Store

@@ -15,8 +15,8 @@ Cause = Literal["recipe", "salt", "memory", "error"]
 class BlendReport:
     """Made by the worker, or by the scheduler for a request that it does not blend.
 
-    prefix: leading prompt tokens that the engine's prefix cache had. cached: those behind them whose KV was
-    loaded. fresh: those that had none. recomputed: of the cached ones,
+    prefix: leading prompt tokens that were left as the engine's prefix cache had them. cached: those behind
+    them whose KV was loaded. fresh: those that had none. recomputed: of the cached ones,
     mean over the layers from the selector's first choice on. missing: why chunks could not be had, by key.
     selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
     slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
@@ -41,10 +41,11 @@ class BlendReport:
     cause: Cause | None = None
 
     @classmethod
-    def failed(cls, error: Exception) -> Self:
+    def failed(cls, error: Exception, prefix: int = 0) -> Self:
         """Of a request whose blend raised this."""
         memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
-        return cls(fallback=f"{type(error).__name__}: {error}", cause="memory" if memory else "error")
+        cause: Cause = "memory" if memory else "error"
+        return cls(prefix=prefix, fallback=f"{type(error).__name__}: {error}", cause=cause)
 
     @property
     def problem(self) -> str | None:

@@ -52,7 +52,7 @@ def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last
     fallback = report and report.fallback
     if recipe is None or fallback:
         reason = plain or f"fell back to plain prefill: {fallback}"
-        prefix = 0 if fallback else last.prefix_tokens
+        prefix = report.prefix if report is not None else last.prefix_tokens
         return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, plain=reason, documents=documents)
     if report is None:  # the prefix cache held this recipe's KV
         prefix = last.prefix_tokens

@@ -252,16 +252,16 @@ class Engine:
     async def _call(self, operation: str, *args: Any) -> Any:
         limit = self.settings.call_timeout_s
 
-        async def ask(method: str, *args: Any) -> dict[str, Any]:
-            async with asyncio.timeout(limit):
-                answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=args))[0]
+        async def ask(method: str, *about: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=about))[0]
             return answer
 
         try:
-            answer = await ask("blendrag_call", operation, *args)
+            async with asyncio.timeout(limit):
+                answer = await ask("blendrag_call", operation, *args)
             if "more" in answer:
                 # One at a time: the engine takes a step only when nobody's call is waiting.
-                async with self._slicing:
+                async with self._slicing, asyncio.timeout(limit):
                     while "more" in answer:
                         answer = await ask("blendrag_go_on", answer["more"])
         except TimeoutError:

@@ -4,6 +4,9 @@ A salt names all that blended KV depends on but its tokens (:meth:`Recipe.cache_
 that read the question is the text behind the last document. In a chat that text grows with every turn, and
 documents join; yet the KV of the turns before stays right: it is the beginning of this prompt. So a prompt
 takes over the salt of one that it goes on from, and only what is new is computed.
+
+As long as the prefix cache holds that beginning, the same tokens under one salt have the same KV. What it has
+given up is blended again for the question of whoever comes next.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class PriorTurns:
         own = recipe.cache_salt(namespace, token_ids)
         salt = self._taken_over(namespace, recipe, ids, own) or own
         self._turns[namespace, _name(ids)] = _Turn(recipe, len(ids), salt)
+        self._turns.move_to_end((namespace, _name(ids)))
         for remembered in (self._turns, self._grown):
             while len(remembered) > self._most:
                 remembered.popitem(last=False)
@@ -52,6 +56,7 @@ class PriorTurns:
             turn = self._turns.get((namespace, _name(ids[:length])))
             if turn is None or not _goes_on(recipe, turn):
                 continue
+            self._turns.move_to_end((namespace, _name(ids[:length])))
             new = recipe.spans[len(turn.recipe.spans) :]
             if not new:
                 return turn.salt

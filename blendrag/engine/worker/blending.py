@@ -66,6 +66,14 @@ class RequestBlend:
         self._trace = Trace(self._options.trace)
         self._missing: dict[str, str] = {}
         self._decision = ""
+        self._opened_s = 0.0
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the question is read. A long text behind the last document is left to the engine, and the
+        question with it."""
+        asked = self._order.recipe.cached_end < len(self._order.token_ids)
+        return asked and self._selector_of(self._options).reads_question
 
     @property
     def forward_type(self) -> type[PromptForward]:
@@ -75,35 +83,39 @@ class RequestBlend:
     def run(self) -> Sliced:
         """Compute and write the prompt's KV, pausing as the pace says; the report. Raises whatever the model
         does."""
-        opened_s, failed = 0.0, None
+        failed = None
         while True:
-            begin = time.perf_counter()
-            with self._trace.span("open", "records"):
-                open_all, close_all = partial(self._open, failed), partial(self._close_all_but, ())
-                found = yield from beside(self._loader.thread, self._pace, open_all, close_all)
-                chunks = self._worth_loading(found)
-            opened_s += time.perf_counter() - begin
+            open_all, close_all = partial(self._open, failed), partial(self._close_all_but, ())
+            chunks = yield from beside(self._loader.thread, self._pace, open_all, close_all)
             try:
                 report = yield from self._recompute(chunks)
                 break
             except LoadFailedError as failure:  # what is written for this prompt by now is written again
                 assert failure.opened, failure
                 failed = failure
-        ms = {**report.ms, "load": report.ms["load"] + 1e3 * opened_s}
+        ms = {**report.ms, "load": report.ms["load"] + 1e3 * self._opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
     # -- open ---------------------------------------------------------------------------------------------
 
-    def _open(self, failed: LoadFailedError | None = None) -> list[Chunk]:
+    def _open(self, failed: LoadFailedError | None) -> list[Chunk]:
+        """The chunks that are worth loading: may wait, for a disk, a server or a lock."""
+        begin = time.perf_counter()
+        with self._trace.span("open", "records"):
+            if failed is not None:
+                self._note(failed)
+            chunks = self._worth_loading(self._found())
+        self._opened_s += time.perf_counter() - begin
+        return chunks
+
+    def _found(self) -> list[Chunk]:
         """The chunks that are there, but for those that were found unusable; ascending."""
-        if failed is not None:
-            self._note(failed)
         ids, again = self._order.token_ids, bool(self._missing)
         # The prompt's last token is the engine's, whatever it belongs to.
         wanted = [
             (key, CachedSpan(at, min(n, len(ids) - at)))
             for at, key, n in sorted((at, key, n) for key, at, n in self._order.recipe.spans)
-            if key not in self._missing
+            if key not in self._missing and (self._asks or at + n > self._order.written)
         ]
         tokens = [(key, ids[span.start : span.start + span.length]) for key, span in wanted]
         chunks: list[Chunk] = []
@@ -118,22 +130,27 @@ class RequestBlend:
         """Those that the controller would load; the others are computed like fresh tokens."""
         if self._estimate is None or not chunks:
             return chunks
-        options = self._order.recipe.options
+        options, written = self._order.recipe.options, self._order.written
+        there = [chunk for chunk in chunks if chunk[0].start + chunk[0].length <= written]
+        chunks = chunks[len(there) :]
+        if not chunks:
+            return there
         costs = [ChunkCost(span.length, opened.head.nbytes, opened.tier.name) for span, opened in chunks]
-        fresh = len(self._order.token_ids) - sum(span.length for span, _ in chunks)
+        begin = _first_needed(written, [span for span, _ in chunks])
+        fresh = len(self._order.token_ids) - begin - sum(span.length for span, _ in chunks)
         controller = Controller(self._estimate, self._options.recompute_ratio)
         try:
             given = None if options.auto_ratio else options.recompute_ratio
             decision = controller.decide(costs, fresh, given)
         except Exception as error:  # its advice is not worth a request
             self._decision = f"the controller failed: {type(error).__name__}"
-            return chunks
+            return there + chunks
         self._decision = decision.why
         if any(decision.load):
             self._options = replace(self._options, recompute_ratio=decision.ratio)
         kept = [chunk for chunk, load in zip(chunks, decision.load, strict=True) if load]
-        self._close_all_but(kept, chunks)
-        return kept
+        self._close_all_but(there + kept, chunks)
+        return there + kept
 
     def _close_all_but(self, kept: Sequence[Chunk], chunks: Sequence[Chunk]) -> None:
         still = {id(opened) for _, opened in kept}  # a chunk may stand in a prompt twice
@@ -145,22 +162,22 @@ class RequestBlend:
         model, order = self._model, self._order
         options = self._options if chunks else replace(self._options, selector="none")
         selector = self._selector_of(options)
-        if selector.reads_question and order.recipe.cached_end >= len(order.token_ids):
-            # A long text behind the last document is left to the engine, and the question with it.
+        if selector.reads_question and not self._asks:
             options = replace(options, selector=WITHOUT_QUESTION)
             selector = self._selector_of(options)
         tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks], model.cache.device)
         begin = _first_needed(order.written, [span for span, _ in chunks])
         left = tokens.behind(begin)
-        if begin and not selector.reads_question:  # which asks all that stands before it
-            tokens, kept = left, [chunk for chunk in chunks if chunk[0].start >= begin]
+        only_left = begin > 0 and not selector.reads_question  # else it asks all that stands before
+        if only_left:
+            kept = [chunk for chunk in chunks if chunk[0].start >= begin]
             self._close_all_but(kept, chunks)
             chunks = kept
         forward = self.forward_type(
             model.decoder,
-            tokens,
+            left if only_left else tokens,
             model.cache.pages(order.block_ids, order.written),
-            "runs" if tokens is left and begin else model.mask,  # the other needs the KV of all tokens
+            "runs" if only_left else model.mask,  # the other needs the KV of all tokens
             self._pace,
             self._trace,
             Stopwatch(),
@@ -196,10 +213,10 @@ class RequestBlend:
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
             attention = yield from QuestionPass(forward, stored, question).run()
         # What stands before all that is cached is not changed by any repair.
-        left = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[attention.numel() - left.cached.numel() :]
+        tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
+        attention = attention[attention.numel() - tokens.cached.numel() :]
         # Runs: for the other mask all of the stored KV would be needed again.
-        behind = replace(forward, tokens=left, mask="runs")
+        behind = replace(forward, tokens=tokens, mask="runs")
         return (yield from FusedPrefill(behind, None, selector, attention).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:

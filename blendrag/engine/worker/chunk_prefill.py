@@ -19,7 +19,7 @@ import torch
 
 from blendrag.attention.runs import Runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
-from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.worker.paged import Addresses, PagedCache
 from blendrag.engine.worker.slices import exhaust
 from blendrag.store.contexts import Ids
 
@@ -130,7 +130,6 @@ class ChunkPrefill:
         pages = self._cache.scratch(plan.whole)
         edges = torch.tensor([0, *plan.computed]).cumsum(0).to(torch.int32)
         runs = Runs(edges, torch.tensor(plan.whole, dtype=torch.int32), max(plan.computed))
-        addresses = pages.addresses(runs, positions, sequences)
         computed, known = pages.places(positions, sequences), pages.places(at, into)
         rows = decoder.embed(ids, positions)
         shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
@@ -139,8 +138,12 @@ class ChunkPrefill:
             kv[:, :, :count] = self._kv
 
         for layer in range(decoder.num_layers):
+            if layer == 0 or device.type != "cpu":  # GPU backends may have built others in the same buffers
+                addresses = pages.addresses(runs, positions, sequences)
 
-            def attention(projected: Projected, layer: int = layer) -> Attended:
+            def attention(
+                projected: Projected, layer: int = layer, addresses: Addresses = addresses
+            ) -> Attended:
                 assert projected.raw_key is not None, "asked for"
                 kv[layer, 0, count:].copy_(projected.raw_key)
                 kv[layer, 1, count:].copy_(projected.value)

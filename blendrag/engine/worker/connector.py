@@ -268,7 +268,7 @@ class BlendConnector(KVConnectorBase_V1):
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
             first = order.written // self._block_size()
             self._failed_blocks.update(order.block_ids[first:])
-            outcome = BlendReport.failed(outcome)
+            outcome = BlendReport.failed(outcome, order.written)
         self._reports[order.request_id] = outcome
         if order.waits:
             self._arrived.add(order.request_id)

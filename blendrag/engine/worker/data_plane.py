@@ -91,6 +91,7 @@ class DataPlane:
             self._loader.drain()
             try:
                 exhaust(_drained(opened))
+                self._writer.submit(lambda: None).result()  # what else was begun there has ended
             finally:
                 opened.kv.close()
 
@@ -108,7 +109,7 @@ class DataPlane:
 
     def delete(
         self, store: str, keys: Sequence[str], everywhere: bool = False
-    ) -> Generator[None, None, Deleted]:
+    ) -> Generator[bool, None, Deleted]:
         opened = self._stores[store]
         opened.prefill.forget()
         delete = partial(opened.kv.delete, keys, everywhere=everywhere)
@@ -142,35 +143,33 @@ class DataPlane:
 
     def ingest(
         self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
-    ) -> Generator[None, None, Ingested]:
+    ) -> Generator[bool | None, None, Ingested]:
         """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
         while the next call computes. Raises what an earlier write did."""
         opened = self._stores[store]
-        written = yield from _drained(opened)
         adopt = partial(opened.kv.adopt, [(key, ids) for key, ids, *_ in chunks])
         adopted = yield from _awaited(self._writer.submit(adopt))
-        begin = time.perf_counter()
         fresh = [
             ChunkTokens(key, tuple(ids), tuple(context), after)
             for key, ids, context, after in chunks
             if key not in adopted
         ]
-        if fresh:
-            tensors = yield from opened.prefill.run(fresh)
-            if self._stores.get(store) is not opened:
-                raise StoreError("the store was closed while chunks were prefilled for it: ingest again")
-            for chunk, kv in zip(fresh, tensors, strict=True):
-                name = context_name(chunk.context, chunk.after)
-                write = self._writer.submit(opened.kv.put, chunk.key, chunk.token_ids, kv, name)
-                opened.writes.append(write)
+        seconds, tensors = (yield from _timed(opened.prefill.run(fresh))) if fresh else (0.0, [])
+        written = yield from _drained(opened)
+        if self._stores.get(store) is not opened:
+            raise StoreError("the store was closed while chunks were prefilled for it: ingest again")
+        for chunk, kv in zip(fresh, tensors, strict=True):
+            name = context_name(chunk.context, chunk.after)
+            write = self._writer.submit(opened.kv.put, chunk.key, chunk.token_ids, kv, name)
+            opened.writes.append(write)
         return Ingested(
             tokens=sum(len(chunk.token_ids) for chunk in fresh),
             adopted=sum(len(ids) for key, ids, *_ in chunks if key in adopted),
-            seconds=time.perf_counter() - begin,
+            seconds=seconds,
             nbytes=written,
         )
 
-    def flush(self, store: str) -> Generator[None, None, int]:
+    def flush(self, store: str) -> Generator[bool, None, int]:
         """Wait for all writes; bytes written since the last call."""
         return (yield from _drained(self._stores[store]))
 
@@ -204,20 +203,33 @@ class DataPlane:
         return self._reports.get(ticket)
 
 
-def _drained(opened: _OpenStore) -> Generator[None, None, int]:
+def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float, T]]:
+    """Also the seconds that it took, without pauses."""
+    seconds = 0.0
+    while True:
+        begin = time.perf_counter()
+        try:
+            next(work)
+        except StopIteration as end:
+            return seconds + time.perf_counter() - begin, end.value
+        seconds += time.perf_counter() - begin
+        yield
+
+
+def _drained(opened: _OpenStore) -> Generator[bool, None, int]:
     """Wait for all writes that were begun: their bytes. Raises the first one's error once all have ended."""
     writes = tuple(opened.writes)
     while wait(writes, timeout=_LOOK_S).not_done:
-        yield
+        yield True
     counted = [write for write in writes if write in opened.writes]  # else somebody else waited for it, too
     opened.writes = [write for write in opened.writes if write not in writes]
     return sum(write.result() for write in counted)
 
 
-def _awaited(work: Future[T]) -> Generator[None, None, T]:
+def _awaited(work: Future[T]) -> Generator[bool, None, T]:
     """Another thread's work, waited for between the engine's steps."""
     while wait([work], timeout=_LOOK_S).not_done:
-        yield
+        yield True
     return work.result()
 
 

@@ -66,14 +66,14 @@ class BlendWorker:
         }
 
     def blendrag_call(self, operation: str, *args: Any) -> dict[str, Any]:
-        """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. Of a long one a
-        first slice: ``{"more": job}``, for :meth:`blendrag_go_on`, where that is not all."""
+        """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
+        begun: ``{"more": job}``, for :meth:`blendrag_go_on`."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):
-            return self.blendrag_go_on(self._blendrag.jobs.begin(result))
+            return {"more": self._blendrag.jobs.begin(result)}
         return _right(result)
 
     def blendrag_go_on(self, job: int) -> dict[str, Any]:

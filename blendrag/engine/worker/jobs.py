@@ -15,17 +15,18 @@ from blendrag.engine.worker.slices import StepClock
 # While the engine takes no steps: so long may a request that arrives have to wait for its first.
 _IDLE_S = 0.2
 
-Job = Generator[None, None, Any]
+Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
 
 class Jobs:
-    """Those that have begun. ``share``: of an engine step, at most."""
+    """Those that have begun; the client has one go on at a time. ``share``: of an engine step, at most."""
 
     def __init__(self, clock: StepClock, share: float) -> None:
         self._clock, self._share = clock, share
         self._begun: dict[int, Job] = {}
         self._numbers = itertools.count()
         self._steps = 0  # of the engine, before the last slice
+        self._current = -1
 
     def begin(self, job: Job) -> int:
         """Its number; nothing of it is done yet."""
@@ -35,14 +36,17 @@ class Jobs:
 
     def go_on(self, number: int) -> tuple[bool, Any]:
         """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
+        if self._current not in (number, -1) and (left := self._begun.pop(self._current, None)):
+            left.close()  # its client has given up
+        self._current = number
         job, begin = self._begun.pop(number), time.perf_counter()
         steps, self._steps = self._steps, self._clock.steps
         beside = self._share < 1 and steps != self._steps
-        budget = self._clock.slice_s(self._share) if beside else _IDLE_S
+        budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
         try:
             while True:
-                next(job)
-                if time.perf_counter() - begin > budget:
+                waits = next(job)
+                if waits or time.perf_counter() - begin > budget:
                     break
         except StopIteration as end:
             return True, end.value

@@ -135,12 +135,19 @@ class PromptForward:
             with self.trace.span("compute", f"layer {layer}"):
                 parts.append(self.decoder.prefill_layer(layer, piece, attention, raw_keys=check))
             if self._pauses(end - at):
-                self.watch.pause()
-                self._forget_addresses()
-                yield
-                self.watch.resume()
+                yield from self.pause()
             at = end
         return Rows.joined(parts)
+
+    def pause(self, until: Callable[[], bool] = lambda: True) -> Generator[None, None, None]:
+        """Once, or as often as it takes."""
+        self.watch.pause()
+        while True:
+            self._forget_addresses()
+            yield
+            if self.pace.rows is None or until():
+                break
+        self.watch.resume()
 
     def whole(self, stored: KV | None) -> KV:
         """Room for all tokens' K and V of a layer; what is stored is in it."""

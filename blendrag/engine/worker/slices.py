@@ -11,15 +11,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from concurrent.futures import Executor
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 
 _KEPT_STEPS = 8
 _FEWEST_ROWS, _MOST_ROWS, _FIRST_ROWS = 32, 8192, 128
-T = TypeVar("T")
 _PIECES = 3  # a slice is made of at least about so many: what it overshoots by is less than one
+
+T = TypeVar("T")
 
 
 class Pace:
@@ -62,18 +63,22 @@ class StepClock:
 
     def __init__(self) -> None:
         self._took: deque[float] = deque(maxlen=_KEPT_STEPS)
-        self._left = 0.0
+        self._left = self._entered = 0.0
         self.steps = 0
+        self.blended_s = 0.0
+        """What the last slice took."""
 
     def enter(self, *, follows: bool) -> None:
         """The engine's part has ended. follows: whether nothing but it was since the last slice."""
         self.steps += 1
+        self._entered = time.perf_counter()
         if follows and self._left:
-            self._took.append(time.perf_counter() - self._left)
+            self._took.append(self._entered - self._left)
 
     def leave(self) -> None:
         """Ours has."""
         self._left = time.perf_counter()
+        self.blended_s = self._left - self._entered
 
     def aside(self, seconds: float) -> None:
         """So long the engine did something else, between two of its steps."""
@@ -90,7 +95,7 @@ class StepClock:
 Sliced = Generator[None, None, BlendReport]
 
 
-def exhaust(work: Generator[None, None, T]) -> T:
+def exhaust(work: Generator[Any, None, T]) -> T:
     """All of it, without a pause."""
     while True:
         try:

@@ -24,13 +24,9 @@ class StoredKV:
 
     def arrival(self, layer: int) -> Generator[None, None, None]:
         """Pause until the layer is here, where a pause is allowed: else whoever asks for it waits."""
-        forward = self._forward
-        if self._last is not None and self._last[0] == layer:
-            return
-        while forward.pace.rows is not None and not self._layers.ready(layer):
-            forward.watch.pause()
-            yield
-            forward.watch.resume()
+        forward, held = self._forward, self._last is not None and self._last[0] == layer
+        if forward.pace.rows is not None and not held and not self._layers.ready(layer):
+            yield from forward.pause(lambda: self._layers.ready(layer))
 
     def at(self, layer: int) -> KV:
         """As it is stored, K before RoPE, to be compared with."""

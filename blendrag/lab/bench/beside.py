@@ -115,12 +115,12 @@ class _Beside:
         stories: Sequence[Sequence[int]],
         options: BesideOptions,
         progress: Progress,
-        slow: ScratchStore | None = None,
-        twins: Mapping[str, NewChunk] | None = None,
+        slow: ScratchStore,
+        twins: Mapping[str, NewChunk],
     ) -> None:
         """slow: a second store. twins: its chunks, by the keys that they have in prompts."""
         self._engine, self._recipes, self._stories = engine, recipes, stories
-        self._slow, self._twins = slow, twins or {}
+        self._slow, self._twins = slow, twins
         self._options, self._progress = options, progress
         self._names = itertools.count()
 
@@ -173,11 +173,11 @@ class _Beside:
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
         """A first token. A namespace of its own: nothing of it is in the prefix cache."""
         spans = prompt.spans
-        if self._slow is not None and condition == "ingest":
+        if condition == "ingest":
             await asyncio.to_thread(_ingest_again, self._slow, [self._twins[key] for key, *_ in spans])
             timed.tokens.append(time.perf_counter())
             return
-        if self._slow is not None and condition == "slow":
+        if condition == "slow":
             spans = tuple((self._twins[key].key, start, length) for key, start, length in spans)
             await asyncio.to_thread(self._slow.make_cold)
         recipe = self._recipes.get(condition)

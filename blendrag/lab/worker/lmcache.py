@@ -17,7 +17,6 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.prompt_forward import PromptForward
-from blendrag.load.loader import LoadFailedError
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
 
@@ -41,8 +40,8 @@ class LMCacheBlend(RequestBlend):
     def forward_type(self) -> type[PromptForward]:
         return LMCacheForward
 
-    def _open(self, failed: LoadFailedError | None = None) -> list[Chunk]:
-        chunks = super()._open(failed)
+    def _found(self) -> list[Chunk]:
+        chunks = super()._found()
         missing = [start for key, start, _ in self._order.recipe.spans if key in self._missing]
         kept = [chunk for chunk in chunks if chunk[0].start < min(missing, default=math.inf)]
         self._close_all_but(kept, chunks)
@@ -62,7 +61,7 @@ class LMCacheForward(PromptForward):
 
     def _runs(self, positions: torch.Tensor) -> Runs:
         cached = self.tokens.cached
-        if positions.numel() == self.tokens.ids.numel():
+        if not cached.numel() or positions.numel() == cached.numel() + self.tokens.fresh.numel():
             return find_runs(positions)
         return bottom_right(positions, torch.isin(positions, cached), int(cached[-1]) + 1)
 

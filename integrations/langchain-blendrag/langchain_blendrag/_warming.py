@@ -86,7 +86,7 @@ class WarmingStore(VectorStore):
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
             bar.total(len(chunks))
-            before: list[tuple[str, Document]] = []
+            before: dict[Any, tuple[str, Document]] = {}  # the last of every source
             for batch in (chunks[at : at + _BATCH] for at in range(0, len(chunks), _BATCH)):
                 present = self._present(id for id, _ in batch) or set()
                 missing = [(id, chunk) for id, chunk in batch if id not in present]
@@ -96,10 +96,10 @@ class WarmingStore(VectorStore):
                 report.added += len(missing)
                 report.skipped += len(batch) - len(missing)
                 # Those present too: an earlier run may have ended between storing and warming.
-                # And the last of the batch before, which this one's first chunk is read behind.
-                report.count(self._warm(dict(before + batch), Notes(bar)))
+                # And those of the batch before that this one's first chunks are read behind.
+                report.count(self._warm(dict([*before.values(), *batch]), Notes(bar)))
                 bar.advance(len(batch))
-                before = batch[-1:]
+                before = {chunk.metadata.get("source"): (id, chunk) for id, chunk in batch}
         return report
 
     def sync(self, *, show_progress: bool | None = None) -> SyncReport:

@@ -213,6 +213,49 @@ def test_slice_of_ingest_counts_as_the_engines_step() -> None:
     assert clock.slice_s(0.5) < 5 * alone
 
 
+def test_slice_of_ingest_comes_on_top_of_a_blends() -> None:
+    clock = StepClock()
+    for _ in range(4):
+        step(clock)
+        time.sleep(5 * PIECE_S)  # of the same step, a blend took as much as its share, and more
+        clock.leave()
+    jobs = Jobs(clock, 0.5)
+    clock.enter(follows=True)
+    time.sleep(5 * PIECE_S)
+    clock.leave()
+    begin = time.perf_counter()
+    jobs.go_on(jobs.begin(job(30)))
+    assert time.perf_counter() - begin < 4 * PIECE_S, "no more than one piece"
+
+
+def test_waiting_for_a_disk_takes_up_a_slice() -> None:
+    def waiting() -> Job:
+        while True:
+            yield True
+
+    jobs = Jobs(StepClock(), 0.5)
+    number = jobs.begin(waiting())
+    begin = time.perf_counter()
+    assert jobs.go_on(number) == (False, None)
+    assert time.perf_counter() - begin < 0.1, "where an idle engine gives it 0.2 s"
+
+
+def test_job_whose_client_gave_up_keeps_its_memory() -> None:
+    left: list[str] = []
+
+    def endless() -> Job:
+        try:
+            while True:
+                yield True
+        finally:
+            left.append("closed")
+
+    jobs = Jobs(StepClock(), 0.5)
+    jobs.go_on(jobs.begin(endless()))
+    jobs.go_on(jobs.begin(job(1)))
+    assert left == ["closed"] and not jobs._begun
+
+
 def test_job_that_fails_is_kept() -> None:
     def broken() -> Job:
         yield

@@ -49,8 +49,11 @@ class Scripted:
 
 
 def window(condition: str, engine: Any, gap: float = 0.02) -> Window:
+    none: Any = None  # no store is asked here
+
     async def measured() -> Window:
-        beside = _Beside(engine(), {"blended": Recipe("store", ())}, STORIES, BesideOptions(), SILENT)
+        recipes = {"blended": Recipe("store", ())}
+        beside = _Beside(engine(), recipes, STORIES, BesideOptions(), SILENT, none, {})
         return await asyncio.wait_for(beside._window(condition, [PROMPT], gap), 20)
 
     return asyncio.run(measured())
