@@ -45,8 +45,9 @@ class Jobs:
         budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
         try:
             while True:
-                waits = next(job)
-                if waits or time.perf_counter() - begin > budget:
+                before = time.perf_counter()
+                waits, now = next(job), time.perf_counter()
+                if waits or now - begin + now - before > budget:  # another piece would overshoot it
                     break
         except StopIteration as end:
             return True, end.value
