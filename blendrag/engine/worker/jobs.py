@@ -14,6 +14,7 @@ from blendrag.engine.worker.slices import StepClock
 
 # While the engine takes no steps: so long may a request that arrives have to wait for its first.
 _IDLE_S = 0.2
+_QUIET = 3  # slices without a step between them: one is handed to the next job before the engine can take it
 
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
@@ -25,7 +26,7 @@ class Jobs:
         self._clock, self._share = clock, share
         self._begun: dict[int, Job] = {}
         self._numbers = itertools.count()
-        self._steps = 0  # of the engine, before the last slice
+        self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
         self._current = -1
 
     def begin(self, job: Job) -> int:
@@ -41,7 +42,8 @@ class Jobs:
         self._current = number
         job, begin = self._begun.pop(number), time.perf_counter()
         steps, self._steps = self._steps, self._clock.steps
-        beside = self._share < 1 and steps != self._steps
+        self._quiet = self._quiet + 1 if steps == self._steps else 0
+        beside = self._share < 1 and self._quiet < _QUIET
         budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
         try:
             while True:
