@@ -82,6 +82,13 @@ class ScriptedEngine:
         done.set_result(self.call(method, *args))
         return done
 
+    def calls_later(self, *calls: Sequence[Any]) -> Future[None]:
+        for call in calls:
+            self.call(*call)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
     def release(self) -> None:
         pass
 
