@@ -51,8 +51,9 @@ def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
 
 def add_legend(figure: Any, axes: Any) -> None:
     """Above, of what ``axes`` show: below is where :func:`save` says what was measured on."""
+    columns = int(figure.get_figwidth() / 1.75)
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, labelcolor=INK,
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, labelcolor=INK,
         frameon=False, fontsize=9,
     )  # fmt: skip
 

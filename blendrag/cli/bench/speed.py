@@ -19,7 +19,6 @@ from blendrag.cli.bench.shared import (
     measured,
 )
 from blendrag.cli.options import Json, Model, Selector
-from blendrag.options import STEPS
 
 _RATIOS = "0.05,0.15,0.3"
 
@@ -48,11 +47,11 @@ def ttft(
     from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
     from blendrag.settings import Settings
 
-    by_step = ratios is None and selector is None
-    values = tuple(STEPS) if by_step else parse_ratios(_RATIOS if ratios is None else ratios)
-    axis = AXES["quality" if by_step else "ratio"]
-    options = TtftOptions(axis, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
     settings = Settings.load(model=model, selector=selector, prefix_caching=True)
+    by_step = ratios is None and selector is None
+    axis = AXES["quality" if by_step else "ratio"]
+    values = axis.values(None, settings) if by_step else parse_ratios(_RATIOS if ratios is None else ratios)
+    options = TtftOptions(axis, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
     measured(
         lambda progress: run_ttft(settings, options, progress), print_ttft, json, plot, draw_ttft,
         paste=("ttft", paste),

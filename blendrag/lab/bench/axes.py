@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from blendrag.errors import ConfigError
-from blendrag.options import STEPS
+from blendrag.options import STEPS, Step, step_of
 from blendrag.settings import Settings
 from blendrag.store.codec import codec_names
 from blendrag.store.stack import TierSpec
 
 Value = int | float | str
+
+# A step for measuring only: the fused prefill computes everything. On CPU its norm is fused, and vLLM's is not.
+ALL = "all"
 
 _LOCAL = {
     "ram": TierSpec(kind="ram"),
@@ -49,6 +52,11 @@ class Point:
     @property
     def store(self) -> tuple[str, str]:
         return self.codec, self.tier
+
+    @property
+    def step(self) -> Step:
+        """What the quality stands for. Raises ConfigError."""
+        return Step("all", 1.0) if self.quality == ALL else step_of(self.quality)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ AXES = {
         Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
         Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
         Axis("codec", "codec of stored KV", str, lambda _: codec_names()),
-        Axis("quality", "step of quality", str, lambda _: tuple(STEPS)),
+        Axis("quality", "step of quality", str, lambda _: (*STEPS, ALL)),
         Axis("tier", "tier that KV is read from", str, lambda settings: tuple(tiers_of(settings))),
     )
 }

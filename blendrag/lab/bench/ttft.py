@@ -22,7 +22,6 @@ from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
 from blendrag.machine import describe_machine
-from blendrag.options import step_of
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
@@ -158,8 +157,7 @@ def _arms(
         plain = (FullPrefill(rounds), PrefixCaching(rounds))
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
-            step = step_of(point.quality)._asdict()
-            recipe = replace(recipe, options=replace(recipe.options, **step))
+            recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
         stored = (
             Blending(rounds, recipe_of(settings, store.id, 0.0), cold),
             Blending(rounds, recipe, cold, point.quality),

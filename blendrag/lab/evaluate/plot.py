@@ -1,7 +1,7 @@
-"""The results of an evaluation as a picture: what is lost, by two measures, against the time to first token.
+"""The results of an evaluation as a picture: what is lost, by three measures, against the time to first token.
 
-As Figures 12 and 16 of CacheBlend: nearer to the lower left corner is better; each line is one selector
-over its ratios.
+As Figures 12 and 16 of CacheBlend: further to the left is sooner, and nearer to full prefill's height is
+better; each line is one selector over its ratios.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _MARKERS = "osD^vPX*<>hp"
 def draw(results: Evaluation, path: Path) -> None:
     """Write the picture."""
     arms = results.arms
-    figure = canvas.new_figure(11, 4.8)
-    answer, first = figure.subplots(1, 2)
-    for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token")):
+    figure = canvas.new_figure(14, 4.6)
+    answer, first, words = figure.subplots(1, 3)
+    for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token"), (words, "f1")):
         _draw_arms(axes, arms, measure)
-        axes.axhline(0.0, color=INK, linewidth=0.8)
+        axes.axhline(getattr(arms[FULL], measure).mean, color=INK, linewidth=0.8)
         axes.set_xlim(left=0)
     title = f"{results.config['format']}, {arms[FULL].n} questions"
     time = "time to first token, ms (median)"
     canvas.finish_axes(answer, title, time, "nats lost per token of the right answer")
     canvas.finish_axes(first, "", time, "KL of the first token, nats")
+    canvas.finish_axes(words, "", time, "F1 of the answer")
     if REUSE in arms and arms[REUSE].gap == "clear":
         _add_gap_scale(answer, arms[REUSE].nll_loss.mean)
     canvas.add_legend(figure, answer)

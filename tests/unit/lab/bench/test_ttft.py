@@ -16,7 +16,7 @@ from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Blending, Sample
-from blendrag.lab.bench.axes import AXES, Point, axis_named, parse_ratios
+from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
 from blendrag.lab.bench.codecs import CodecCost
 from blendrag.lab.bench.ingest import IngestCost
 from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
@@ -104,9 +104,10 @@ def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, 
 
 
 def test_step_of_quality_is_measured_with_another_selector(tokenizer: Any, settings: Settings) -> None:
-    arms, cases = arms_of("quality", tuple(STEPS), tokenizer, settings)
-    assert len(arms) == 2 + 1 + len(STEPS)
-    for name, step in STEPS.items():
+    steps = {**STEPS, ALL: ("all", 1.0)}
+    arms, cases = arms_of("quality", tuple(steps), tokenizer, settings)
+    assert len(arms) == 2 + 1 + len(steps)
+    for name, step in steps.items():
         arm = arms[cases[name]["blended"]]
         assert isinstance(arm, Blending) and arm.name == name
         options = arm._recipe.options
