@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragError, StoreError
@@ -19,7 +21,10 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Contexts, NewChunk
 from blendrag.store.identity import KVIdentity
+from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.disk import DiskTier
+from blendrag.store.tiers.interface import Opened, Read
 
 Ids = tuple[int, ...]
 
@@ -74,6 +79,21 @@ class ScratchStore:
         """Delete the KV of chunks that nobody else owns."""
         if over := self.catalogue.release(owner):
             self.client.delete(over)
+
+    def read_back(self, chunks: Iterable[NewChunk], dtype: str) -> list[torch.Tensor]:
+        """KV of chunks that are on disk, from the files that the engine wrote: [layers, 2 (K before RoPE, V),
+        tokens, heads, size] each. dtype: the engine's."""
+        layout = Layout(self.identity, dtype)
+        disk = DiskTier(TierSpec(kind="disk", write="never"), layout, Path(self.id) / "kv")
+        found = []
+        for opened in disk.open([chunk.key for chunk in chunks]).values():
+            if not isinstance(opened, Opened):
+                raise opened
+            rows = torch.empty(layout.num_layers, opened.head.row_bytes, dtype=torch.uint8)
+            disk.read([Read(opened, 0, layout.num_layers, rows)])
+            disk.close_record(opened)
+            found.append(Record(opened.head, rows).decode())
+        return found
 
     def make_cold(self) -> None:
         """Have RAM forget what came from the tier below, and the system what the files hold; unless the tier

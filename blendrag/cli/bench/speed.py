@@ -1,5 +1,5 @@
-"""``bench ttft``, ``sweep``, ``load``, ``beside`` and ``kernels``: what blending saves, and what it costs
-others."""
+"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``kernels`` and ``context``: what blending saves, what it
+costs others, and where both come from."""
 
 from __future__ import annotations
 
@@ -186,4 +186,27 @@ def kernels(
     measured(
         lambda progress: run_kernels(settings, options, progress), print_kernels, json,
         paste=("kernels", paste),
+    )  # fmt: skip
+
+
+@app.command()
+def context(
+    texts: Annotated[int, typer.Option(min=3, help="Texts that a chunk is taken from.")] = 16,
+    chunk_tokens: ChunkTokens = 256,
+    before: Annotated[int, typer.Option(min=1, help="Tokens of other text before it in a prompt.")] = 1024,
+    model: Model = None,
+    data: Data = None,
+    plot: Plot = None,
+    json: Json = False,
+    paste: Paste = None,
+) -> None:
+    """How far a chunk's KV is from what it is behind other documents, by what it was prefilled behind."""
+    from blendrag.lab.bench.context import ContextOptions, draw_context, print_context, run_context
+    from blendrag.settings import Settings
+
+    options = ContextOptions(texts, chunk_tokens, before, data)
+    settings = Settings.load(model=model)
+    measured(
+        lambda progress: run_context(settings, options, progress), print_context, json, plot, draw_context,
+        paste=("context", paste),
     )  # fmt: skip

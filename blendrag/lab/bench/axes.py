@@ -13,7 +13,7 @@ from blendrag.store.stack import TierSpec
 
 Value = int | float | str
 
-# A step for measuring only: the fused prefill computes everything. On CPU its norm is fused, and vLLM's is not.
+# A step for measuring only: our forward computes everything. On CPU its norm is fused, and vLLM's is not.
 ALL = "all"
 
 _LOCAL = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,7 @@ import torch
 
 from blendrag.lab.scratch import ScratchStore
 from blendrag.store.codec import Codec
-from blendrag.store.record import Layout, Record
-from blendrag.store.stack import TierSpec
-from blendrag.store.tiers.disk import DiskTier
-from blendrag.store.tiers.interface import Opened, Read
+from blendrag.store.record import Layout
 
 EXACT = "raw"
 _READ_BACK = 6  # chunks whose KV every codec is measured on
@@ -39,7 +35,7 @@ class CodecCost:
 
 def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
     """Per codec its cost on the KV in ``exact``, a store with the codec ``EXACT``; dtype: the engine's."""
-    records = _read_back(exact, Layout(exact.identity, dtype))
+    records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
     layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
     return {name: measure_codec(layout.codec, records) for name, layout in layouts.items()}
 
@@ -88,18 +84,3 @@ def _best(work: Callable[[], Any]) -> tuple[float, Any]:
         result = work()
         times.append(time.thread_time() - begin)
     return min(times), result
-
-
-def _read_back(store: ScratchStore, layout: Layout) -> list[torch.Tensor]:
-    """KV of some chunks, from the files that the engine wrote."""
-    # A store's id is its folder.
-    disk = DiskTier(TierSpec(kind="disk", write="never"), layout, Path(store.id) / "kv")
-    found = []
-    for opened in disk.open([chunk.key for chunk in store.chunks[:_READ_BACK]]).values():
-        if not isinstance(opened, Opened):
-            raise opened
-        rows = torch.empty(layout.num_layers, opened.head.row_bytes, dtype=torch.uint8)
-        disk.read([Read(opened, 0, layout.num_layers, rows)])
-        disk.close_record(opened)
-        found.append(Record(opened.head, rows).decode())
-    return found

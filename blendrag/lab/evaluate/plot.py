@@ -1,4 +1,4 @@
-"""The results of an evaluation as a picture: what is lost, by three measures, against the time to first token.
+"""The results of an evaluation as a picture: three measures of what is lost against time to first token.
 
 As Figures 12 and 16 of CacheBlend: further to the left is sooner, and nearer to full prefill's height is
 better; each line is one selector over its ratios.
