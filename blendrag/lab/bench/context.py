@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,7 @@ def run_context(settings: Settings, options: ContextOptions, progress: Progress)
     given = file_texts(options.data) if options.data else None
     tokens = min(settings.context_tokens, options.before)
     with blending_engine(settings, progress) as engine:
-        tokenizer = PromptMaker.of(engine, settings).tokenizer
-        size = options.before + options.chunk_tokens
-        ids = (encode_document(tokenizer, text) for text in (installed_texts() if given is None else given))
-        texts = list(islice((tuple(each[:size]) for each in ids if len(each) >= size), options.texts))
-        if len(texts) < options.texts:
-            raise ConfigError(
-                f"{options.texts} texts of {size} tokens are wanted, and there are {len(texts)}"
-            )
+        texts = _texts(PromptMaker.of(engine, settings).tokenizer, given, options)
         progress.total(1 + len(WAYS))
 
         def kv(name: str, prefix: SharedPrefix, further: int | None, tokens: int) -> torch.Tensor:
@@ -98,6 +91,22 @@ def run_context(settings: Settings, options: ContextOptions, progress: Progress)
             deviation[name] = {part: _by_distance(row) for part, row in zip("KV", by_place, strict=True)}
         machine = describe_machine(settings.model, engine.facts)
     return ContextResults(deviation, tokens, options, machine)
+
+
+def _texts(tokenizer: Any, given: Sequence[str] | None, options: ContextOptions) -> list[Ids]:
+    """Token ids of texts whose chunks differ: what stands before the chunk, and the chunk."""
+    size = options.before + options.chunk_tokens
+    found: dict[Ids, Ids] = {}
+    for text in installed_texts() if given is None else given:
+        ids = tuple(encode_document(tokenizer, text)[:size])
+        if len(ids) == size:
+            found[ids[options.before :]] = ids
+        if len(found) == options.texts:
+            return list(found.values())
+    raise ConfigError(
+        f"{options.texts} texts of {size} tokens are needed, and there are {len(found)}: give more text (--data),"
+        " or ask for fewer tokens"
+    )
 
 
 def _before(texts: Sequence[Ids], end: int, further: int | None, tokens: int) -> list[Ids]:
