@@ -104,8 +104,8 @@ def _texts(tokenizer: Any, given: Sequence[str] | None, options: ContextOptions)
         if len(found) == options.texts:
             return list(found.values())
     raise ConfigError(
-        f"{options.texts} texts of {size} tokens are needed, and there are {len(found)}: give more text (--data),"
-        " or ask for fewer tokens"
+        f"{options.texts} different texts of {size} tokens are needed, and there are {len(found)}:"
+        " give more text (--data), or ask for fewer tokens"
     )
 
 
