@@ -132,8 +132,7 @@ class Shapes:
         most = sum(_reusable(library.tokenizer, prompts, by_name[name]) for name in {*shape.placed})
         assert reused == most, f"{reused} tokens are reused, {most} could be"
         tokens = sum(len(by_name[name].token_ids) for name in shape.placed)
-        cells = (shape.title, len(shape.placed), len(shape.found), f"{reused} / {tokens}")
-        self._rows[shape.title] = "| " + " | ".join(map(str, cells)) + " |"
+        self._rows[shape.title] = f"| {shape.title} | {reused} / {tokens} |"
 
     def _check_snapshot(self, shape: Shape, prompts: Iterable[str]) -> None:
         file, text = self._folder / f"{shape.name}.txt", _NEXT.join(prompts)
@@ -164,7 +163,7 @@ class Shapes:
 
 
 _BEGIN = "<!-- table: {} -->"
-_HEAD = "| shape | documents | recognised | tokens reused / tokens of the documents |\n|---|---:|---:|---:|"
+_HEAD = "| shape | tokens reused / tokens of the documents |\n|---|---:|"
 
 
 def known_texts(library: Library, names: dict[str, str]) -> dict[str, Known]:
