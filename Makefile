@@ -1,16 +1,18 @@
 # Every target makes .venv itself; PYTHON=... chooses another interpreter.
 VENV := .venv
 BIN := $(VENV)/bin
+KERNEL := $(VENV)/kernel
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit lint clean
+.PHONY: help setup demo test unit kernel lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
 	@echo "make demo    answer questions from a few documents, with and without blending, and from LangChain and LlamaIndex"
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
+	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -31,6 +33,15 @@ lint: setup
 
 unit: setup
 	$(BIN)/pytest -q -n auto -m "not engine and not slow" tests/unit
+
+$(KERNEL): requirements/kernel.lock
+	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+# Apart from the other packages: torch and vLLM change what they do where they find Triton.
+kernel: setup
+	@$(MAKE) --no-print-directory $(KERNEL)
+	PYTHONPATH=$(KERNEL) $(BIN)/pytest -q tests/unit/attention tests/unit/engine/test_paged_cache.py
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from blendrag.attention.scores import Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,12 @@ class Runs:
 
     query_start: [runs + 1] int32, where each run starts among the selected tokens.
     seq_lens: [runs] int32, last position + 1.
+    sequences: [runs] int64, the sequence that each is in.
     """
 
     query_start: torch.Tensor
     seq_lens: torch.Tensor
+    sequences: torch.Tensor
     max_query_len: int
 
     @property
@@ -26,23 +29,19 @@ class Runs:
         return self.seq_lens.numel()
 
 
-def find_runs(positions: torch.Tensor) -> Runs:
-    """Runs of ``positions``, [m] int64, strictly ascending, m > 0."""
+def find_runs(positions: torch.Tensor, sequences: torch.Tensor) -> Runs:
+    """Runs of ``positions``, [m] int64, m > 0, each in its one of ``sequences``, [m] int64."""
     m = positions.numel()
     assert m > 0, "a forward over no tokens is skipped by the caller"
-    breaks = torch.nonzero(positions[1:] != positions[:-1] + 1, as_tuple=True)[0] + 1
+    apart = (positions[1:] != positions[:-1] + 1) | (sequences[1:] != sequences[:-1])
+    breaks = torch.nonzero(apart, as_tuple=True)[0] + 1
     edges = torch.cat([breaks.new_zeros(1), breaks, breaks.new_full((1,), m)])
     return Runs(
         query_start=edges.to(torch.int32),
         seq_lens=(positions[edges[1:] - 1] + 1).to(torch.int32),
+        sequences=sequences[edges[:-1]],
         max_query_len=int((edges[1:] - edges[:-1]).max()),
     )
-
-
-def whole_sequences(lengths: Sequence[int]) -> Runs:
-    """Several sequences, one after the other, all of whose tokens are queries."""
-    starts = torch.tensor([0, *lengths]).cumsum(0)
-    return Runs(starts.to(torch.int32), torch.tensor(lengths, dtype=torch.int32), max(lengths))
 
 
 def dense_attention(
@@ -50,7 +49,7 @@ def dense_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     positions: torch.Tensor,
-    scale: float,
+    scores: Scores,
 ) -> torch.Tensor:
     """Reference: float32 attention of scattered queries with the mask written out. For checks, not speed.
 
@@ -59,7 +58,13 @@ def dense_attention(
     group = query.shape[1] // key.shape[1]
     k = key.float().repeat_interleave(group, dim=1)
     v = value.float().repeat_interleave(group, dim=1)
-    scores = torch.einsum("mhd,nhd->hmn", query.float(), k) * scale
-    allowed = torch.arange(key.shape[0], device=key.device)[None, :] <= positions[:, None]
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    logits = torch.einsum("mhd,nhd->hmn", query.float(), k) * scores.scale
+    if scores.soft_cap:
+        logits = scores.soft_cap * torch.tanh(logits / scores.soft_cap)
+    seen = scores.in_sight(positions, torch.arange(key.shape[0], device=key.device))
+    logits = logits.masked_fill(~seen, float("-inf"))
+    if scores.sinks is not None:
+        sinks = scores.sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)
+        logits = torch.cat([logits, sinks], -1)
+    weights = logits.softmax(-1)[..., : key.shape[0]]
     return torch.einsum("hmn,nhd->mhd", weights, v)

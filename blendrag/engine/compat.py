@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
@@ -36,6 +37,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from blendrag.attention.runs import Runs
+from blendrag.attention.scores import Scores
 
 __all__ = [  # passed on; the functions below use the rest
     "VLLM_VERSION",
@@ -70,6 +72,9 @@ _STATIC_ROPES = frozenset(
         "NTKScalingRotaryEmbedding",
     }
 )
+
+# Attention backends that keep a token's K and V of a head side by side.
+_PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
@@ -147,6 +152,18 @@ def _unsupported_layer(layer: Any) -> str | None:
         return "it has no rotary position embedding"
     if type(rotary).__name__ not in _STATIC_ROPES:
         return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
+    return None if is_cpu() else _unread_cache(attention)
+
+
+def _unread_cache(attention: Any) -> str | None:
+    """Why attention over the paged cache (`attention/paged.py`) cannot stand for this module's."""
+    if find_spec("triton") is None:
+        return "Triton is not installed: install the build of torch for this device"
+    if key_value_of(attention, attention.kv_cache) is None:
+        backend, dtype = attention.attn_backend.get_name(), attention.kv_cache.dtype
+        return f"how backend {backend} keeps KV of type {str(dtype).removeprefix('torch.')} is not known"
+    if scores_of(attention) is None:
+        return f"{type(attention).__name__} sees other keys than those before a token"
     return None
 
 
@@ -200,24 +217,39 @@ def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: A
     return out
 
 
-def plain_attention(attention: Any) -> bool:
-    """Whether attention is a softmax over all earlier tokens: no window, cap, sinks or ALiBi."""
+def scores_of(attention: Any) -> Scores | None:
+    """What an attention module does with the products of queries and keys; None if that is something else:
+    chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""
     impl = attention.impl
-    window = getattr(impl, "sliding_window", None)
-    return (
-        window in (None, -1, (-1, -1))
-        and not getattr(impl, "logits_soft_cap", None)
-        and getattr(impl, "alibi_slopes", None) is None
-        and getattr(impl, "sinks", None) is None
-    )
+    other = getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "chunk_lookback", -1) >= 0
+    if other or type(attention) is not Attention:
+        return None
+    cap, sinks = getattr(impl, "logits_soft_cap", None), getattr(impl, "sinks", None)
+    return Scores(impl.scale, attention.sliding_window, cap or 0.0, sinks)
+
+
+def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks, block_size,
+    kv_heads, head_size] each. None where they are not known to lie so, or are quantized.
+
+    Since vLLM 0.26 these backends agree on [blocks, kv_heads, block_size, K and V]; strides tell NHD, HND and
+    layouts that join layers apart.
+    """
+    shape = (attention.num_kv_heads, cache.shape[-2], 2 * attention.head_size)
+    known = attention.attn_backend.get_name() in _PACKED_BACKENDS and tuple(cache.shape[1:]) == shape
+    if not known or cache.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    key, value = cache.transpose(1, 2).split(attention.head_size, dim=-1)
+    return key, value
 
 
 def attention_metadata(
     runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
 ) -> dict[str, Any]:
-    """The backend's own metadata for ``runs`` as pseudo-requests, by attention layer name.
+    """The backend's own metadata for ``runs`` as pseudo-requests, by attention layer name. On the CPU only:
+    elsewhere builders fill buffers that the engine's running step may read.
 
-    block_table: [runs, blocks] int32 (one row may stand for all).
+    block_table: [sequences, blocks] int32.
     """
     device = slots.device
     common = CommonAttentionMetadata(
@@ -228,7 +260,7 @@ def attention_metadata(
         num_actual_tokens=slots.numel(),
         max_query_len=runs.max_query_len,
         max_seq_len=int(runs.seq_lens.max()),
-        block_table_tensor=block_table.expand(runs.count, -1).contiguous(),
+        block_table_tensor=block_table[runs.sequences],
         slot_mapping=slots,
         causal=True,
     )

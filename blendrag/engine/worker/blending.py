@@ -19,7 +19,6 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.fused_prefill import FusedPrefill
-from blendrag.engine.worker.mask_choice import Mask
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.prompt_forward import CachedSpan, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
@@ -41,11 +40,11 @@ Chunk = tuple[CachedSpan, Opened]  # where it stands in the prompt, and its reco
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What all requests are blended with."""
+    """What all requests are blended with. dense: whether the mask is written out."""
 
     decoder: Decoder
     cache: PagedCache
-    mask: Mask = "runs"
+    dense: bool = False
 
 
 class RequestBlend:
@@ -177,7 +176,7 @@ class RequestBlend:
             model.decoder,
             left if only_left else tokens,
             model.cache.pages(order.block_ids, order.written),
-            "runs" if only_left else model.mask,  # the other needs the KV of all tokens
+            model.dense and not only_left,  # it needs the KV of all tokens
             self._pace,
             self._trace,
             Stopwatch(),
@@ -215,8 +214,8 @@ class RequestBlend:
         # What stands before all that is cached is not changed by any repair.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
         attention = attention[attention.numel() - tokens.cached.numel() :]
-        # Runs: for the other mask all of the stored KV would be needed again.
-        behind = replace(forward, tokens=tokens, mask="runs")
+        # Not dense: for that, all of the stored KV would be needed again.
+        behind = replace(forward, tokens=tokens, dense=False)
         return (yield from FusedPrefill(behind, None, selector, attention).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from blendrag.attention.runs import Runs
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
-from blendrag.engine.worker.paged import Addresses, PagedCache
+from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.slices import exhaust
 from blendrag.store.contexts import Ids
 
@@ -128,8 +127,7 @@ class ChunkPrefill:
         borrowed = torch.tensor(plan.borrowed, dtype=torch.int64).reshape(-1, 3).T.contiguous()
         sources, (at, into) = borrowed[0], borrowed[1:].to(device).unbind()
         pages = self._cache.scratch(plan.whole)
-        edges = torch.tensor([0, *plan.computed]).cumsum(0).to(torch.int32)
-        runs = Runs(edges, torch.tensor(plan.whole, dtype=torch.int32), max(plan.computed))
+        addresses = pages.addresses(positions, sequences)
         computed, known = pages.places(positions, sequences), pages.places(at, into)
         rows = decoder.embed(ids, positions)
         shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
@@ -138,12 +136,8 @@ class ChunkPrefill:
             kv[:, :, :count] = self._kv
 
         for layer in range(decoder.num_layers):
-            if layer == 0 or device.type != "cpu":  # GPU backends may have built others in the same buffers
-                addresses = pages.addresses(runs, positions, sequences)
 
-            def attention(
-                projected: Projected, layer: int = layer, addresses: Addresses = addresses
-            ) -> Attended:
+            def attention(projected: Projected, layer: int = layer) -> Attended:
                 assert projected.raw_key is not None, "asked for"
                 kv[layer, 0, count:].copy_(projected.raw_key)
                 kv[layer, 1, count:].copy_(projected.value)

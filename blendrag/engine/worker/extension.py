@@ -50,10 +50,9 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
-        wanted = extra.get("mask", "auto")
-        mask, mask_ms = choose_mask(decoder, cache)
-        facts |= {"mask": mask if wanted == "auto" else wanted, "mask_ms": mask_ms}
-        loaded = LoadedModel(decoder, cache, facts["mask"])
+        mask, mask_ms = choose_mask(decoder, cache, extra.get("mask", "auto"))
+        facts |= {"mask": mask, "mask_ms": mask_ms}
+        loaded = LoadedModel(decoder, cache, mask == "dense")
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
         compat.get_kv_transfer_group().bind(self._blendrag)

@@ -58,7 +58,7 @@ class FusedPrefill:
             stored = self._stored.write(layer) if reuses and self._stored is not None else None
             if len(rows):  # else only stored KV is left to write
                 scattered = check or len(rows) < tokens.ids.numel()
-                whole = forward.whole(stored) if scattered and forward.mask == "dense" else None
+                whole = forward.whole(stored) if scattered and forward.dense else None
                 look = partial(self._choose, layer, repaired) if check else None
                 rows = yield from forward.layer(layer, rows, whole, look, check)
                 repaired = tokens.repaired(rows.positions) if check else repaired

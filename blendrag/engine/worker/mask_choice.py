@@ -1,4 +1,4 @@
-"""Which of the two exact masks a device is faster with (design decision D7): measured once, at the start."""
+"""How scattered tokens are masked (design decision D7). A CPU has two exact ways: the start measures both."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from typing import Any, Literal
 import torch
 
 from blendrag.attention.dense import masked_attention
-from blendrag.attention.runs import find_runs
+from blendrag.attention.scores import Scores
 from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.paged import Addresses, PagedCache, Pages
 
-Mask = Literal["runs", "dense"]
+Mask = Literal["runs", "dense", "kernel"]
 
 _TOKENS, _RATIO, _REPEATS = 3072, 0.15, 7
 # Runs need no copy of K and V, and round as the engine does: the other way has to earn its place.
 _MARGIN = 0.75
 
 
-def choose_mask(decoder: Decoder, cache: PagedCache) -> tuple[Mask, dict[str, float]]:
-    """The faster mask for this model and device, and what one layer took either way, in milliseconds."""
-    if not all(compat.plain_attention(attention) for attention in decoder.attentions):
+def choose_mask(decoder: Decoder, cache: PagedCache, wanted: str = "auto") -> tuple[Mask, dict[str, float]]:
+    """The one that is wanted, or the faster one, of those that this model and device have; and what one layer
+    took either way, in milliseconds, where there are two."""
+    if cache.by_kernel:
+        return "kernel", {}
+    scores = [compat.scores_of(attention) for attention in decoder.attentions]
+    if scores[0] is None or not all(each is not None and each.bare for each in scores):
         return "runs", {}
-    times = measure(decoder, cache)
-    return ("dense" if times["dense"] < _MARGIN * times["runs"] else "runs"), times
+    times = measure(make_probe(decoder, cache, _TOKENS, _RATIO), scores[0])
+    faster = times["dense"] < _MARGIN * times["runs"]
+    return ("dense" if wanted == "dense" or (wanted == "auto" and faster) else "runs"), times
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +45,14 @@ class Probe:
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    scale: float
 
-    def runs(self) -> torch.Tensor:
-        """Attention over the paged cache, runs as pseudo-requests."""
-        return self.pages.attend(0, self.query, self.addresses)
+    def paged(self, layer: int) -> torch.Tensor:
+        """Attention over the paged cache, as this layer does it."""
+        return self.pages.attend(layer, self.query, self.addresses)
 
-    def dense(self) -> torch.Tensor:
+    def dense(self, scores: Scores) -> torch.Tensor:
         """Attention over the plain tensors, the mask written out."""
-        return masked_attention(self.query, self.key, self.value, self.positions, self.scale)
+        return masked_attention(self.query, self.key, self.value, self.positions, scores)
 
 
 def make_probe(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -> Probe:
@@ -64,27 +68,21 @@ def make_probe(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     pages.write(0, pages.places(torch.arange(tokens, device=device)), key, value)
     at = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values.to(device)
     query = random(at.numel(), attention.num_heads, attention.head_size)
-    return Probe(pages, pages.addresses(find_runs(at), at), at, query, key, value, attention.impl.scale)
+    return Probe(pages, pages.addresses(at), at, query, key, value)
 
 
 @torch.inference_mode()
-def measure(decoder: Decoder, cache: PagedCache) -> dict[str, float]:
-    """Milliseconds of one layer's attention, either way, over random scattered positions.
-
-    The least of several, taken in turns: what else the machine does can only add.
-    """
-    probe = make_probe(decoder, cache, _TOKENS, _RATIO)
-    ways: dict[str, Callable[[], Any]] = {"runs": probe.runs, "dense": probe.dense}
+def measure(probe: Probe, scores: Scores) -> dict[str, float]:
+    """Milliseconds of the first layer's attention, either way: the least of several, taken in turns, as what
+    else the machine does can only add."""
+    ways: dict[str, Callable[[], Any]] = {
+        "runs": lambda: probe.paged(0),
+        "dense": lambda: probe.dense(scores),
+    }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_REPEATS):
         for name, work in ways.items():
-            times[name].append(_milliseconds(work, cache.device))
+            begin = time.perf_counter()
+            work()
+            times[name].append(1e3 * (time.perf_counter() - begin))
     return {name: min(taken) for name, taken in times.items()}
-
-
-def _milliseconds(work: Callable[[], Any], device: torch.device) -> float:
-    begin = time.perf_counter()
-    work()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return 1e3 * (time.perf_counter() - begin)

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from blendrag.attention.runs import Runs
+from blendrag.attention.paged import PagedRows, paged_attention
+from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
 
-# What one backend needs to know of some rows to attend to their sequence, by attention layer.
-Addresses = dict[str, Any]
+# What some rows need to attend to their sequence, in any layer. A dict: the backend's, by attention layer.
+Addresses = PagedRows | dict[str, Any]
 
 
 class PagedCache:
@@ -29,6 +30,11 @@ class PagedCache:
     def device(self) -> torch.device:
         device: torch.device = self.attentions[0].kv_cache.device
         return device
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether rows attend by our kernel, or through the backend, as runs."""
+        return self.device.type != "cpu"
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
         """Those of one request, the first ``written`` tokens of which are there."""
@@ -86,15 +92,25 @@ class Pages:
             attention = self._cache.attentions[layer]
             compat.write_kv(attention, key, value, self._of(attention), places.slots)
 
-    def addresses(self, runs: Runs, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Addresses:
-        """For :meth:`attend`, in any layer. ``runs``: of ``positions``, in one sequence, or one of each."""
+    def addresses(self, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Addresses:
+        """For :meth:`attend`, in any layer: rows that see their sequence up to these positions."""
+        if isinstance(sequences, int):
+            sequences = torch.full_like(positions, sequences)
+        if self._cache.by_kernel:
+            return PagedRows(positions.to(torch.int32), sequences.to(torch.int32), self._table)
         slots = self._slots(positions, sequences)
+        runs = find_runs(positions, sequences)
         return compat.attention_metadata(self._cache.runner, runs, self._table, slots)
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
         """Attention of [n, heads, head_size] over K and V that are written; same shape."""
         attention = self._cache.attentions[layer]
-        return compat.attend(attention, query, self._of(attention), addresses[attention.layer_name])
+        memory = self._of(attention)
+        if not isinstance(addresses, PagedRows):
+            return compat.attend(attention, query, memory, addresses[attention.layer_name])
+        scores, key_value = compat.scores_of(attention), compat.key_value_of(attention, memory)
+        assert scores is not None and key_value is not None, "such a model is not blended"
+        return paged_attention(query, *key_value, addresses, scores)
 
     def _of(self, attention: Any) -> torch.Tensor:
         return attention.kv_cache if self._memory is None else self._memory

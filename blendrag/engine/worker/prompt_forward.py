@@ -11,9 +11,8 @@ from typing import Self
 import torch
 
 from blendrag.attention.dense import masked_attention
-from blendrag.attention.runs import Runs, find_runs
+from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
-from blendrag.engine.worker.mask_choice import Mask
 from blendrag.engine.worker.paged import Addresses, Pages, Places
 from blendrag.engine.worker.slices import Pace
 from blendrag.load.trace import Trace
@@ -99,12 +98,13 @@ Look = Callable[[torch.Tensor, Projected], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class PromptForward:
-    """Of one prompt, once or several times. ``pace``: says when to pause."""
+    """Of one prompt, once or several times. dense: whether rows attend to all K and V of a layer put together
+    instead of the pages; ``pace`` says when to pause."""
 
     decoder: Decoder
     tokens: PromptTokens
     pages: Pages
-    mask: Mask
+    dense: bool
     pace: Pace
     trace: Trace
     watch: Stopwatch
@@ -143,7 +143,6 @@ class PromptForward:
         """Once, or as often as it takes."""
         self.watch.pause()
         while True:
-            self._forget_addresses()
             yield
             if self.pace.rows is None or until():
                 break
@@ -186,9 +185,10 @@ class PromptForward:
         query = projected.query
         if kept is not None:
             query, positions = query[kept], positions[kept]
-        if whole is not None and self.mask == "dense" and positions.numel() < self.tokens.ids.numel():
-            scale = self.decoder.attentions[layer].impl.scale
-            return Attended(masked_attention(query, *whole, positions, scale), kept)
+        if whole is not None and self.dense and positions.numel() < self.tokens.ids.numel():
+            scores = compat.scores_of(self.decoder.attentions[layer])
+            assert scores is not None, "the mask is not written out for such a model"
+            return Attended(masked_attention(query, *whole, positions, scores), kept)
         return Attended(self.pages.attend(layer, query, self._addressed(at, positions)), kept)
 
     def _placed(self, at: int, positions: torch.Tensor) -> Places:
@@ -200,14 +200,9 @@ class PromptForward:
     def _addressed(self, at: int, positions: torch.Tensor) -> Addresses:
         key = at, positions.numel()
         if key not in self._addresses:
-            self._forget_addresses()
-            self._addresses[key] = self.pages.addresses(self._runs(positions), positions)
+            self._addresses[key] = self.pages.addresses(self._seen(positions))
         return self._addresses[key]
 
-    def _runs(self, positions: torch.Tensor) -> Runs:
-        return find_runs(positions)
-
-    def _forget_addresses(self) -> None:
-        """Before any other are made: GPU backends may build them in buffers that they keep."""
-        if self.tokens.ids.device.type != "cpu":
-            self._addresses.clear()
+    def _seen(self, positions: torch.Tensor) -> torch.Tensor:
+        """Up to which position each of these rows sees."""
+        return positions

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from blendrag.attention.runs import whole_sequences
+from blendrag.attention.runs import dense_attention
+from blendrag.attention.scores import Scores
 from blendrag.engine import compat
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
+from blendrag.engine.worker.mask_choice import make_probe
 from blendrag.engine.worker.paged import PagedCache
 
 # Two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is off by far more.
 _FORWARD_TOLERANCE = 0.1
 _PROBE = range(100, 148)
+# A bfloat16 rounds by 0.2 %.
+_MASK_TOLERANCE = 0.01
 
 
 def unfit_reason(decoder: Decoder, cache: PagedCache) -> str | None:
-    """Why this model's layers cannot be run apart from its own forward; None if they can. Milliseconds."""
+    """Why this model's layers cannot be run apart from its own forward; None if they can. Milliseconds, but
+    where our kernel has to be compiled: there it is checked, too."""
     try:
         error = forward_error(decoder, cache)
+        # Both sides of that attend the same way: it does not see a wrong mask.
+        error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker
         return f"its layers cannot be run apart ({type(problem).__name__}: {problem})"
     if not error <= _FORWARD_TOLERANCE:
         return f"its layers, run apart, give other KV than its own forward (relative error {error:.2g})"
+    if not error_of_mask <= _MASK_TOLERANCE:
+        return f"its attention over scattered tokens is not exact (relative error {error_of_mask:.2g})"
     return None
 
 
@@ -34,9 +44,9 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     """Largest relative error, over layers, of our forward's K and V against the model's own forward."""
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
-    positions, lengths = torch.arange(ids.numel(), device=ids.device), [ids.numel()]
-    pages = cache.scratch(lengths)
-    addresses, places = pages.addresses(whole_sequences(lengths), positions), pages.places(positions)
+    positions = torch.arange(ids.numel(), device=ids.device)
+    pages = cache.scratch([ids.numel()])
+    addresses, places = pages.addresses(positions), pages.places(positions)
     theirs: dict[int, torch.Tensor] = {}
 
     def attend(layer: int, projected: Projected) -> torch.Tensor:
@@ -51,6 +61,24 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
         stack.enter_context(compat.layer_context(decoder.vllm_config, {}, {}, ids.numel()))
         decoder.model.model.forward(ids, positions, None)
     return max(relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers))
+
+
+@torch.inference_mode()
+def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -> float:
+    """Largest relative error, over the kinds of layers, of attention of random scattered rows over the paged
+    cache, against float32 on the CPU."""
+    probe = make_probe(decoder, cache, tokens, share)
+    query, key, value = probe.query.cpu(), probe.key.cpu(), probe.value.cpu()
+    positions = probe.positions.cpu()
+    errors = {}
+    for layer, attention in enumerate(decoder.attentions):
+        scores = compat.scores_of(attention) or Scores(attention.impl.scale)
+        kind = scores.window, scores.soft_cap, scores.sinks is None
+        if kind not in errors:
+            sinks = None if scores.sinks is None else scores.sinks.cpu()
+            reference = dense_attention(query, key, value, positions, replace(scores, sinks=sinks))
+            errors[kind] = relative_error(probe.paged(layer).cpu(), reference)
+    return max(errors.values())
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -83,9 +83,9 @@ def analyse(measured: Mapping[str, Any], mask: str) -> dict[str, Any]:
     blend: ``pieces_ms`` (all pieces' medians), ``floor_ms``; ``full_floor_ms``: of a full prefill.
     """
     shape, taken = measured["shape"], dict(measured["ms"])
-    taken["attention"] = taken[f"attention_{mask}"]
+    taken["attention"] = taken["attention_dense" if mask == "dense" else "attention_pages"]
     least, times = costs(shape), counts(shape["layers"])
-    for name in ("attention_runs", "attention_dense"):
+    for name in ("attention_pages", "attention_dense"):
         least[name] = least["attention"]
     rates = _rates(measured)
     layer_ms = sum(spread(taken[name]).median for name in LAYER)

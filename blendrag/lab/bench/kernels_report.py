@@ -17,7 +17,7 @@ _NAMES = {
     "qkv": "norm, QKV, RoPE",
     "write": "write fresh KV",
     "attention": "attention",
-    "attention_runs": "attention, runs",
+    "attention_pages": "attention, over pages",
     "attention_dense": "attention, dense mask",
     "o_proj": "output projection",
     "mlp": "norm, MLP",

@@ -90,7 +90,7 @@ class LayerPieces:
             "tokens": self._all.positions.numel(),
             "cached": self._cached.numel(),
             "rows": self._at.numel(),
-            "runs": find_runs(self._at).count,
+            "runs": find_runs(self._at, torch.zeros_like(self._at)).count,
             "pairs_rows": int((self._at + 1).sum()),
             "pairs_all": int((self._all.positions + 1).sum()),
             "hidden": config.hidden_size,
@@ -110,7 +110,7 @@ class LayerPieces:
             ),
             "qkv": lambda n: self._project(n, some),
             "write": lambda n: self._pages.write(n, some.places, some.key, some.value),
-            "attention_runs": lambda n: self._attend(n, some),
+            "attention_pages": lambda n: self._attend(n, some),
             "attention_dense": self._attend_dense,
             "o_proj": lambda n: self._output(n, some.query),
             "mlp": lambda n: self._feed(n, some.states, some.residual),
@@ -175,8 +175,9 @@ class LayerPieces:
             both = new.new_empty(self._all.positions.numel(), *new.shape[1:])
             both[self._cached], both[self._at] = old, new
             whole.append(both)
-        scale = self._decoder.attentions[layer].impl.scale
-        return masked_attention(self._some.query, whole[0], whole[1], self._at, scale)
+        scores = compat.scores_of(self._decoder.attentions[layer])
+        assert scores is not None, "models that run piece by piece have no other attention"
+        return masked_attention(self._some.query, whole[0], whole[1], self._at, scores)
 
     def _output(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         projected, _ = self._decoder.layers[layer].self_attn.o_proj(heads.view(heads.shape[0], -1))
@@ -221,7 +222,7 @@ class LayerPieces:
         )
 
     def _metadata(self, positions: torch.Tensor) -> Addresses:
-        return self._pages.addresses(find_runs(positions), positions)
+        return self._pages.addresses(positions)
 
     def _noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._random).to(self.device, self._decoder.dtype)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from blendrag.attention.runs import Runs, find_runs
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
@@ -34,7 +33,7 @@ class LMCacheBlend(RequestBlend):
     """One request's blend as LMCache does it."""
 
     def __init__(self, model: LoadedModel, *rest: Any) -> None:
-        super().__init__(replace(model, mask="runs"), *rest)
+        super().__init__(replace(model, dense=False), *rest)
 
     @property
     def forward_type(self) -> type[PromptForward]:
@@ -59,23 +58,22 @@ class LMCacheForward(PromptForward):
     def _most_rows(self, check: bool) -> None:
         """Whole layers only: the mask counts the selected tokens."""
 
-    def _runs(self, positions: torch.Tensor) -> Runs:
+    def _seen(self, positions: torch.Tensor) -> torch.Tensor:
         cached = self.tokens.cached
         if not cached.numel() or positions.numel() == cached.numel() + self.tokens.fresh.numel():
-            return find_runs(positions)
+            return positions
         return bottom_right(positions, torch.isin(positions, cached), int(cached[-1]) + 1)
 
 
-def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> Runs:
+def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> torch.Tensor:
     """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
     selected tokens count as the last ones before ``end``, where the stored tokens end.
 
     positions: [m] int64, ascending. selected: [m] bool, of the stored tokens; the others are masked exactly,
-    since those systems do not blend them. It leaks: the i-th of k selected tokens sees end - k + i + 1 keys,
-    which for a scattered one is more than its position allows.
+    since those systems do not blend them. Returns [m], up to which position each sees. It leaks: the i-th of
+    k selected tokens sees end - k + i + 1 keys, which for a scattered one is more than its position allows.
     """
-    keys = positions + 1
     count = int(selected.sum())
-    keys[selected] = torch.arange(end - count + 1, end + 1, device=positions.device)
-    starts = torch.arange(positions.numel() + 1, dtype=torch.int32, device=positions.device)
-    return Runs(starts, keys.to(torch.int32), 1)
+    seen = positions.clone()
+    seen[selected] = torch.arange(end - count, end, device=positions.device)
+    return seen

@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blendrag.attention.runs import dense_attention
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
-from blendrag.engine.worker.decoder import Decoder
-from blendrag.engine.worker.mask_choice import make_probe
-from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.selfcheck import relative_error
+from blendrag.engine.worker.selfcheck import mask_error, relative_error
 
 if TYPE_CHECKING:
     from blendrag.engine.worker.data_plane import DataPlane
@@ -34,12 +30,5 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     return {
         "layer0_deviation": relative_error(chunk[0], whole[0, :, split:]),
         "deeper_deviation": relative_error(chunk[-1], whole[-1, :, split:]),
-        "mask_error": mask_error(model.decoder, model.cache),
+        "mask_error": mask_error(model.decoder, model.cache, tokens=300, share=0.2),
     }
-
-
-def mask_error(decoder: Decoder, cache: PagedCache) -> float:
-    """Relative error of the backend's attention over runs of random scattered positions."""
-    probe = make_probe(decoder, cache, tokens=300, share=0.2)
-    reference = dense_attention(probe.query, probe.key, probe.value, probe.positions, probe.scale)
-    return relative_error(probe.runs(), reference)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from as_requests import as_requests
-from blendrag.attention.runs import dense_attention, find_runs, whole_sequences
+from blendrag.attention.runs import Runs, dense_attention, find_runs
+from blendrag.attention.scores import Scores
 
 POSITIONS = st.sets(st.integers(0, 80), min_size=1, max_size=60).map(sorted)
+
+
+def runs_of(positions: list[int]) -> Runs:
+    at = torch.tensor(positions)
+    return find_runs(at, torch.zeros_like(at))
 
 
 def naive_runs(positions: list[int]) -> list[list[int]]:
@@ -25,7 +32,7 @@ def naive_runs(positions: list[int]) -> list[list[int]]:
 
 @given(POSITIONS)
 def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
-    found = find_runs(torch.tensor(positions))
+    found = runs_of(positions)
     runs = naive_runs(positions)
     assert found.count == len(runs)
     edges = found.query_start.tolist()
@@ -35,17 +42,21 @@ def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
     assert found.query_start.dtype == found.seq_lens.dtype == torch.int32
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-def test_sequence_sees_tokens_of_its_neighbour(lengths: list[int]) -> None:
-    found, alone = whole_sequences(lengths), [find_runs(torch.arange(n)) for n in lengths]
-    assert found.seq_lens.tolist() == [int(one.seq_lens) for one in alone]
+@given(st.lists(POSITIONS, min_size=1, max_size=5))
+def test_sequence_sees_tokens_of_its_neighbour(sequences: list[list[int]]) -> None:
+    """Also where one goes on at the very position at which the other ends."""
+    positions = torch.tensor([position for each in sequences for position in each])
+    numbers = torch.tensor([number for number, each in enumerate(sequences) for _ in each])
+    found, alone = find_runs(positions, numbers), [runs_of(each) for each in sequences]
+    assert found.seq_lens.tolist() == [length for one in alone for length in one.seq_lens.tolist()]
+    assert found.sequences.tolist() == [number for number, one in enumerate(alone) for _ in range(one.count)]
+    lengths = [length for one in alone for length in one.query_start.diff().tolist()]
     assert found.query_start.diff().tolist() == lengths and found.max_query_len == max(lengths)
-    assert found.query_start.dtype == found.seq_lens.dtype == torch.int32
 
 
 def test_runs_of_nothing_are_not_asked_for() -> None:
     with pytest.raises(AssertionError):
-        find_runs(torch.tensor([], dtype=torch.int64))
+        find_runs(*torch.zeros(2, 0, dtype=torch.int64))
 
 
 @given(POSITIONS, st.sampled_from([(1, 1), (4, 2), (3, 1)]), st.integers(0, 9))
@@ -56,8 +67,8 @@ def test_runs_as_requests_attend_to_exactly_what_the_dense_mask_allows(
     n = positions[-1] + 1 + seed  # keys after the last query are there, and seen by nobody
     query = torch.randn(len(positions), heads[0], 8, generator=generator)
     key, value = torch.randn(2, n, heads[1], 8, generator=generator)
-    dense = dense_attention(query, key, value, torch.tensor(positions), scale=0.3)
-    expected = as_requests(find_runs(torch.tensor(positions)), query, key, value, scale=0.3)
+    dense = dense_attention(query, key, value, torch.tensor(positions), Scores(0.3))
+    expected = as_requests(runs_of(positions), query, key, value, scale=0.3)
     assert dense.shape == query.shape
     torch.testing.assert_close(dense, expected, rtol=1e-4, atol=1e-5)
 
@@ -67,13 +78,30 @@ def test_dense_attention_is_plain_causal_attention_when_nothing_is_scattered() -
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), is_causal=True, scale=0.5
     ).transpose(0, 1)
-    found = dense_attention(query, key, value, torch.arange(12), scale=0.5)
+    found = dense_attention(query, key, value, torch.arange(12), Scores(0.5))
     torch.testing.assert_close(found, expected)
 
 
 def test_dense_attention_computes_in_float32() -> None:
     query, key, value = torch.randn(3, 6, 1, 8, generator=torch.Generator().manual_seed(2)).bfloat16()
     at = torch.arange(6)
-    found = dense_attention(query, key, value, at, scale=1.0)
+    found = dense_attention(query, key, value, at, Scores(1.0))
     assert found.dtype == torch.float32
-    assert found.equal(dense_attention(query.float(), key.float(), value.float(), at, scale=1.0))
+    assert found.equal(dense_attention(query.float(), key.float(), value.float(), at, Scores(1.0)))
+
+
+@given(st.integers(1, 9), st.sampled_from([0.0, 2.0]), st.booleans())
+def test_reference_knows_no_window_no_cap_or_no_sinks(window: int, cap: float, with_sinks: bool) -> None:
+    """Against the definition, row by row."""
+    generator = torch.Generator().manual_seed(window)
+    query, key, value = torch.randn(3, 8, 2, 4, generator=generator)
+    sinks = torch.randn(2, generator=generator) if with_sinks else None
+    found = dense_attention(query, key, value, torch.arange(8), Scores(0.7, window, cap, sinks))
+    for row in range(8):
+        for head in range(2):
+            seen = range(max(0, row - window + 1), row + 1)
+            scores = [0.7 * float(query[row, head] @ key[at, head]) for at in seen]
+            weights = [math.exp(cap * math.tanh(score / cap) if cap else score) for score in scores]
+            total = sum(weights) + (math.exp(sinks[head]) if sinks is not None else 0.0)
+            expected = sum(weight / total * value[at, head] for at, weight in zip(seen, weights, strict=True))
+            torch.testing.assert_close(found[row, head], expected, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,7 @@ SHAPE = {
     "hidden": 16, "query": 16, "kv": 8, "intermediate": 32, "itemsize": 2,
 }  # fmt: skip
 PIECES = [
-    "fetch", "rotate", "write_stored", "qkv", "write", "attention_runs", "attention_dense", "o_proj", "mlp",
+    "fetch", "rotate", "write_stored", "qkv", "write", "attention_pages", "attention_dense", "o_proj", "mlp",
     "layer", "qkv_all", "write_all", "attention_all", "o_proj_all", "mlp_all", "select", "gather", "metadata",
 ]  # fmt: skip
 PRODUCTS = {
@@ -89,7 +89,7 @@ def test_blend_is_the_sum_of_its_pieces() -> None:
 
 
 def test_attention_is_that_of_the_mask_in_use() -> None:
-    ms = {"attention_runs": [3.0, 4.0], "attention_dense": [7.0, 9.0]}
+    ms = {"attention_pages": [3.0, 4.0], "attention_dense": [7.0, 9.0]}
     assert analyse(measured(**ms), "runs")["pieces"]["attention"]["best_ms"] == 3.0
     assert analyse(measured(**ms), "dense")["pieces"]["attention"]["best_ms"] == 7.0
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from as_requests import as_requests
 from blendrag.attention.runs import dense_attention, find_runs
+from blendrag.attention.scores import Scores
 from blendrag.lab.worker.lmcache import bottom_right
 
 
@@ -17,9 +18,10 @@ def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
     m, n = len(positions), positions[-1] + 1 + after
     query, key, one_hot = torch.ones(m, 1, 4), torch.ones(n, 1, 4), torch.eye(n)[:, None]
     at = torch.tensor(positions)
-    exact = dense_attention(query, key, one_hot, at, scale=0.5)[:, 0]  # [m, n]: the weight of every key
-    both = find_runs(at), bottom_right(at, torch.ones(m, dtype=torch.bool), n)
-    runs, leaky = (as_requests(each, query, key, one_hot, 0.5)[:, 0] for each in both)
+    exact = dense_attention(query, key, one_hot, at, Scores(0.5))[:, 0]  # [m, n]: the weight of every key
+    both = at, bottom_right(at, torch.ones(m, dtype=torch.bool), n)
+    found = [find_runs(seen, torch.zeros_like(seen)) for seen in both]
+    runs, leaky = (as_requests(each, query, key, one_hot, 0.5)[:, 0] for each in found)
     future = torch.arange(n)[None, :] > at[:, None]
     assert not exact[future].any() and not runs[future].any()
     assert bool(leaky[future].any()) == (positions != list(range(n - m, n)))
@@ -28,7 +30,5 @@ def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
 def test_bottom_right_mask_leaks_for_tokens_that_were_not_selected() -> None:
     positions = torch.tensor([0, 1, 4, 6, 9, 10])
     selected = torch.tensor([False, False, True, True, False, False])
-    leaky = bottom_right(positions, selected, end=9)
-    assert leaky.seq_lens.tolist() == [1, 2, 8, 9, 10, 11]
-    assert leaky.query_start.tolist() == list(range(7)) and leaky.max_query_len == 1
-    assert leaky.query_start.dtype == leaky.seq_lens.dtype == torch.int32
+    assert bottom_right(positions, selected, end=9).tolist() == [0, 1, 7, 8, 9, 10]
+    assert positions.tolist() == [0, 1, 4, 6, 9, 10], "its input was changed"

@@ -1,0 +1,133 @@
+"""The Triton kernel of :func:`~blendrag.attention.paged.paged_attention`.
+
+A program has a tile of rows, and of each the query heads that share one KV head: together the rows of its
+matrix products. It goes over the keys that any of them sees, a few at a time, and keeps a running softmax.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+# Finite, so that rows that have seen no key yet give no NaN: what they gather is wiped by their first one.
+_UNSEEN = tl.constexpr(-1e30)
+
+
+class Tile(NamedTuple):
+    """What one program has: ``rows``, which are ``lanes`` with their heads and padding; ``keys``, at a time;
+    ``width``, the padded head size. All but ``rows`` are powers of two, and enough for tensor cores."""
+
+    rows: int
+    lanes: int
+    keys: int
+    width: int
+
+    @classmethod
+    def of(cls, group: int, head_size: int, itemsize: int) -> Tile:
+        """For ``group`` query heads to a KV head: two stages of K and V fit the shared memory of any GPU."""
+        width = max(16, triton.next_power_of_2(head_size))
+        keys, lanes = (max(16, min(64, room // (width * itemsize))) for room in (1 << 14, 1 << 15))
+        lanes = max(lanes, triton.next_power_of_2(group))
+        return cls(lanes // group, lanes, keys, width)
+
+
+@triton.jit(do_not_specialize=["row_count"])
+def attend(
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    out: tl.tensor,
+    positions: tl.tensor,
+    sequences: tl.tensor,
+    block_table: tl.tensor,
+    sinks: tl.tensor,
+    row_count: tl.tensor,
+    scale: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_head_stride: tl.tensor,
+    out_row_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    key_block_stride: tl.tensor,
+    key_slot_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_block_stride: tl.tensor,
+    value_slot_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last rows see most: they begin first
+    kv_head = tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    row = tile * ROWS + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    used = (lane < ROWS * GROUP) & (row < row_count)
+    position = tl.load(positions + row, mask=used, other=-1)
+    sequence = tl.load(sequences + row, mask=used, other=-1)
+    dim = tl.arange(0, WIDTH)
+    in_head = dim < HEAD_SIZE
+    lanes_in_use = used[:, None] & in_head[None, :]
+    row, head = row.to(tl.int64), head.to(tl.int64)
+    heads = query + row[:, None] * query_row_stride + head[:, None] * query_head_stride + dim[None, :]
+    q = tl.load(heads, mask=lanes_in_use, other=0.0)
+
+    # The softmax so far, in powers of two: its greatest score, its sum, its weighted sum of values.
+    if sinks is None:
+        top = tl.full([LANES], _UNSEEN, tl.float32)
+        total = tl.zeros([LANES], tl.float32)
+    else:
+        top = tl.load(sinks + head, mask=used, other=0.0).to(tl.float32) * _LOG2_E
+        total = tl.full([LANES], 1.0, tl.float32)
+    mixed = tl.zeros([LANES, WIDTH], tl.float32)
+
+    for current in range(tl.min(tl.where(used, sequence, 2147483647)), tl.max(sequence) + 1):
+        mine = sequence == current
+        end = tl.max(tl.where(mine, position, -1)) + 1
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.min(tl.where(mine, position, 2147483647)) - WINDOW + 1
+            begin = tl.maximum(begin, 0) // KEYS * KEYS
+        for start in range(begin, end, KEYS):
+            key = start + tl.arange(0, KEYS)
+            written = key < end
+            table = block_table + current * table_stride + key // BLOCK_SIZE
+            block = tl.load(table, mask=written, other=0).to(tl.int64)
+            slot = key % BLOCK_SIZE
+            keys = key_cache + block * key_block_stride + slot * key_slot_stride + kv_head * key_head_stride
+            k = tl.load(keys[None, :] + dim[:, None], mask=in_head[:, None] & written[None, :], other=0.0)
+            score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+            if SOFT_CAP > 0:
+                score = SOFT_CAP * (1 - 2 / (tl.exp2(score * (2 * _LOG2_E / SOFT_CAP)) + 1))  # tanh
+            seen = mine[:, None] & (key[None, :] <= position[:, None])
+            if WINDOW > 0:
+                seen = seen & (position[:, None] - key[None, :] < WINDOW)
+            score = tl.where(seen, score * _LOG2_E, _UNSEEN)
+
+            higher = tl.maximum(top, tl.max(score, 1))
+            weight = tl.exp2(score - higher[:, None])
+            kept = tl.exp2(top - higher)
+            total = total * kept + tl.sum(weight, 1)
+            values = (
+                value_cache
+                + block * value_block_stride
+                + slot * value_slot_stride
+                + kv_head * value_head_stride
+            )
+            v = tl.load(values[:, None] + dim[None, :], mask=written[:, None] & in_head[None, :], other=0.0)
+            mixed = mixed * kept[:, None] + tl.dot(weight.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+            top = higher
+
+    mixed = mixed / tl.where(used, total, 1.0)[:, None]
+    heads = out + row[:, None] * out_row_stride + head[:, None] * out_head_stride + dim[None, :]
+    tl.store(heads, mixed.to(q.dtype), mask=lanes_in_use)

@@ -1,0 +1,44 @@
+"""Compile the attention kernel for GPUs that are not here: a line each of target, type, head size and bytes
+of shared memory. Run as a script: Triton's interpreter, once chosen in a process, compiles nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from blendrag.attention.paged_kernel import Tile, attend
+
+TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
+SHAPES = [("bf16", 2, 128), ("bf16", 2, 256)]
+INTEGERS = ("positions", "sequences", "block_table")
+GROUP = 4
+
+
+def source(dtype: str, itemsize: int, size: int) -> ASTSource:
+    """With everything that a layer may have: a window, a cap, sinks."""
+    tile = Tile.of(GROUP, size, itemsize)
+    fixed: dict[str, Any] = {
+        "WINDOW": 128, "SOFT_CAP": 50.0, "BLOCK_SIZE": 16, "HEAD_SIZE": size, "GROUP": GROUP,
+        "ROWS": tile.rows, "LANES": tile.lanes, "KEYS": tile.keys, "WIDTH": tile.width,
+    }  # fmt: skip
+
+    def type_of(name: str) -> str:
+        if name in fixed:
+            return "constexpr"
+        if name == "row_count" or name.endswith("stride"):
+            return "i32"
+        return "fp32" if name == "scale" else "*i32" if name in INTEGERS else f"*{dtype}"
+
+    at = {name: (number,) for number, name in enumerate(attend.arg_names)}
+    aligned = {at[name]: [["tt.divisibility", 16]] for name in at if name.endswith("stride")}
+    types = {name: type_of(name) for name in at}
+    return ASTSource(attend, types, {at[name]: value for name, value in fixed.items()}, aligned)
+
+
+for target in TARGETS:
+    for dtype, itemsize, size in SHAPES:
+        made = triton.compile(source(dtype, itemsize, size), target, {"num_stages": 2})
+        print(target.arch, dtype, size, made.metadata.shared)

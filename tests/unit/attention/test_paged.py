@@ -1,0 +1,168 @@
+"""The kernel over paged caches against float32: by Triton's interpreter, or on a GPU where one is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.attention.paged import PagedRows, paged_attention
+from blendrag.attention.runs import dense_attention
+from blendrag.attention.scores import Scores
+from places import ROOT
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, and kernels with it
+pytest.importorskip("triton", reason="Triton is not installed: `make kernel`")
+
+SEQUENCES = st.lists(st.sets(st.integers(0, 150), min_size=1, max_size=30), min_size=1, max_size=3)
+# Groups that fill a tile, that do not, and of more heads than one has lanes for.
+HEADS = st.sampled_from([(1, 1), (4, 2), (3, 1), (14, 2), (70, 1)])
+
+
+class Cache:
+    """Sequences of random keys and values in blocks in random order. All else is NaN: reading it shows."""
+
+    def __init__(
+        self, lengths: list[int], kv_heads: int, size: int, block_size: int, layout: str, seed: int
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        counts = [-(-length // block_size) for length in lengths]
+        order = torch.randperm(sum(counts) + 2, generator=generator)
+        self.table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+        shape = [order.numel(), kv_heads, block_size, 2 * size]
+        if layout == "NHD":
+            memory = torch.full([shape[0], shape[2], shape[1], shape[3]], torch.nan).transpose(1, 2)
+        else:
+            memory = torch.full(shape, torch.nan)
+        memory = memory.to(DEVICE)
+        self.key, self.value = memory.transpose(1, 2).split(size, -1)
+        self.whole = []
+        for line, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            blocks, order = order[:count], order[count:]
+            self.table[line, :count] = blocks
+            at = torch.arange(length)
+            key_value = torch.randn(2, length, kv_heads, size, generator=generator)
+            for cache, tensor in zip((self.key, self.value), key_value, strict=True):
+                cache[blocks[at // block_size], at % block_size] = tensor.to(DEVICE)
+            self.whole.append(key_value)
+
+    def rows(self, positions: torch.Tensor, sequences: torch.Tensor) -> PagedRows:
+        return PagedRows(*(each.int().to(DEVICE) for each in (positions, sequences, self.table)))
+
+
+def attended(
+    query: torch.Tensor, cache: Cache, positions: torch.Tensor, sequences: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    rows = cache.rows(positions, sequences)
+    return paged_attention(query.to(DEVICE), cache.key, cache.value, rows, scores).cpu()
+
+
+@settings(max_examples=40)  # an interpreter is slow
+@given(
+    SEQUENCES,
+    HEADS,
+    st.sampled_from([8, 24, 64]),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from(["NHD", "HND"]),
+    st.sampled_from([None, 1, 7, 64, 200]),
+    st.sampled_from([0.0, 1.5]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_no_row_sees_a_key_too_many_or_too_few(
+    sets: list[set[int]],
+    heads: tuple[int, int],
+    size: int,
+    block_size: int,
+    layout: str,
+    window: int | None,
+    soft_cap: float,
+    with_sinks: bool,
+    ascending: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cache = Cache([max(each) + 1 for each in sets], heads[1], size, block_size, layout, seed)
+    positions = torch.tensor([position for each in sets for position in sorted(each)])
+    sequences = torch.tensor([line for line, each in enumerate(sets) for _ in each])
+    if not ascending:
+        order = torch.randperm(positions.numel(), generator=generator)
+        positions, sequences = positions[order], sequences[order]
+    query = torch.randn(positions.numel(), heads[0], size, generator=generator)
+    sinks = torch.randn(heads[0], generator=generator) if with_sinks else None
+    scores = Scores(0.3, window, soft_cap, sinks)
+    on_device = Scores(0.3, window, soft_cap, None if sinks is None else sinks.to(DEVICE))
+    found = attended(query, cache, positions, sequences, on_device)
+    assert found.shape == query.shape and found.dtype == query.dtype
+    for line, (key, value) in enumerate(cache.whole):
+        own = sequences == line
+        expected = dense_attention(query[own], key, value, positions[own], scores)
+        torch.testing.assert_close(found[own], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter multiplies bfloat16's bits"),
+        ),
+    ],
+)
+def test_small_types_lose_more_than_they_round(dtype: torch.dtype) -> None:
+    cache = Cache([130], 2, 64, 16, "NHD", 1)
+    cache.key, cache.value = cache.key.to(dtype), cache.value.to(dtype)
+    positions = torch.arange(3, 130, 4)
+    query = torch.randn(positions.numel(), 8, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    found = attended(query, cache, positions, torch.zeros_like(positions), Scores(0.125))
+    key, value = cache.whole[0].to(dtype)
+    exact = dense_attention(query, key, value, positions, Scores(0.125))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.01)
+
+
+def test_all_rows_are_not_plain_causal_attention() -> None:
+    cache = Cache([100], 2, 16, 16, "HND", 3)
+    query = torch.randn(100, 4, 16, generator=torch.Generator().manual_seed(4))
+    at = torch.arange(100)
+    found = attended(query, cache, at, torch.zeros_like(at), Scores(0.25))
+    key, value = (tensor.transpose(0, 1) for tensor in cache.whole[0])
+    causal = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1), key, value, is_causal=True, scale=0.25, enable_gqa=True
+    )
+    torch.testing.assert_close(found, causal.transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_first_token_sees_more_than_itself() -> None:
+    cache = Cache([40], 1, 8, 16, "NHD", 5)
+    at = torch.tensor([0])
+    found = attended(torch.randn(1, 2, 8), cache, at, at, Scores(0.3))
+    torch.testing.assert_close(found, cache.whole[0][1][:1].expand(1, 2, 8))
+
+
+def test_query_that_is_a_slice_of_a_wider_one_is_read_as_if_it_were_whole() -> None:
+    cache, at = Cache([30], 1, 8, 5, "NHD", 6), torch.tensor([4, 29])
+    wide = torch.randn(2, 5, 8)
+    found = attended(wide[:, 1:3], cache, at, torch.zeros_like(at), Scores(0.3))
+    torch.testing.assert_close(found, dense_attention(wide[:, 1:3], *cache.whole[0], at, Scores(0.3)))
+
+
+@pytest.mark.slow
+def test_kernel_that_a_gpu_cannot_hold_or_compile_passes_because_the_interpreter_runs_it() -> None:
+    script = ROOT / "tests" / "helpers" / "compile_kernel.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    made = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    needed = {tuple(line.split()[:3]): int(line.split()[3]) for line in made.stdout.splitlines()}
+    limits = {"80": 99 << 10, "90": 227 << 10, "gfx942": 64 << 10}  # 99 KiB: of the smaller relatives of 80
+    assert {target for target, *_ in needed} == set(limits)
+    assert all(shared <= limits[target] for (target, *_), shared in needed.items()), needed
