@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
+from kernels import DEVICE, needs_kernels
 from places import ROOT
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, and kernels with it
-pytest.importorskip("triton", reason="Triton is not installed: `make kernel`")
+pytestmark = needs_kernels
 
 SEQUENCES = st.lists(st.sets(st.integers(0, 150), min_size=1, max_size=30), min_size=1, max_size=3)
 # Groups that fill a tile, that do not, and of more heads than one has lanes for.

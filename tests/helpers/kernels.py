@@ -1,0 +1,19 @@
+"""Where Triton's kernels can run: by its interpreter, which has to be chosen before Triton is imported, as
+`make kernel` does it; or on a GPU."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+_missing = find_spec("triton") is None
+needs_interpreter = pytest.mark.skipif(_missing or not INTERPRETED, reason="run by `make kernel`")
+needs_kernels = pytest.mark.skipif(
+    _missing or (DEVICE == "cpu" and not INTERPRETED), reason="run by `make kernel`, or on a GPU"
+)

@@ -1,0 +1,141 @@
+"""How rows find their K and V where a kernel of ours reads the cache: vLLM's own modules and layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheLayout,
+    KVCacheTensor,
+    compute_layout_strides,
+    create_kv_cache_views,
+)
+
+from blendrag.attention.paged import PagedRows
+from blendrag.attention.runs import dense_attention
+from blendrag.engine import compat
+from blendrag.engine.worker.paged import PagedCache, Pages
+from kernels import needs_interpreter
+
+HEADS, KV_HEADS, SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 16, 8, 12
+GPU_BACKENDS = [FlashAttentionBackend, TritonAttentionBackend]
+
+
+def module(backend: type[AttentionBackend], kind: type[Attention] = Attention, **options: Any) -> Attention:
+    """One of vLLM's attention modules, as a model on a GPU has it."""
+    with set_current_vllm_config(VllmConfig()):
+        return kind(HEADS, SIZE, 0.25, KV_HEADS, attn_backend=backend, prefix="layer", **options)
+
+
+def caches(layout: KVCacheLayout, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Those of two layers, in one piece of memory, as vLLM lays them out."""
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=KV_HEADS, head_size=SIZE, dtype=dtype)
+    layers, blocks, *_ = compute_layout_strides(spec, BLOCKS, 2, layout)
+    memory = torch.zeros(2 * BLOCKS * spec.page_size_bytes, dtype=torch.int8)
+    placed = KVCacheTensor(memory.numel(), ["a", "b"], layers, blocks)
+    return create_kv_cache_views(memory, spec, BLOCKS, layout, placed)
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+def test_window_cap_or_sinks_of_a_layer_are_lost(backend: type[AttentionBackend]) -> None:
+    plain = compat.scores_of(module(backend))
+    assert plain is not None and plain.bare
+    assert (plain.scale, plain.window) == (0.25, None)
+    other = compat.scores_of(module(backend, per_layer_sliding_window=9, logits_soft_cap=30.0))
+    assert other is not None and not other.bare
+    assert (other.scale, other.window, other.soft_cap, other.sinks) == (0.25, 9, 30.0, None)
+
+
+def test_sinks_of_a_layer_are_lost() -> None:
+    sinks = torch.randn(HEADS)
+    scores = compat.scores_of(module(TritonAttentionBackend, sinks=sinks))
+    assert scores is not None and not scores.bare and scores.sinks is sinks
+
+
+def test_attention_that_sees_other_keys_is_taken_for_plain() -> None:
+    class ChunkedAttention(Attention):
+        pass
+
+    assert compat.scores_of(module(TritonAttentionBackend, ChunkedAttention)) is None
+    assert compat.scores_of(module(TritonAttentionBackend, alibi_slopes=[0.5] * HEADS)) is None
+
+
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("layout", KVCacheLayout)
+def test_key_of_one_token_is_another_ones(layout: KVCacheLayout, backend: type[AttentionBackend]) -> None:
+    first, second = caches(layout)
+    attention = module(backend)
+    for cache in (first, second):
+        found = compat.key_value_of(attention, cache)
+        assert found is not None
+        for part, view in enumerate(found):
+            assert view.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, SIZE) and view.stride(3) == 1
+            numbers = torch.arange(view.numel(), dtype=torch.float32).view(view.shape)
+            view.copy_(numbers)
+            assert cache[7, 1, 3, part * SIZE :][:SIZE].equal(numbers[7, 3, 1])
+    assert second[7, 1, 3].equal(first[7, 1, 3]), "the layers overlap"
+
+
+@pytest.mark.parametrize(
+    ("backend", "cache"),
+    [
+        (CPUAttentionBackend, caches(KVCacheLayout.LBHNC)[0]),  # K of a block in an order of the processor's
+        (FlashAttentionBackend, caches(KVCacheLayout.LBHNC, torch.uint8)[0]),  # fp8
+        (FlashAttentionBackend, torch.zeros(2, BLOCKS, BLOCK_SIZE, KV_HEADS, SIZE)),
+        (FlashAttentionBackend, torch.zeros(BLOCKS, 2, BLOCK_SIZE, KV_HEADS, SIZE)),
+    ],
+)
+def test_layout_that_is_not_known_is_read_all_the_same(
+    backend: type[AttentionBackend], cache: torch.Tensor
+) -> None:
+    attention = module(TritonAttentionBackend)
+    attention.attn_backend = backend
+    assert compat.key_value_of(attention, cache) is None
+
+
+@needs_interpreter
+@pytest.mark.parametrize("layout", [KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC])
+@pytest.mark.parametrize("lengths", [[30], [5, 17, 8]])
+def test_rows_attend_to_another_sequence_or_place(
+    layout: KVCacheLayout, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PagedCache, "by_kernel", True)
+    attention = module(TritonAttentionBackend, per_layer_sliding_window=11)
+    attention.kv_cache = caches(layout)[1]
+    cache = PagedCache([attention], None, BLOCK_SIZE)
+    pages = cache.pages([9, 2, 4, 0]) if len(lengths) == 1 else cache.scratch(lengths)
+    generator = torch.Generator().manual_seed(len(lengths))
+    whole = [torch.randn(2, length, KV_HEADS, SIZE, generator=generator) for length in lengths]
+    for number, key_value in enumerate(whole):
+        _put(pages, number, key_value)
+    at = [torch.arange(length)[:: 2 + number] for number, length in enumerate(lengths)]
+    positions = torch.cat(at)
+    sequences = torch.cat([torch.full_like(each, number) for number, each in enumerate(at)])
+    query = torch.randn(positions.numel(), HEADS, SIZE, generator=generator)
+    addresses = pages.addresses(positions, sequences if len(lengths) > 1 else 0)
+    assert isinstance(addresses, PagedRows)
+    found = pages.attend(0, query, addresses)
+    scores = compat.scores_of(attention)
+    assert scores is not None
+    for number, (key, value) in enumerate(whole):
+        own = sequences == number
+        expected = dense_attention(query[own], key, value, positions[own], scores)
+        torch.testing.assert_close(found[own], expected, rtol=1e-4, atol=1e-5)
+
+
+def _put(pages: Pages, number: int, key_value: torch.Tensor) -> None:
+    """Where `Pages.write` has the backend put it: no CPU build has its kernel."""
+    slots = pages.places(torch.arange(key_value.shape[1]), number).slots
+    views = compat.key_value_of(pages._cache.attentions[0], pages._of(pages._cache.attentions[0]))
+    assert views is not None
+    for view, tensor in zip(views, key_value, strict=True):
+        view[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = tensor
