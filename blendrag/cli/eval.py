@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Plot, measured
-from blendrag.cli.options import Json, Model
+from blendrag.cli.measured import measured
+from blendrag.cli.options import Json, Model, Plot, Ratios, Seed
 
 
 def evaluate(
@@ -27,13 +27,11 @@ def evaluate(
             " of the selector that is set and of its rivals."
         ),
     ] = None,
-    ratios: Annotated[
-        str | None, typer.Option(help="Recompute ratios of the selectors that are named without one.")
-    ] = None,
+    ratios: Ratios = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Questions asked, chosen at random; by default all.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the choice of questions, and of documents.")] = 0,
+    seed: Seed = 0,
     tolerance: Annotated[
         float | None,
         typer.Option(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.bench.shared import measured
 from blendrag.cli.console import Commands, interruptible, out, print_json, say
+from blendrag.cli.measured import measured
 
 if TYPE_CHECKING:
+    from blendrag.forecast.classifier import Metrics
     from blendrag.forecast.features import Features
     from blendrag.lab.eviction.learn_hazard import HazardComparison
-    from blendrag.lab.eviction.learn_predictor import Trained
-    from blendrag.progress import Progress
+    from blendrag.lab.eviction.learn_predictor import Judged, Trained
 
 app = typer.Typer(
     cls=Commands,
@@ -29,9 +28,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Predictor = Annotated[
-    Path | None, typer.Option("--predictor", help="Folder of the predictor.", metavar="FOLDER")
-]
 _CONVERSATIONS = typer.Option(
     "--data",
     help='Conversations, a JSON object per line: {"id", "turns": [{"role", "text"}, ...]}; gzipped or not.',
@@ -75,7 +71,7 @@ def train(
         Path | None,
         typer.Option(help="Where it is put; by default, where it is looked for.", metavar="FOLDER"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split and of the first weights.")] = 0,
+    seed: options.Seed = 0,
 ) -> None:
     """Learn from conversations which of them go on, or from traffic; --data goes on where it was stopped."""
     from blendrag.forecast.folder import default_folder
@@ -94,7 +90,6 @@ def train(
 @app.command("eval")
 def evaluate(
     data: Annotated[Path, _CONVERSATIONS],
-    model: _Predictor = None,
     json: options.Json = False,
 ) -> None:
     """Measure the predictor on conversations."""
@@ -104,39 +99,31 @@ def evaluate(
     from blendrag.lab.eviction.learn_predictor import evaluate_on_file
     from blendrag.lab.eviction.vectors import DiskCache
 
-    folder = model or default_folder()
-    cache = DiskCache(default_folder(), load_manifest(folder).embedder)
-    predictor = Predictor.load(folder, cache=cache)
-
-    def work(bar: Progress) -> dict[str, Any]:
-        return evaluate_on_file(data, predictor, bar)
-
-    measured(work, _print_evaluation, json, interrupted=_LEFT)
+    folder = default_folder()
+    predictor = Predictor.load(folder, cache=DiskCache(folder, load_manifest(folder).embedder))
+    measured(lambda bar: evaluate_on_file(data, predictor, bar), _print_evaluation, json, interrupted=_LEFT)
 
 
 @app.command()
-def status(
-    model: _Predictor = None,
-    json: options.Json = False,
-) -> None:
+def status(json: options.Json = False) -> None:
     """Say which predictor there is, what it was trained on, and what its log holds. Loads no model."""
-    from blendrag.forecast.folder import default_folder, describe
+    from blendrag.forecast.folder import FolderStatus, default_folder
 
-    facts = describe(model or default_folder())
+    found = FolderStatus.of(default_folder())
     if json:
-        print_json(facts)
+        print_json(found.to_dict())
         return
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, value in facts.items():
-        if not isinstance(value, dict | list):
+    for name, value in found.to_dict().items():
+        if name not in ("metrics", "traffic_logs"):
             table.add_row(Text(_LABELS.get(name, name.replace("_", " "))), Text(str(value)))
-    for log in facts["traffic_logs"]:
+    for log in found.traffic_logs:
         table.add_row(Text("traffic log"), Text(log))
     out().print(table)
-    if facts["metrics"]:
-        _print_quality(facts["metrics"], out())
+    if found.manifest and found.manifest.metrics:
+        _print_quality(found.manifest.metrics, out())
 
 
 def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out: float, seed: int) -> None:
@@ -254,24 +241,25 @@ def _print_trained(trained: Trained) -> None:
         console.print("Nothing was held out to measure on.")
 
 
-def _print_evaluation(results: Mapping[str, Any], console: Console) -> None:
-    if results["held_out_only"]:
+def _print_evaluation(results: Judged, console: Console) -> None:
+    if results.held_out_only:
         console.print("Trained on this file: measured on what was held out.")
-    _print_quality(results, console)
+    _print_quality(results.metrics, console)
 
 
-def _print_quality(results: Mapping[str, Any], console: Console) -> None:
+def _print_quality(metrics: Metrics, console: Console) -> None:
     table = Table(
-        title=f"{results['examples']:,} prompts of {results['conversations']:,} conversations,"
-        f" {results['goes_on']:.0%} go on",
+        title=f"{metrics.examples:,} prompts of {metrics.conversations:,} conversations,"
+        f" {metrics.goes_on:.0%} go on",
         title_justify="left",
     )
     for label in ("AUC", "Brier", "log loss", "calibration error"):
         table.add_column(label, justify="right")
-    found = results["lpc"]
-    table.add_row(*(f"{found[name]:.3f}" for name in ("auc", "brier", "log_loss", "calibration_error")))
+    found = metrics.lpc
+    numbers = (found.auc, found.brier, found.log_loss, found.calibration_error)
+    table.add_row(*(f"{number:.3f}" for number in numbers))
     console.print(table)
-    if results["lpc"]["auc"] > _TOO_GOOD:
+    if found.auc > _TOO_GOOD:
         console.print(
             f"AUC above {_TOO_GOOD}: where chats do not close explicitly, look for what gives their end away."
         )

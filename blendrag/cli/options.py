@@ -37,3 +37,17 @@ Selector = Annotated[
     str | None,
     typer.Option("--selector", help="Which cached tokens are recomputed: query, hkvd, ..."),
 ]
+
+# Of what measures
+Plot = Annotated[Path | None, typer.Option(help="Draw the results: .png, .svg or .pdf.", metavar="FILE")]
+Paste = Annotated[
+    Path | None, typer.Option(help="Put the tables between their markers in a Markdown page.", metavar="FILE")
+]
+Chunks = Annotated[int, typer.Option(min=2, help="Chunks in a prompt.")]
+ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
+Ratios = Annotated[
+    str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
+]
+Data = Annotated[Path | None, typer.Option(help="Text or JSONL file to take chunks from.", metavar="FILE")]
+Seed = Annotated[int, typer.Option(help="Of every random choice.")]

@@ -13,6 +13,7 @@ from rich.text import Text
 from blendrag.cli import options
 from blendrag.cli.console import err, interruptible, out, print_json, say
 from blendrag.errors import ConfigError
+from blendrag.machine import cpu, installed_vllm
 
 if TYPE_CHECKING:
     from blendrag.control.plan import Plan, TierPlan
@@ -47,11 +48,11 @@ def plan(
     table = read_prices(prices) if prices else settings.prices or Prices()
     with err().status("reading the profile"):
         profile, identity = _profile_of(settings)
-    if profile.selector != settings.selector:
-        whose = f"of selector {profile.selector}, not {settings.selector}"
+    # What else the times depend on, only an engine knows.
+    if whose := profile.unlike(settings.selector, cpu=cpu(), vllm=installed_vllm()):
         say(f"these are times {whose}: run blendrag profile again")
     count, tokens = _size(settings, index, chunks, chunk_tokens, model)
-    nbytes = record_bytes(identity, str(profile.machine["dtype"]), tokens)
+    nbytes = record_bytes(identity, profile.machine.dtype, tokens)
     corpus = Corpus(count, tokens, nbytes, min(settings.top_k, count))
     estimate = Estimator.of(profile)
     result = make_plan(estimate, corpus, settings.recompute_ratio, table)
@@ -112,8 +113,8 @@ def _print(plan: Plan, prices: Prices, profile: Profile, settings: Settings, con
         f" ({settings.codec}, {corpus.chunk_bytes / corpus.chunk_tokens:,.0f} bytes per token).",
         f"A prompt of {corpus.top_k} chunks and {corpus.fresh_tokens} other tokens takes"
         f" {_ms(plan.plain_s)} by plain prefill.",
-        f"{profile.model}, measured {profile.date} on {machine['cpu']}, {machine['threads']} threads,"
-        f" {machine['device']}.",
+        f"{profile.model}, measured {profile.date} on {machine.cpu}, {machine.threads} threads,"
+        f" {machine.device}.",
     ]
     for line in lines:
         console.print(Text(line))

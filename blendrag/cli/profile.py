@@ -45,7 +45,7 @@ def _print(measured: Profile, console: Console) -> None:
 
     estimate = Estimator.of(measured)
     machine = measured.machine
-    where = f"{machine['cpu']}, {machine['threads']} threads, {machine['device']}"
+    where = f"{machine.cpu}, {machine.threads} threads, {machine.device}"
     console.print(Text(f"{measured.model} on {where}"))
     for table in (_prefill_table(measured), _blend_table(measured, estimate), _tier_table(measured)):
         console.print(table)

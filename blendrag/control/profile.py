@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blendrag.errors import StoreError
+from blendrag.machine import Machine
 from blendrag.private import make_folder, write_whole
 from blendrag.store.identity import ALONE, KVIdentity
 
 VERSION = 1
-NO_PROFILE = "there is no profile of this model on this machine: run blendrag profile"
+_REMEDY = "run blendrag profile"
+NO_PROFILE = f"there is no profile of this model on this machine: {_REMEDY}"
 _SAME_MACHINE = ("cpu", "threads", "device", "dtype", "vllm")
 
 
@@ -58,35 +58,37 @@ class TierSpeed(_Measured):
 
 
 class Profile(_Measured):
-    """One model on one machine. ``machine``: as ``describe_machine`` says it; ``tiers``: by label."""
+    """One model on one machine. ``tiers``: by label."""
 
     version: int = VERSION
     identity: str = Field(description="As profile_digest gives it.")
     model: str
     selector: str
     layers: int = Field(gt=0)
-    machine: dict[str, Any]
+    machine: Machine
     date: str
     prefill: tuple[PrefillPoint, ...] = Field(min_length=3)
     blend: tuple[BlendPoint, ...] = Field(min_length=3)
     tiers: dict[str, TierSpeed] = Field(min_length=1)
 
-    @field_validator("machine")
-    @classmethod
-    def _describes_a_machine(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if missing := [name for name in _SAME_MACHINE if name not in value]:
-            raise ValueError(f"without {', '.join(missing)}")
-        return value
-
     def save(self, cache_dir: Path) -> Path:
         """Write it where ``load_profile`` looks, wholly or not at all. Raises StoreError."""
-        path = profile_path(cache_dir, self.identity, str(self.machine["device"]))
+        path = profile_path(cache_dir, self.identity, self.machine.device)
         try:
             make_folder(path.parent)
             write_whole(path, f"{self.model_dump_json(indent=2)}\n".encode())
         except OSError as error:
             raise StoreError(f"cannot write the profile {str(path)!r}: {error.strerror}") from error
         return path
+
+    def unlike(self, selector: str | None, **here: object) -> str | None:
+        """Whose times these are, if not this selector's (None: whichever) on a machine with these facts."""
+        changed = [name for name, value in here.items() if value != getattr(self.machine, name)]
+        if changed:
+            return f"of another machine (different: {', '.join(changed)})"
+        if selector not in (None, self.selector):
+            return f"of selector {self.selector!r}, not {selector!r}"
+        return None
 
 
 class _Any(BaseModel):
@@ -107,15 +109,18 @@ def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
 
 
 def load_profile(
-    cache_dir: Path, digest: str, machine: Mapping[str, Any], selector: str | None = None
+    cache_dir: Path, digest: str, machine: Machine, selector: str | None = None
 ) -> Profile | str:
     """The profile of this model on this machine, or why there is none that could be used.
 
-    ``machine``: what is known of this one, ``device`` at least; facts that it leaves out are not compared.
     ``selector``: the one in use; None: not compared. A profile is a help: nothing about it is an error.
     """
-    path = profile_path(cache_dir, digest, str(machine.get("device", "")))
-    return read_profile(path, digest, machine, selector)
+    path = profile_path(cache_dir, digest, machine.device)
+    profile = _read(path, digest)
+    if isinstance(profile, str):
+        return profile
+    whose = profile.unlike(selector, **{name: getattr(machine, name) for name in _SAME_MACHINE})
+    return f"the profile {str(path)!r} is {whose}: {_REMEDY} again" if whose else profile
 
 
 def any_profile(cache_dir: Path, digest: str) -> bool:
@@ -126,38 +131,26 @@ def any_profile(cache_dir: Path, digest: str) -> bool:
 def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
     """The latest of this model's profiles, whatever machine it was measured on, or why there is none."""
     paths = profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json")
-    found = [read_profile(path, digest, {}) for path in sorted(paths)]
+    found = [_read(path, digest) for path in sorted(paths)]
     profiles = [one for one in found if isinstance(one, Profile)]
     return max(profiles, key=lambda one: one.date) if profiles else (found or [NO_PROFILE])[0]
 
 
-def read_profile(
-    path: Path, digest: str, machine: Mapping[str, Any], selector: str | None = None
-) -> Profile | str:
-    """See ``load_profile``."""
-    remedy = "run blendrag profile"
+def _read(path: Path, digest: str) -> Profile | str:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return NO_PROFILE
     except (OSError, UnicodeDecodeError) as error:
-        return f"the profile {str(path)!r} cannot be read ({error}): {remedy}"
+        return f"the profile {str(path)!r} cannot be read ({error}): {_REMEDY}"
     try:
         if _Any.model_validate_json(text).version != VERSION:
-            return f"the profile {str(path)!r} was made by another version of blendrag: {remedy}"
+            return f"the profile {str(path)!r} was made by another version of blendrag: {_REMEDY}"
         profile = Profile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        return f"the profile {str(path)!r} is damaged ({where}: {first['msg']}): {remedy}"
+        return f"the profile {str(path)!r} is damaged ({where}: {first['msg']}): {_REMEDY}"
     if profile.identity != digest:
-        return f"the profile {str(path)!r} is of another model ({profile.model}): {remedy}"
-    changed = [
-        name for name in _SAME_MACHINE if name in machine and machine[name] != profile.machine.get(name)
-    ]
-    if changed:
-        return f"the profile {str(path)!r} was measured elsewhere (different: {', '.join(changed)}): {remedy}"
-    if selector not in (None, profile.selector):
-        whose = f"of selector {profile.selector!r}, not {selector!r}"
-        return f"the profile {str(path)!r} is {whose}: {remedy} again"
+        return f"the profile {str(path)!r} is of another model ({profile.model}): {_REMEDY}"
     return profile

@@ -1,8 +1,38 @@
-"""What the worker's operations on a store give back. They cross as plain data."""
+"""What the worker gives back, of its model and of operations on a store. It crosses as plain data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from blendrag.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a running engine is.
+
+    reason: why its model cannot be blended; None if it can. What follows is of a model that can. mask: how
+    scattered tokens are masked; mask_ms: what each way to do so took. decoder: the class of ours that runs
+    its layers. num_kv_heads, head_size: of one layer's K or V.
+    """
+
+    architecture: str
+    device: str
+    dtype: str
+    vllm: str
+    threads: int
+    block_size: int
+    reason: str | None
+    mask: str = ""
+    mask_ms: dict[str, float] = field(default_factory=dict)
+    decoder: str = ""
+    num_layers: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+
+    def machine(self, model: str) -> Machine:
+        """What it runs on. model: as the user names it."""
+        return Machine.here(model, threads=self.threads, device=self.device, vllm=self.vllm, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

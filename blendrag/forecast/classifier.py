@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -67,6 +67,31 @@ def shapes(used: int) -> Sequence[tuple[tuple[int, int], tuple[int]]]:
     return [((out, into), (out,)) for into, out in pairwise(widths)]
 
 
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of forecasts of a yes or no: as an order (auc: 0.5 where only one outcome occurs), as probabilities.
+
+    log_loss: mean surprise, in nats. calibration_error: mean distance of forecast and truth over ten bins,
+    weighted by their counts.
+    """
+
+    auc: float
+    brier: float
+    log_loss: float
+    calibration_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How good a predictor is on conversations. examples: their prompts; goes_on: share of these after which
+    there was another."""
+
+    conversations: int
+    examples: int
+    goes_on: float
+    lpc: Quality
+
+
 class Manifest(BaseModel):
     """What a predictor was made of. Times are ISO 8601, shares are of 1."""
 
@@ -83,7 +108,9 @@ class Manifest(BaseModel):
     seed: int
     conversations: int
     examples: int
-    metrics: dict[str, Any] = Field(description="On what was held out.")
+    metrics: Annotated[Metrics | None, BeforeValidator(lambda found: found or None)] = Field(
+        description="On what was held out; None where nothing was."
+    )
     made_at: str
     weights: str = Field(default="", pattern=r"^(predictor-[0-9a-f]{32}\.safetensors)?$")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blendrag.errors import ConfigError
 from blendrag.lab import require
-from blendrag.lab.report import where as where
+from blendrag.lab.report import where
+from blendrag.machine import Machine
 
 INK = "#24292f"
 _GRID = "#e6e8eb"
@@ -58,7 +58,7 @@ def add_legend(figure: Any, axes: Any) -> None:
     )  # fmt: skip
 
 
-def save(figure: Any, path: Path, machine: Mapping[str, Any] | None = None) -> None:
+def save(figure: Any, path: Path, machine: Machine | None = None) -> None:
     """Write the picture; with ``machine``, what it was measured on stands below."""
     if machine is not None:
         figure.supxlabel(where(machine), color=INK, fontsize=8)

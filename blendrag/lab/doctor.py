@@ -15,6 +15,7 @@ from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import next_token_kl
+from blendrag.lab.worker.operations import ModelCheck
 from blendrag.serving.identity import prefix_ids
 from blendrag.settings import Settings
 
@@ -70,12 +71,12 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
     engine = lab_engine(settings, tell)
     try:
         facts = engine.facts
-        if facts["reason"]:
-            row = Row("the model can be blended", str(facts["reason"]), "supported", False)
-            return DoctorReport(settings.model, facts["architecture"], (row,), facts["reason"])
+        if facts.reason:
+            row = Row("the model can be blended", facts.reason, "supported", False)
+            return DoctorReport(settings.model, facts.architecture, (row,), facts.reason)
         tell("checking")
         rows = _Check(engine, settings).rows()
-        return DoctorReport(settings.model, facts["architecture"], tuple(rows))
+        return DoctorReport(settings.model, facts.architecture, tuple(rows))
     finally:
         engine.release()
 
@@ -103,14 +104,15 @@ class _Check:
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
         # two chunks' worth: the second stands alone once, and once behind the first
-        facts = self.engine.call("selfcheck", list(prompts[0].token_ids), len(prompts[0].token_ids) // 2)
+        text = list(prompts[0].token_ids)
+        found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
         rows = [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
-            _at_most("scattered rows against dense float32 attention", facts["mask_error"], _MAX_MASK_ERROR),
+            _at_most("scattered rows against dense float32 attention", found.mask_error, _MAX_MASK_ERROR),
             _at_most("stored KV read back from disk", _largest_change(reused, reread), 0.0),
-            _at_most("layer 0: a chunk alone against behind others", facts["layer0_deviation"], 0.0),
-            _above_zero("last layer: the same (what blending repairs)", facts["deeper_deviation"]),
+            _at_most("layer 0: a chunk alone against behind others", found.layer0_deviation, 0.0),
+            _above_zero("last layer: the same (what blending repairs)", found.deeper_deviation),
         ]
         if self.prefix and self.settings.codec == "raw":  # right behind it, nothing has to be repaired
             kl = next_token_kl(alone[0].logprobs[0], alone[1].logprobs[0])

@@ -1,28 +1,33 @@
-"""Results for people (tables) and for pages (Markdown)."""
+"""Results for scripts (JSON), for people (tables) and for pages (Markdown)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 
 from blendrag.errors import ConfigError
+from blendrag.lab.setup import Setup
+from blendrag.machine import Machine
 
 
-class Typed(Protocol):
-    """Results with a type of their own."""
+class Results(Protocol):
+    """What a command has measured. ``to_dict``: for JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
-Results = Mapping[str, Any] | Typed
+class EngineResults(Results, Protocol):
+    """Results of an engine."""
+
+    @property
+    def setup(self) -> Setup[Any]: ...
 
 
-def plain(results: Results) -> Mapping[str, Any]:
-    return results if isinstance(results, Mapping) else results.to_dict()
+R = TypeVar("R", bound=EngineResults)
 
 
 def table_with(first: str, *columns: str) -> Table:
@@ -54,10 +59,10 @@ class Page(RenderHook):
         self._tables += [each for each in renderables if isinstance(each, Table)]
         return renderables
 
-    def paste(self, machine: Mapping[str, Any]) -> None:
-        """Write the page. machine: as ``describe_machine`` has it."""
+    def paste(self, machine: Machine) -> None:
+        """Write the page."""
         text = self._places()
-        measured = f"Commit {str(machine['commit'])[:7]}, {where(machine)}."
+        measured = f"Commit {str(machine.commit)[:7]}, {where(machine)}."
         for number, table in enumerate(self._tables, start=1):
             begin, end = self._markers(number)
             before, found, rest = text.partition(begin)
@@ -81,6 +86,21 @@ class Page(RenderHook):
         return text
 
 
+def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) -> Callable[[R, Console], None]:
+    """``table``, whose tables are pasted into a page, too, if there is one. Raises ConfigError if it has no
+    place for them."""
+    if path is None:
+        return table
+    page = Page(path, name)
+
+    def show(results: R, console: Console) -> None:
+        page.watch(console)
+        table(results, console)
+        page.paste(results.setup.machine)
+
+    return show
+
+
 def markdown(table: Table) -> str:
     """A table of texts as Markdown has it."""
     marks = ["---:" if column.justify == "right" else "---" for column in table.columns]
@@ -89,6 +109,6 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def where(machine: Mapping[str, Any]) -> str:
+def where(machine: Machine) -> str:
     """A machine in a line, for a footnote."""
-    return f"{Path(str(machine['model'])).name} on {machine['cpu']}, {machine['threads']} threads"
+    return f"{Path(machine.model).name} on {machine.cpu}, {machine.threads} threads"

@@ -27,7 +27,7 @@ def blending_engine(settings: Settings, progress: Progress) -> Iterator[Engine]:
     engine = lab_engine(settings, progress.note)
     try:
         if not engine.blends:
-            raise ModelNotSupportedError(f"this model is not blended: {engine.facts['reason']}")
+            raise ModelNotSupportedError(f"this model is not blended: {engine.facts.reason}")
         yield engine
     finally:
         engine.release()

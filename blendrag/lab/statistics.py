@@ -6,11 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from blendrag.lab.arms import PARTS, TOP, Sample
+
+T = TypeVar("T")
 
 _LEAST = 1e-12  # probability; keeps the logarithm finite
 
@@ -26,6 +28,15 @@ class Spread:
     def shown(self, form: str = ",.0f") -> tuple[str, str]:
         """Two cells: the median, and the range."""
         return format(self.median, form), f"{self.p10:{form}}-{self.p90:{form}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles(Generic[T]):
+    """The 50th and the 95th percentile (linear between samples), and the largest."""
+
+    p50: T
+    p95: T
+    max: T
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,11 @@ class Summary:
 def spread(values: Iterable[float]) -> Spread:
     low, middle, high = np.percentile(list(values), (10, 50, 90))
     return Spread(float(middle), float(low), float(high))
+
+
+def percentiles(values: Sequence[float]) -> Percentiles[float]:
+    middle, high = np.percentile(values, (50, 95))
+    return Percentiles(float(middle), float(high), float(max(values)))
 
 
 def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:

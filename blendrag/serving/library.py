@@ -240,7 +240,7 @@ class Library:
             if not pending:
                 return
             engine = self.start(progress)
-            report.not_blended = engine.facts["reason"]
+            report.not_blended = engine.facts.reason
             if (store := self.session.open(progress)) is None:
                 return
             before, window = len(self._prefix), engine.max_model_len
@@ -316,7 +316,7 @@ class Library:
         if not options.blend:
             return None, "blending is switched off"
         if (store := self.session.open()) is None:
-            return None, f"this model is not blended: {engine.facts['reason']}"
+            return None, f"this model is not blended: {engine.facts.reason}"
         ready = self.catalogue.ready(plan.cached_keys)
         spans = spans_of([span for span in plan.transfer_params() if span[0] in ready])
         cached, least = sum(length for _, _, length in spans), options.min_cached_tokens

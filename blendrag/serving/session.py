@@ -13,9 +13,9 @@ from typing import Any
 from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
+from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction import make_policy
-from blendrag.machine import describe_machine
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -74,13 +74,13 @@ class EngineSession:
         self.start(progress)
         return self._store
 
-    def _profile(self, facts: dict[str, Any]) -> Profile | None:
+    def _profile(self, facts: EngineFacts) -> Profile | None:
         """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
         there and cannot be used is warned of, once. facts: the engine's."""
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not self._settings.controller or not any_profile(cache_dir, digest):
             return None
-        machine = describe_machine(self._settings.model, facts)
+        machine = facts.machine(self._settings.model)
         found = load_profile(cache_dir, digest, machine, self._settings.selector)
         if isinstance(found, Profile):
             return found

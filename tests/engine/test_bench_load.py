@@ -31,45 +31,34 @@ def bench_run(command: Callable[..., Result]) -> Run:
     return run
 
 
-def test_arms_are_sent_other_requests_or_take_what_is_not_theirs(
+def test_arm_takes_what_is_not_its_own_or_is_asked_at_fewer_rates(
     engine: Engine, bench_run: Run, tmp_path: Path
 ) -> None:
     results = bench_run(
-        "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--rates", "2,4",
-        "--max-tokens", "3", "--bound-ms", "60000", "--plot", str(tmp_path / "out.png"),
+        "load", "--pool", "8", "--seconds", "3", "--tries", "2", "--max-tokens", "3",
+        "--plot", str(tmp_path / "out.png"),
     )  # fmt: skip
     arms = results["arms"]
     assert list(arms) == ["full", "prefix", "blended"]
-    sent = {name: [run["requests"] for run in arm["runs"]] for name, arm in arms.items()}
-    assert sent["full"] == sent["prefix"] == sent["blended"] and min(sent["full"]) > 0
     for arm in arms.values():
-        assert [run["rate"] for run in arm["runs"]] == [2, 4]
-        assert all(run["not_blended"] == run["unfinished"] == 0 for run in arm["runs"])
-        assert all(run["itl_ms"]["p50"] > 0 and 0 <= run["saturated"] <= 1 for run in arm["runs"])
-        ended = max(run["completed_per_s"] for run in arm["runs"])  # 0 on a machine that is slower than that
-        assert arm["per_s"] == (ended or None) and not arm["past"]
+        rates = [run["rate"] for run in arm["runs"]]
+        assert len(rates) == 2 and rates == sorted(rates)
+        for run in arm["runs"]:
+            assert run["requests"] > 0 and run["not_blended"] == 0 and 0 <= run["saturated"] <= 1
+            assert run["itl_ms"] is None or run["itl_ms"]["p50"] > 0
+    assert results["bound_ms"] == 2 * arms["full"]["alone"]["ttft_ms"]
     assert max(run["reused_tokens"] for run in arms["full"]["runs"]) == 0
     assert min(run["reused_tokens"] for run in arms["blended"]["runs"]) >= 2 * 64
     assert (tmp_path / "out.png").stat().st_size > 1000
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-def test_rates_of_an_arm_are_fewer_than_asked_for(bench_run: Run) -> None:
-    results = bench_run(
-        "load", "--pool", "8", "--questions", "4", "--seconds", "3", "--tries", "2",
-        "--max-tokens", "2",
-    )  # fmt: skip
-    for arm in results["arms"].values():
-        rates = [run["rate"] for run in arm["runs"]]
-        assert len(rates) == 2 and rates == sorted(rates)
-    assert results["bound_ms"] == 2 * results["arms"]["full"]["alone"]["ttft_ms"]
-
-
 def test_decodes_end_before_the_arrivals_or_go_on_after_them(
-    engine: Engine, bench_run: Run, tmp_path: Path
+    engine: Engine, bench_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("blendrag.lab.bench.beside.DECODE_TOKENS", 12)  # so that one begins when one ends
     results = bench_run(
-        "beside", "--decode-tokens", "12", "--arrivals", "2", "--repeats", "2",
+        "beside", "--arrivals", "2", "--repeats", "2",
         "--plot", str(tmp_path / "out.png"),
     )  # fmt: skip
     conditions, gap = results["conditions"], results["gap"]

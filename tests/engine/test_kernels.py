@@ -28,7 +28,7 @@ def test_piece_is_left_out_or_the_store_stays_behind(
     assert shape["cached"] == 128 and shape["tokens"] - shape["cached"] + round(0.15 * 128) == shape["rows"]
     assert all(piece["best_ms"] > 0 for piece in pieces.values())
     assert {name for name, piece in pieces.items() if not piece["floor_ms"]} == {"metadata"}
-    assert found["blend"]["ttft_ms"]["median"] > 0 < found["blend"]["split_ms"]["recompute"]
+    assert found["blend"]["ttft_ms"]["median"] > 0
     assert "TTFT" in result.stderr and not list(tmp_path.iterdir())
 
 

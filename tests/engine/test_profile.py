@@ -40,7 +40,7 @@ def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     found = load_profile(tmp_path, profile_digest(identity), measured.machine)
     assert isinstance(found, Profile), found
     estimate = Estimator.of(found)
-    nbytes = record_bytes(identity, engine.facts["dtype"], 128)
+    nbytes = record_bytes(identity, engine.facts.dtype, 128)
     checked = check_plan(settings, estimate, Corpus(10, 128, nbytes, 2), 0.15, SILENT)
     assert {(one.tier, one.what) for one in checked} >= {
         ("", "plain prefill"), ("ram", "ratio 0.15"), ("disk", "ratio 0.15")

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed
+from blendrag.machine import Machine
 
 LAYERS = 30
 OVERHEAD_S = 0.01
-MACHINE = {"cpu": "paper", "threads": 2, "device": "cpu", "dtype": "bfloat16", "vllm": "0.32.0"}
+MACHINE = Machine(
+    cpu="paper", cores=2, threads=2, memory=1 << 34, device="cpu", os="Linux", python="3.11", torch="2.13.0",
+    vllm="0.32.0", transformers="5.16", blendrag="1", commit="0123456789abcdef", model="/models/paper",
+    dtype="bfloat16",
+)  # fmt: skip
 # About what a two-core machine does with a model of 135 million parameters.
 CALL, TOKEN, PAIR = 0.01, 4e-4, 8e-8
 SPEEDS = {"ram": 4e9, "disk": 1e9, "redis": 3e8, "object": 1e8}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blendrag.cli.bench.shared import Plot, app, measured
-from blendrag.cli.options import Json
+from blendrag.cli.measured import measured
+from blendrag.cli.options import Json, Plot
 from blendrag.progress import Progress
 
+if TYPE_CHECKING:
+    from blendrag.lab.eviction.compare import EvictionResults
 
-@app.command()
+
 def eviction(
     trace: Annotated[
         Path,
@@ -36,9 +38,6 @@ def eviction(
     warmup: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
     ] = 0.0,
-    predictor: Annotated[
-        Path | None, typer.Option(help="Folder of LPC's predictor; else the user's.", metavar="FOLDER")
-    ] = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -48,10 +47,10 @@ def eviction(
     from blendrag.lab.eviction.source import Workload, open_source
 
     options = EvictionOptions.parse(sizes, policies, seeds, warmup)
-    workload = Workload(seconds, zipf, arrivals, predictor)
+    workload = Workload(seconds, zipf, arrivals)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
-    def work(progress: Progress) -> dict[str, Any]:
+    def work(progress: Progress) -> EvictionResults:
         progress.note(f"reading {trace}")
         return run_eviction(open_source(trace, workload, predicted=predicted), options, progress)
 

@@ -32,6 +32,7 @@ from blendrag.engine.client.launch import (
     require_vllm,
 )
 from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import (
@@ -81,7 +82,7 @@ class Engine:
         note("starting the engine")
         start = self._submit(self._start())
         try:
-            self.facts: dict[str, Any] = start.result(settings.start_timeout_s)
+            self.facts: EngineFacts = start.result(settings.start_timeout_s)
         except errors.BlendragError:
             self._stop_loop()
             raise
@@ -99,7 +100,7 @@ class Engine:
             ) from error
         atexit.register(self.close)
         if settings.dtype == "auto":
-            warn_of_emulation(str(self.facts["dtype"]))
+            warn_of_emulation(self.facts.dtype)
 
     def _run_loop(self) -> None:
         # A terminal sends Ctrl-C to every process in the foreground. It is meant for this one, which tells
@@ -109,7 +110,7 @@ class Engine:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._loop.run_forever()
 
-    async def _start(self) -> dict[str, Any]:
+    async def _start(self) -> EngineFacts:
         with engine_environment(self.settings, self._sockets.name):
             from blendrag.engine import compat
 
@@ -119,7 +120,7 @@ class Engine:
             with main_not_imported_again():
                 self._llm = compat.start_llm(args, connector_args(self.settings))
         try:
-            facts: dict[str, Any] = (await self._llm.collective_rpc("blendrag_bind"))[0]
+            facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
         except BaseException:
             self._llm.shutdown(timeout=0)
             raise
@@ -208,8 +209,8 @@ class Engine:
 
     @property
     def blends(self) -> bool:
-        """Whether this model can be blended; ``facts["reason"]`` says why not."""
-        return not self.facts["reason"]
+        """Whether this model can be blended; ``facts.reason`` says why not."""
+        return not self.facts.reason
 
     @property
     def alive(self) -> bool:

@@ -15,14 +15,14 @@ from blendrag.engine.client.engine import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import check_blended, recipe_of, reset
-from blendrag.lab.bench.timed import Timed, ask_timed, exactly, percentiles, stop
+from blendrag.lab.bench.timed import Timed, ask_timed, exactly, stop
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
-from blendrag.lab.statistics import spread
+from blendrag.lab.setup import Setup
+from blendrag.lab.statistics import Percentiles, Spread, percentiles, spread
 from blendrag.lab.texts import text_pieces
-from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
@@ -30,6 +30,8 @@ from blendrag.store.contexts import NewChunk
 from blendrag.store.stack import TierSpec
 
 CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
+DECODES = 2  # answers that run all the time, one begun when one ends
+DECODE_TOKENS = 200
 _SLOW = 20_000_000  # bytes a second
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _ROOM = 1.3  # of a full prefill's time: from one arrival to the next, so that none waits for the last one
@@ -40,35 +42,58 @@ _STORY = "Write a long story about a lighthouse keeper, a storm and the letter t
 
 @dataclass(frozen=True, slots=True)
 class BesideOptions:
-    """What is measured. decodes: answers that run all the time, of ``decode_tokens`` each, one begun when one
-    ends. arrivals: long prompts per window. gap: seconds from one to the next; None: what a full prefill
-    beside the decodes takes, and some more."""
+    """What is measured. arrivals: long prompts per window; repeats: windows of each condition."""
 
-    decodes: int = 2
-    decode_tokens: int = 200
     chunks: int = 6
     chunk_tokens: int = 512
     arrivals: int = 3
-    gap: float | None = None
     repeats: int = 2
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.gap is not None and self.gap <= 0:
-            raise ConfigError("--gap must be above 0")
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One condition. itl_ms: between tokens, of all windows; during_ms: of those that an arrival fell into.
+    arrival_ttft_ms: None where nothing arrived. tokens_per_s: of all decodes."""
+
+    itl_ms: Percentiles[float]
+    during_ms: Percentiles[float]
+    arrival_ttft_ms: Spread | None
+    tokens_per_s: float
 
 
-def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> dict[str, Any]:
-    """Measure; the results, JSON-able:
+@dataclass(frozen=True, slots=True)
+class ToAlone:
+    """One condition's latencies by those of ``alone``, repeat by repeat."""
 
-    conditions: alone, full (full prefills arrive), blended (blends of the same prompts), slow (these from a
-        disk of 20 MB/s), ingest (their chunks are prefilled and stored): each what ``summarise_windows``
-        says. ratios: ``ratios_to_alone``. gap: seconds between arrivals.
-    trace: per condition [seconds, ms] of every token of the last window: since its beginning, and since the
-        token before. machine, config: as ``run_ttft``.
+    itl: Percentiles[Spread]
+    during: Percentiles[Spread]
 
-    Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
-    """
+
+@dataclass(frozen=True, slots=True)
+class BesideResults:
+    """conditions: alone, full (full prefills arrive), blended (blends of the same prompts), slow (these from
+    a disk of 20 MB/s), ingest (their chunks are prefilled and stored). ratios: of those with arrivals. gap:
+    seconds between arrivals. trace: per condition (seconds, ms) of every token of the last window: since its
+    beginning, and since the token before."""
+
+    conditions: dict[str, Beside]
+    ratios: dict[str, ToAlone]
+    gap: float
+    trace: dict[str, list[tuple[float, float]]]
+    setup: Setup[BesideOptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "conditions": {name: asdict(own) for name, own in self.conditions.items()},
+            "ratios": {name: asdict(own) for name, own in self.ratios.items()},
+            "gap": self.gap,
+            "trace": self.trace,
+        } | self.setup.to_dict()
+
+
+def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> BesideResults:
+    """Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError."""
     with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         pieces = text_pieces(maker.tokenizer, _POOL * options.chunks, options.chunk_tokens)
@@ -81,28 +106,21 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
             count = 1 + options.arrivals * options.repeats
             trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]
             prompts = [trial.prompt for trial in trials]
-            stories = [
-                encode_document(maker.tokenizer, _STORY.format(number)) for number in range(options.decodes)
-            ]
+            stories = [encode_document(maker.tokenizer, _STORY.format(number)) for number in range(DECODES)]
             check_prompts(prompts, engine.max_model_len)
             short = [Prompt(story, ()) for story in stories]
-            check_prompts(short, engine.max_model_len, options.decode_tokens)
+            check_prompts(short, engine.max_model_len, DECODE_TOKENS)
             recipes = {"blended": recipe_of(settings, store.id), "slow": recipe_of(settings, slow.id)}
             twins = {one.key: other for one, other in zip(store.chunks, slow.chunks, strict=True)}
             beside = _Beside(engine, recipes, stories, options, progress, slow, twins)
             windows, gap = asyncio.run(beside.measure(prompts))
-    return {
-        "conditions": {name: summarise_windows(own) for name, own in windows.items()},
-        "ratios": ratios_to_alone(windows),
-        "gap": gap,
-        "trace": {name: own[-1].trace() for name, own in windows.items()},
-        "machine": describe_machine(settings.model, engine.facts),
-        "config": asdict(options) | {
-            "ratio": settings.recompute_ratio, "selector": settings.selector, "codec": settings.codec,
-            "blend_share": settings.blend_share,
-            "prompt_tokens": [len(prompt.token_ids) for prompt in prompts],
-        },
-    }  # fmt: skip
+        return BesideResults(
+            {name: summarise_windows(own) for name, own in windows.items()},
+            ratios_to_alone(windows),
+            gap,
+            {name: own[-1].trace() for name, own in windows.items()},
+            Setup.of(engine, settings, options, prompts),
+        )
 
 
 class _Beside:
@@ -127,14 +145,14 @@ class _Beside:
     async def measure(self, prompts: Sequence[Prompt]) -> tuple[dict[str, list[Window]], float]:
         """Per condition a window per repeat, and the gap. The first prompt warms up, and says how long a full
         prefill takes beside the decodes."""
-        options = self._options
         warm_up, *own = prompts
-        gap = options.gap or 0.0
+        gap = 0.0
         for turn in in_turn(dict.fromkeys(reversed(CONDITIONS)), [warm_up], self._progress):
             window = await self._window(turn.key, [turn.trial], gap)
             if turn.key == "full":
-                gap = gap or _ROOM * window.waits[0]
-        rounds = [own[at : at + options.arrivals] for at in range(0, len(own), options.arrivals)]
+                gap = _ROOM * window.waits[0]
+        count = self._options.arrivals
+        rounds = [own[at : at + count] for at in range(0, len(own), count)]
         windows: dict[str, list[Window]] = {condition: [] for condition in CONDITIONS}
         for turns in in_turn(dict.fromkeys(CONDITIONS), rounds, self._progress, warm_up=0):
             windows[turns.key].append(await self._window(turns.key, turns.trial, gap))
@@ -168,7 +186,7 @@ class _Beside:
         """One answer after the other."""
         while True:
             decodes.append(Timed(time.perf_counter()))
-            await ask_timed(self._engine, story, exactly(self._options.decode_tokens), decodes[-1])
+            await ask_timed(self._engine, story, exactly(DECODE_TOKENS), decodes[-1])
 
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
         """A first token. A namespace of its own: nothing of it is in the prefix cache."""
@@ -226,45 +244,45 @@ class Window:
         met = [gap for gap in self.gaps if any(gap[0] < stop and gap[1] > start for start, stop in spans)]
         return met if self.arrivals else self.gaps
 
-    def trace(self) -> list[list[float]]:
-        """[seconds since the beginning, ms since the answer's last token] per token."""
-        return [[after - self.begin, 1e3 * (after - before)] for before, after in self.gaps]
+    def trace(self) -> list[tuple[float, float]]:
+        """(seconds since the beginning, ms since the answer's last token) per token."""
+        return [(after - self.begin, 1e3 * (after - before)) for before, after in self.gaps]
 
 
-def _itl(gaps: Sequence[Gap]) -> dict[str, float]:
+def _itl(gaps: Sequence[Gap]) -> Percentiles[float]:
     if not gaps:
-        raise ConfigError("no token came in time: ask for a longer --gap")
+        raise ConfigError("no token came in time: ask for more --chunks, or larger ones")
     return percentiles([1e3 * (after - before) for before, after in gaps])
 
 
-def summarise_windows(windows: Sequence[Window]) -> dict[str, Any]:
-    """One condition. itl_ms: between tokens, of all windows; during_ms: of those that an arrival fell into;
-    p50, p95 and max. arrival_ttft_ms: None where nothing arrived. tokens_per_s: of all decodes."""
+def summarise_windows(windows: Sequence[Window]) -> Beside:
+    """One condition."""
     waits = [1e3 * wait for window in windows for wait in window.waits]
-    return {
-        "itl_ms": _itl([gap for window in windows for gap in window.gaps]),
-        "during_ms": _itl([gap for window in windows for gap in window.during]),
-        "arrival_ttft_ms": asdict(spread(waits)) if waits else None,
-        "tokens_per_s": sum(len(window.gaps) for window in windows)
-        / sum(window.end - window.begin for window in windows),
-    }
+    seconds = sum(window.end - window.begin for window in windows)
+    return Beside(
+        itl_ms=_itl([gap for window in windows for gap in window.gaps]),
+        during_ms=_itl([gap for window in windows for gap in window.during]),
+        arrival_ttft_ms=spread(waits) if waits else None,
+        tokens_per_s=sum(len(window.gaps) for window in windows) / seconds,
+    )
 
 
-def ratios_to_alone(windows: Mapping[str, Sequence[Window]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Per condition with arrivals, repeat by repeat against ``alone``: the spread of the ratios of ``itl``
-    and ``during``, each of p50, p95 and max."""
+def ratios_to_alone(windows: Mapping[str, Sequence[Window]]) -> dict[str, ToAlone]:
+    """Per condition with arrivals."""
     alone = [_itl(window.gaps) for window in windows["alone"]]
+
+    def ratios(own: Sequence[Percentiles[float]]) -> Percentiles[Spread]:
+        pairs = list(zip(own, alone, strict=True))
+        return Percentiles(
+            spread([one.p50 / base.p50 for one, base in pairs]),
+            spread([one.p95 / base.p95 for one, base in pairs]),
+            spread([one.max / base.max for one, base in pairs]),
+        )
+
     return {
-        name: {
-            which: {
-                key: asdict(spread([one[key] / base[key] for one, base in zip(own, alone, strict=True)]))
-                for key in ("p50", "p95", "max")
-            }
-            for which, own in (
-                ("itl", [_itl(window.gaps) for window in of]),
-                ("during", [_itl(window.during) for window in of]),
-            )
-        }
-        for name, of in windows.items()
+        name: ToAlone(
+            ratios([_itl(window.gaps) for window in own]), ratios([_itl(window.during) for window in own])
+        )
+        for name, own in windows.items()
         if name != "alone"
     }

@@ -7,15 +7,16 @@ rate of copying.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from blendrag.lab.statistics import spread
+from blendrag.lab.worker.operations import LayerShape, PieceTimes
 
 CHECK_LAYER = 1
 LAYER = ("rotate", "write_stored", "qkv", "write", "attention", "o_proj", "mlp")  # above the check layer
 _FULL = ("qkv_all", "write_all", "attention_all", "o_proj_all", "mlp_all")
+_PRODUCTS = ("qkv", "o_proj", "mlp")  # pieces that multiply matrices, and little else
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Cost:
     nbytes: float
 
 
-def costs(shape: Mapping[str, int]) -> dict[str, Cost]:
+def costs(shape: LayerShape) -> dict[str, Cost]:
     """The least that each piece costs, of a layer of hidden size H, with Q and KV numbers in a token's query
     and key, MLP width I, e bytes a number; m rows of n tokens, c of them cached, p pairs of a row and a key
     that it sees. Normalisation is counted as bytes only.
@@ -38,17 +39,17 @@ def costs(shape: Mapping[str, int]) -> dict[str, Cost]:
     rotate: K in and out, 2c KV e bytes. gather: 2m(Q + H)e bytes. select: 2c KV e bytes (fresh, stored V).
     metadata: nothing that would have to be.
     """
-    h, q, kv, wide, e = (shape[name] for name in ("hidden", "query", "kv", "intermediate", "itemsize"))
-    n, cached = shape["tokens"], shape["cached"]
+    h, q, kv, wide, e = shape.hidden, shape.query, shape.kv, shape.intermediate, shape.itemsize
+    n, cached = shape.tokens, shape.cached
     found: dict[str, Cost] = {
         "fetch": Cost(0, 4 * cached * kv * e),
         "rotate": Cost(0, 2 * cached * kv * e),
         "write_stored": Cost(0, 4 * cached * kv * e),
         "select": Cost(0, 2 * cached * kv * e),
-        "gather": Cost(0, 2 * shape["rows"] * (q + h) * e),
+        "gather": Cost(0, 2 * shape.rows * (q + h) * e),
         "metadata": Cost(0, 0),
     }
-    for end, m, pairs in (("", shape["rows"], shape["pairs_rows"]), ("_all", n, shape["pairs_all"])):
+    for end, m, pairs in (("", shape.rows, shape.pairs_rows), ("_all", n, shape.pairs_all)):
         out = q + 2 * kv
         found["qkv" + end] = Cost(2 * m * h * out, e * (h * out + m * (3 * h + out)))
         found["write" + end] = Cost(0, 4 * m * kv * e)
@@ -72,83 +73,88 @@ def counts(layers: int) -> dict[str, int]:
     return times
 
 
-def analyse(measured: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """From times to distances. ``measured``: what ``engine.kernel_times`` says; ``mask``: the one in use.
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What this machine does a second, at most: floating-point operations and bytes, each with what did most.
+    matmul, copy: by the size of what was multiplied or copied."""
 
-    rates: ``flops`` and ``bytes`` per second, the best of all sizes, with the size.
-    pieces: per piece ``best_ms``, ``median_ms``, ``floor_ms``, ``bound`` (matmul, memory or none), ``ratio``
-        (best by floor; None without a floor), ``mm_ms`` (torch.mm of the very shapes, best; None without),
-        ``share`` (of a layer's median; None for what is not in every layer), ``count`` in a blend, and
-        ``over_ms``: what its medians cost in a blend above its floor.
-    blend: ``pieces_ms`` (all pieces' medians), ``floor_ms``; ``full_floor_ms``: of a full prefill.
-    """
-    shape, taken = measured["shape"], dict(measured["ms"])
-    taken["attention"] = taken["attention_dense" if mask == "dense" else "attention_pages"]
-    least, times = costs(shape), counts(shape["layers"])
-    for name in ("attention_pages", "attention_dense"):
-        least[name] = least["attention"]
-    rates = _rates(measured)
-    layer_ms = sum(spread(taken[name]).median for name in LAYER)
-    pieces: dict[str, dict[str, Any]] = {}
+    flops: float
+    flops_of: str
+    bytes: float
+    bytes_of: str
+    matmul: dict[str, float]
+    copy: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """floor_ms: 0 where nothing would have to be done; bound: what the floor goes by. count: in a blend."""
+
+    best_ms: float
+    median_ms: float
+    floor_ms: float
+    bound: Literal["matmul", "memory", "none"]
+    count: int
+
+    @property
+    def ratio(self) -> float | None:
+        return self.best_ms / self.floor_ms if self.floor_ms else None
+
+    @property
+    def over_ms(self) -> float:
+        """What its medians cost in a blend above its floor."""
+        return self.count * (self.median_ms - self.floor_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Times and floors by piece, and their sums in a blend."""
+
+    shape: LayerShape
+    rates: Rates
+    pieces: dict[str, Piece]
+
+    @property
+    def pieces_ms(self) -> float:
+        """A blend's: of all pieces' medians."""
+        return sum(piece.count * piece.median_ms for piece in self.pieces.values())
+
+    @property
+    def floor_ms(self) -> float:
+        """A blend's."""
+        return sum(piece.count * piece.floor_ms for piece in self.pieces.values())
+
+    @property
+    def full_floor_ms(self) -> float:
+        """A full prefill's."""
+        return self.shape.layers * sum(self.pieces[name].floor_ms for name in _FULL)
+
+
+def analyse(measured: PieceTimes) -> Floors:
+    """From times to distances."""
+    least, times, rates = costs(measured.shape), counts(measured.shape.layers), _rates(measured)
+    pieces = {}
     for name, cost in least.items():
-        floor, bound = _floor(cost, rates)
-        best, median = min(taken[name]), spread(taken[name]).median
-        products = measured["products"].get(name)
-        pieces[name] = {
-            "best_ms": best,
-            "median_ms": median,
-            "floor_ms": floor,
-            "bound": bound,
-            "ratio": best / floor if floor else None,
-            "mm_ms": _products_ms(measured, products) if products else None,
-            "share": median / layer_ms if name in LAYER else None,
-            "count": times.get(name, 0),
-            "over_ms": times.get(name, 0) * (median - floor),
-        }
-    return {
-        "rates": rates,
-        "pieces": pieces,
-        "layer": {
-            "best_ms": min(taken["layer"]),
-            "median_ms": spread(taken["layer"]).median,
-            "floor_ms": sum(pieces[name]["floor_ms"] for name in LAYER),
-        },
-        "blend": {
-            "pieces_ms": sum(piece["count"] * piece["median_ms"] for piece in pieces.values()),
-            "floor_ms": sum(piece["count"] * piece["floor_ms"] for piece in pieces.values()),
-            "full_floor_ms": shape["layers"] * sum(pieces[name]["floor_ms"] for name in _FULL),
-        },
-    }
+        spent = measured.ms[name]
+        floor_ms, bound = _floor(cost, rates)
+        pieces[name] = Piece(min(spent), spread(spent).median, floor_ms, bound, times.get(name, 0))
+    return Floors(measured.shape, rates, pieces)
 
 
-def _rates(measured: Mapping[str, Any]) -> dict[str, Any]:
+def _rates(measured: PieceTimes) -> Rates:
     """Copying counts the bytes twice: read and written. The model's own products count, too: some are faster
     than torch.mm, and a floor is what nothing is below."""
-    flops: dict[str, float] = {}
-    for size, spent in measured["matmul"].items():
-        m, k, n = map(int, size.split(","))
-        flops[size] = 2e3 * m * k * n / min(spent)
-    for name, sizes in measured["products"].items():
-        own = sum(2e3 * m * k * n for m, k, n in sizes) / min(measured["ms"][name])
-        flops[f"the model's {name}"] = own
-    copied = {f"{int(n) >> 20} MiB": 2e3 * int(n) / min(spent) for n, spent in measured["copy"].items()}
+    flops = {f"{n} x {n}": 2e3 * int(n) ** 3 / min(spent) for n, spent in measured.matmul.items()}
+    for name, cost in costs(measured.shape).items():
+        if name.removesuffix("_all") in _PRODUCTS:
+            flops[f"the model's {name}"] = 1e3 * cost.flops / min(measured.ms[name])
+    copied = {f"{int(n) >> 20} MiB": 2e3 * int(n) / min(spent) for n, spent in measured.copy.items()}
     fastest, widest = max(flops, key=flops.__getitem__), max(copied, key=copied.__getitem__)
-    return {
-        "flops": flops[fastest],
-        "flops_of": fastest,
-        "bytes": copied[widest],
-        "bytes_of": widest,
-        "matmul": flops,
-        "copy": copied,
-    }
+    return Rates(flops[fastest], fastest, copied[widest], widest, flops, copied)
 
 
-def _floor(cost: Cost, rates: Mapping[str, Any]) -> tuple[float, str]:
-    multiply, copy = 1e3 * cost.flops / rates["flops"], 1e3 * cost.nbytes / rates["bytes"]
+def _floor(cost: Cost, rates: Rates) -> tuple[float, Literal["matmul", "memory", "none"]]:
+    multiply, copy = 1e3 * cost.flops / rates.flops, 1e3 * cost.nbytes / rates.bytes
     if not (multiply or copy):
         return 0.0, "none"
     return max(multiply, copy), "matmul" if multiply >= copy else "memory"
-
-
-def _products_ms(measured: Mapping[str, Any], sizes: Sequence[Sequence[int]]) -> float:
-    return sum(min(measured["matmul"][",".join(map(str, size))]) for size in sizes)

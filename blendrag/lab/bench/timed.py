@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import numpy as np
-
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.recipe import Recipe
@@ -72,9 +70,3 @@ async def stop(engine: Engine, tasks: Sequence[asyncio.Task[None]]) -> None:
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p95 and the largest."""
-    middle, high = np.percentile(values, (50, 95))
-    return {"p50": float(middle), "p95": float(high), "max": float(max(values))}

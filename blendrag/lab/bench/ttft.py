@@ -6,22 +6,21 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import ConfigError
 from blendrag.lab.arms import Arm, Blending, FullPrefill, PrefixCaching, recipe_of
-from blendrag.lab.bench.axes import Axis, Point, Value, tiers_of
+from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
 from blendrag.lab.bench.ingest import IngestCost, measure_ingest
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
+from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
-from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
@@ -33,11 +32,11 @@ _POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of th
 
 @dataclass(frozen=True, slots=True)
 class TtftOptions:
-    """What is measured: ``axis`` at ``values``. chunks, chunk_tokens: of every prompt, unless they are what
-    is varied. data: a text or JSONL file instead of the built-in text. ingest: what filling a store costs,
-    too."""
+    """What is measured: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt, unless
+    they are what is varied. data: a text or JSONL file instead of the built-in text. ingest: what filling a
+    store costs, too."""
 
-    axis: Axis
+    axis: str
     values: tuple[Value, ...]
     chunks: int = 6
     chunk_tokens: int = 512
@@ -46,39 +45,34 @@ class TtftOptions:
     seed: int = 0
     ingest: bool = False
 
-    def __post_init__(self) -> None:
-        if self.chunks < 2:
-            raise ConfigError(f"--chunks must be at least 2, not {self.chunks}: one has no other order")
-        if self.chunk_tokens < 8 or self.repeats < 1 or not self.values:
-            raise ConfigError("there must be 8 tokens in a chunk, one repeat and one value at least")
-
 
 @dataclass(frozen=True, slots=True)
 class TtftResults:
     """arms: every arm once, ``full`` first. points: per value of the axis the arms full, prefix, reuse and
-    blended. codecs: by value of that axis. machine: what it ran on. config: the options, and what the
-    settings say."""
+    blended. codecs: by value of that axis."""
 
-    axis: Axis
     arms: dict[str, Summary]
     points: dict[Value, dict[str, Summary]]
     ingest: IngestCost | None
     codecs: dict[str, CodecCost]
-    machine: dict[str, Any]
-    config: dict[str, Any]
+    setup: Setup[TtftOptions]
+
+    @property
+    def axis(self) -> Axis:
+        return AXES[self.setup.options.axis]
 
     def to_dict(self) -> dict[str, Any]:
         """``bench ttft``: per arm, with the ingest. ``bench sweep``: per value and arm."""
-        found: dict[str, Any] = {"machine": self.machine, "config": self.config}
         if self.ingest is not None:
             arms = {name: arm.to_dict() for name, arm in self.arms.items()}
-            return {"arms": arms, "ingest": self.ingest.to_dict()} | found
+            return {"arms": arms, "ingest": self.ingest.to_dict()} | self.setup.to_dict()
         points = [
             {"value": value, "arms": {name: arm.to_dict() for name, arm in point.items()}}
             for value, point in self.points.items()
         ]
         codecs = {name: asdict(cost) for name, cost in self.codecs.items()}
-        return {"axis": self.axis.name, "label": self.axis.label, "points": points, "codecs": codecs} | found
+        found = {"axis": self.axis.name, "label": self.axis.label, "points": points, "codecs": codecs}
+        return found | self.setup.to_dict()
 
 
 def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> TtftResults:
@@ -89,7 +83,8 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     make_selector(settings.blending)  # what is wrong is told before the long start
     texts = file_texts(options.data) if options.data else None
     start = Point(options.chunks, options.chunk_tokens, settings.recompute_ratio, settings.codec)
-    points = {value: options.axis.at(start, value) for value in options.values}
+    axis = AXES[options.axis]
+    points = {value: axis.at(start, value) for value in options.values}
     with blending_engine(settings, progress) as engine, ExitStack() as opened:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
@@ -112,30 +107,23 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
         check_prompts(prompts, engine.max_model_len)
         samples = measure(engine, arms, progress)
         codecs = {}
-        if options.axis.name == "codec" and EXACT in points:
+        if axis.name == "codec" and EXACT in points:
             names = [str(value) for value in points]
-            costs = measure_codecs(names, stores[points[EXACT].store], engine.facts["dtype"])
+            costs = measure_codecs(names, stores[points[EXACT].store], engine.facts.dtype)
             for value, case in cases.items():
                 kl = {arm: mean_kl(samples[case[arm]], samples[cases[EXACT][arm]]) for arm in ARMS[2:]}
                 codecs[str(value)] = replace(costs[str(value)], kl_from_exact=kl)
-        machine, mask = describe_machine(settings.model, engine.facts), engine.facts["mask"]
+        setup = Setup.of(engine, settings, options, prompts)
     found = {
         value: summarise({name: samples[key] for name, key in case.items()}, ("full", "prefix"))
         for value, case in cases.items()
     }
     return TtftResults(
-        options.axis,
         {arms[key].name: found[value][name] for value, case in cases.items() for name, key in case.items()},
         found,
         cost,
         codecs,
-        machine,
-        _config(settings, options)
-        | {
-            "prompt_tokens": sorted({len(prompt.token_ids) for prompt in prompts}),
-            "pool_chunks": len(pieces),
-            "mask": mask,
-        },
+        setup,
     )
 
 
@@ -183,10 +171,3 @@ def _rounds(maker: PromptMaker, store: ScratchStore, point: Point, options: Ttft
             batch.setdefault(trial.prompt.spans[0][0], trial)
         rounds.append(list(batch.values()))
     return rounds
-
-
-def _config(settings: Settings, options: TtftOptions) -> dict[str, Any]:
-    names = ("codec", "selector", "metric", "check_layers", "threshold", "ram_bytes")
-    own = {field.name: getattr(options, field.name) for field in fields(options)}
-    own |= {"axis": options.axis.name, "data": options.data and str(options.data)}
-    return own | {"ratio": settings.recompute_ratio} | settings.model_dump(mode="json", include=set(names))

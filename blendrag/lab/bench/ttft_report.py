@@ -92,23 +92,25 @@ def _codecs(results: TtftResults) -> Iterable[Table]:
 
 
 def _facts(results: TtftResults) -> str:
-    config, machine = results.config, results.machine
-    steps = results.axis.name == "quality"
+    setup, options, axis = results.setup, results.setup.options, results.axis.name
+    settings = setup.settings
     fixed = {
-        "chunks": f"{config['chunks']} chunks",
-        "chunk_tokens": f"{config['chunk_tokens']} tokens a chunk",
-        "codec": f"codec {config['codec']}",
+        "chunks": f"{options.chunks} chunks",
+        "chunk_tokens": f"{options.chunk_tokens} tokens a chunk",
+        "codec": f"codec {settings.codec}",
     }
-    if not steps:
-        fixed |= {"ratio": f"{config['ratio']:.0%} recomputed", "selector": f"selector {config['selector']}"}
-    same = ", ".join(text for name, text in fixed.items() if name != results.axis.name)
-    lengths = config["prompt_tokens"]
-    at_once = ", each the mean of the prompts sent at once" if results.axis.name == "batch" else ""
-    accelerator = "" if machine["device"] == "cpu" else f", {machine['device']}"
+    if axis != "quality":
+        fixed |= {
+            "ratio": f"{settings.recompute_ratio:.0%} recomputed",
+            "selector": f"selector {settings.selector}",
+        }
+    same = ", ".join(text for name, text in fixed.items() if name != axis)
+    at_once = ", each the mean of the prompts sent at once" if axis == "batch" else ""
+    accelerator = "" if setup.machine.device == "cpu" else f", {setup.machine.device}"
     return (
-        f"TTFT: time to first token, medians of {config['repeats']} repeats{at_once}; {same},"
-        f" prompts of {min(lengths):,} to {max(lengths):,} tokens. KL: the first token"
-        f" against full's. {where(machine)}{accelerator}."
+        f"TTFT: time to first token, medians of {options.repeats} repeats{at_once}; {same},"
+        f" prompts of {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,} tokens. KL: the first token"
+        f" against full's. {where(setup.machine)}{accelerator}."
     )
 
 
@@ -130,7 +132,7 @@ def draw_ttft(results: TtftResults, path: Path) -> None:
     """Write the picture: a bar per arm, those of blends split into where the time goes."""
     from matplotlib.patches import Patch
 
-    arms, config = results.arms, results.config
+    arms, options = results.arms, results.setup.options
     figure = canvas.new_figure(8, 1.9 + 0.48 * len(arms))
     axes = figure.add_subplot()
     for row, arm in enumerate(arms.values()):
@@ -138,7 +140,7 @@ def draw_ttft(results: TtftResults, path: Path) -> None:
     axes.set_yticks(range(len(arms)), [_label(name) for name in arms])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.16 * max(arm.ttft_ms.p90 for arm in arms.values()))
-    title = f"{config['chunks']} chunks of {config['chunk_tokens']} tokens"
+    title = f"{options.chunks} chunks of {options.chunk_tokens} tokens"
     canvas.finish_axes(axes, title, "time to first token, ms (median; whiskers: p10 to p90)", "")
     figure.legend(
         handles=[
@@ -147,7 +149,7 @@ def draw_ttft(results: TtftResults, path: Path) -> None:
         ],
         loc="outside upper center", ncols=5, labelcolor=INK, frameon=False, fontsize=9,
     )  # fmt: skip
-    canvas.save(figure, path, results.machine)
+    canvas.save(figure, path, results.setup.machine)
 
 
 def _bar(axes: Any, row: int, arm: Summary) -> None:
@@ -194,7 +196,7 @@ def draw_sweep(results: TtftResults, path: Path) -> None:
     canvas.finish_axes(panels[0], "Time to first token", results.axis.label, "s (median, p10 to p90)")
     canvas.finish_axes(panels[1], "Full prefill / arm", results.axis.label, "times")
     canvas.add_legend(figure, panels[0])
-    canvas.save(figure, path, results.machine)
+    canvas.save(figure, path, results.setup.machine)
 
 
 def _labels(values: Sequence[float]) -> list[str]:

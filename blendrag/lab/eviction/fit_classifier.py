@@ -11,7 +11,7 @@ import torch
 import xxhash
 from torch import nn
 
-from blendrag.forecast.classifier import Array, Classifier, Floats, shapes
+from blendrag.forecast.classifier import Array, Classifier, Floats, Quality, shapes
 from blendrag.forecast.features import SCALARS
 
 Labels = npt.NDArray[np.bool_]
@@ -54,31 +54,6 @@ class Fitted:
     classifier: Classifier
     loss: float
     losses: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Of forecasts of a yes or no: as an order (auc: 0.5 where only one outcome occurs), as probabilities.
-
-    log_loss: mean surprise, in nats. calibration_error: mean distance of forecast and truth over ten bins,
-    weighted by their counts.
-    """
-
-    auc: float
-    brier: float
-    log_loss: float
-    calibration_error: float
-
-    @classmethod
-    def of(cls, truth: Labels, probability: Floats) -> Quality:
-        """truth, probability: [n], n > 0."""
-        brier = float(np.mean((probability - truth) ** 2))
-        return cls(
-            auc(truth, probability),
-            brier,
-            log_loss(truth, probability),
-            calibration_error(truth, probability),
-        )
 
 
 def belongs(dialog: str, share: float, seed: int, salt: str) -> bool:
@@ -141,6 +116,16 @@ def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ..
     ]
     copied[-1][1][:] -= np.float32(shift)
     return tuple(copied)
+
+
+def quality_of(truth: Labels, probability: Floats) -> Quality:
+    """truth, probability: [n], n > 0."""
+    return Quality(
+        auc=auc(truth, probability),
+        brier=float(np.mean((probability - truth) ** 2)),
+        log_loss=log_loss(truth, probability),
+        calibration_error=calibration_error(truth, probability),
+    )
 
 
 def auc(truth: Labels, score: Floats) -> float:

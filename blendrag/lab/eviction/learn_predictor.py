@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from blendrag.errors import ConfigError, PredictorError
-from blendrag.forecast.classifier import Classifier, Manifest, save_weights
+from blendrag.forecast.classifier import Array, Classifier, Floats, Manifest, Metrics, save_weights
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import LAYOUT, SCALARS, VERSION, Features
 from blendrag.forecast.outcome_log import OutcomeLog
@@ -23,10 +23,10 @@ from blendrag.forecast.predictor import Predictor
 from blendrag.lab.eviction.fit_classifier import (
     VALIDATION_SHARE,
     Examples,
-    Quality,
     belongs,
     fit,
     log_loss,
+    quality_of,
 )
 from blendrag.lab.eviction.readers import Dialog, read_dialogs
 from blendrag.private import make_folder
@@ -107,13 +107,28 @@ def train(known: Examples, test: Examples, features: Features, source: Provenanc
         seed=source.seed,
         conversations=len(set(known.dialogs)),
         examples=len(known.continues),
-        metrics=quality(best.classifier.probability(test.rows), test),
+        metrics=metrics_on(test, best.classifier.probability) if len(test.continues) else None,
         made_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     return Trained(best.classifier, manifest)
 
 
-def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress = SILENT) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """How good a predictor is on the file ``data``; held_out_only: which it was trained on a part of."""
+
+    data: str
+    held_out_only: bool
+    predictor: Manifest
+    metrics: Metrics
+
+    def to_dict(self) -> dict[str, Any]:
+        made = self.predictor.model_dump(include={"embedder", "layout", "scalars", "source", "made_at"})
+        found = {"data": self.data, "held_out_only": self.held_out_only, "predictor": made}
+        return found | asdict(self.metrics)
+
+
+def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress = SILENT) -> Judged:
     """How good the predictor is on a file; on what it was not trained on, if that is where it is from.
 
     Raises SourceError; ConfigError where it was trained on all of it.
@@ -128,12 +143,7 @@ def evaluate_on_file(path: Path, predictor: Predictor, progress: Progress = SILE
         _, known = known.split(manifest.held_out, manifest.seed, _HELD_OUT_PART)
     if not len(known.continues):
         raise ConfigError(f"--data {path}: too few conversations, none was held out")
-    return {
-        "data": str(path),
-        "held_out_only": own,
-        "predictor": manifest.model_dump(include={"embedder", "layout", "scalars", "source", "made_at"}),
-        **quality(predictor.judge(known.rows), known),
-    }
+    return Judged(str(path), own, manifest, metrics_on(known, predictor.judge))
 
 
 def unseen(dialogs: Sequence[Dialog], manifest: Manifest) -> list[Dialog]:
@@ -144,16 +154,14 @@ def unseen(dialogs: Sequence[Dialog], manifest: Manifest) -> list[Dialog]:
     return [dialog for dialog in dialogs if belongs(dialog.id, share, seed, _HELD_OUT_PART)]
 
 
-def quality(probability: npt.NDArray[np.float64], test: Examples) -> dict[str, Any]:
-    """JSON-able; empty where there is nothing to compare with."""
-    if not len(test.continues):
-        return {}
-    return {
-        "conversations": len(set(test.dialogs)),
-        "examples": len(test.continues),
-        "goes_on": float(test.continues.mean()),
-        "lpc": asdict(Quality.of(test.continues, probability)),
-    }
+def metrics_on(test: Examples, forecast: Callable[[Array], Floats]) -> Metrics:
+    """forecast: the chances [n] that the conversations of rows [n, width] go on; n > 0."""
+    return Metrics(
+        conversations=len(set(test.dialogs)),
+        examples=len(test.continues),
+        goes_on=float(test.continues.mean()),
+        lpc=quality_of(test.continues, forecast(test.rows)),
+    )
 
 
 def examples(dialogs: Iterable[Dialog]) -> Iterator[Example]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from blendrag.lab.eviction.compare import BOUNDS
+from blendrag.lab.eviction.compare import BOUNDS, EvictionResults
 from blendrag.lab.report import table_with
 
 Values = Mapping[str, Sequence[float | None]]
@@ -16,17 +15,17 @@ Values = Mapping[str, Sequence[float | None]]
 _APART = 1.6  # sizes closer than this factor share a label
 
 
-def print_eviction(results: Mapping[str, Any], console: Console) -> None:
+def print_eviction(results: EvictionResults, console: Console) -> None:
     """Hit ratios by size, and what they mean against LRU and the optimum."""
-    sizes, config = results["sizes"], results["config"]
-    _print_by_size("token hit ratio", sizes, results["policies"], "{:.4f}".format, console)
-    if "saved" in results:
-        _print_by_size("cache saved, for LRU's hit ratio", sizes, results["saved"], "{:.1%}".format, console)
+    sizes = results.sizes
+    _print_by_size("token hit ratio", sizes, results.policies, "{:.4f}".format, console)
+    if results.saved:
+        _print_by_size("cache saved, for LRU's hit ratio", sizes, results.saved, "{:.1%}".format, console)
         title = "closed, of LRU's gap to the optimum"
-        _print_by_size(title, sizes, results["closed"], "{:.0%}".format, console)
-    times = "one trace" if config["traces"] == 1 else f"means of {config['traces']} traces"
-    requests = f"{config['trace']}: {config['requests']:,} requests, sizes in {config['unit']}; {times}."
-    for line in (requests, *results["notes"]):
+        _print_by_size(title, sizes, results.closed, "{:.0%}".format, console)
+    times = "one trace" if results.traces == 1 else f"means of {results.traces} traces"
+    requests = f"{results.trace}: {results.requests:,} requests, sizes in {results.unit}; {times}."
+    for line in (requests, *results.notes):
         console.print(line, markup=False)
 
 
@@ -42,17 +41,17 @@ def _print_by_size(
     console.print(table, markup=False)
 
 
-def draw_eviction(results: Mapping[str, Any], path: Path) -> None:
+def draw_eviction(results: EvictionResults, path: Path) -> None:
     """Write a picture: hit ratios against size, and between which values they lie."""
     from blendrag.lab.canvas import add_legend, finish_axes, new_figure, save
 
-    sizes, config = results["sizes"], results["config"]
+    sizes = results.sizes
     figure = new_figure(5.2, 3.8)
     axes = figure.subplots()
-    for name, hits in results["policies"].items():
+    for name, hits in results.policies.items():
         style = "--" if name in BOUNDS else "-"
         (line,) = axes.plot(sizes, hits, marker="o", markersize=3, linestyle=style, label=name)
-        low, high = zip(*results["spread"][name], strict=True)
+        low, high = zip(*results.spread[name], strict=True)
         axes.fill_between(sizes, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     if len(sizes) > 1:
         axes.set_xscale("log")
@@ -60,7 +59,7 @@ def draw_eviction(results: Mapping[str, Any], path: Path) -> None:
         axes.set_xticks(shown, [f"{size:,}" for size in shown])
         axes.set_xticks([], minor=True)
     axes.set_ylim(bottom=0)
-    finish_axes(axes, config["trace"], f"cache, {config['unit']}", "token hit ratio")
+    finish_axes(axes, results.trace, f"cache, {results.unit}", "token hit ratio")
     add_legend(figure, axes)
     save(figure, path)
 

@@ -37,13 +37,12 @@ class Workload:
     """How a file without times or blocks becomes a trace.
 
     seconds: its length. zipf: popularity of articles and of the questions of each, rank**-zipf. arrivals:
-    file with the times of questions (Azure's). predictor: folder of LPC's predictor; None: the user's.
+    file with the times of questions (Azure's).
     """
 
     seconds: float = 1200.0
     zipf: float = 1.0
     arrivals: Path | None = None
-    predictor: Path | None = None
 
 
 def _no_forecasts(trace: Trace) -> None:
@@ -134,16 +133,14 @@ def _dialogs(path: Path, workload: Workload, predicted: bool) -> Source:
         raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
     load = DialogLoad(seconds=workload.seconds)
     source = Source(partial(_dialog_trace, dialogs, load, path.name), generated=True)
-    return _with_predictor(source, dialogs, load, path.name, workload.predictor) if predicted else source
+    return _with_predictor(source, dialogs, load, path.name) if predicted else source
 
 
 def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: int) -> Trace:
     return dialog_trace(dialogs, load, seed=seed, name=name)
 
 
-def _with_predictor(
-    source: Source, dialogs: Sequence[Dialog], load: DialogLoad, name: str, folder: Path | None
-) -> Source:
+def _with_predictor(source: Source, dialogs: Sequence[Dialog], load: DialogLoad, name: str) -> Source:
     """Forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
     from blendrag.forecast.classifier import load_manifest
     from blendrag.forecast.conversation import Window
@@ -152,10 +149,10 @@ def _with_predictor(
     from blendrag.lab.eviction.learn_predictor import unseen
     from blendrag.lab.eviction.vectors import DiskCache
 
-    folder = folder or default_folder()
+    folder = default_folder()
     try:
         manifest = load_manifest(folder)
-        predictor = Predictor.load(folder, cache=DiskCache(default_folder(), manifest.embedder))
+        predictor = Predictor.load(folder, cache=DiskCache(folder, manifest.embedder))
     except PredictorError as error:
         return replace(source, notes=(f"lpc is LRU here: {error}",))
     held_out = unseen(dialogs, manifest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.engine.client.engine import Engine
@@ -17,7 +16,7 @@ from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
-from blendrag.machine import describe_machine
+from blendrag.machine import Machine
 from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
@@ -61,8 +60,8 @@ def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profi
     with blending_engine(settings, progress) as engine:
         prefills, blends = _engine_times(engine, settings, grid, progress)
         identity = kv_identity(settings, engine.model_path)
-        tiers = measure_tiers(settings, identity, engine.facts["dtype"], progress)
-        machine = describe_machine(settings.model, engine.facts)
+        tiers = measure_tiers(settings, identity, engine.facts.dtype, progress)
+        machine = engine.facts.machine(settings.model)
         return _profile(settings, engine, profile_digest(identity), machine, prefills, blends, tiers)
 
 
@@ -89,7 +88,7 @@ def _engine_times(
 
 def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[int, int], Arm]:
     """By cached and new tokens: plain prefill of the text, whose cached ones were asked before."""
-    block = int(engine.facts["block_size"])
+    block = engine.facts.block_size
     arms: dict[tuple[int, int], Arm] = {}
     for cached in sorted({tokens // block * block for tokens in grid.cached}):
         for new in grid.new:
@@ -129,7 +128,7 @@ def _profile(
     settings: Settings,
     engine: Engine,
     digest: str,
-    machine: dict[str, Any],
+    machine: Machine,
     prefills: _Prefills,
     blends: _Blends,
     tiers: dict[str, TierSpeed],
@@ -139,7 +138,7 @@ def _profile(
         identity=digest,
         model=settings.model,
         selector=settings.selector,
-        layers=engine.facts["num_layers"],
+        layers=engine.facts.num_layers,
         machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=tuple(

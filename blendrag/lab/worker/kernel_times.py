@@ -1,6 +1,6 @@
 """How long the pieces of a layer take, in turn with this machine's rates of multiplying and copying.
 
-Only times are measured here; what they could be at best is arithmetic on the shape, in ``bench.kernels``.
+Only times are measured here; what they could be at best is arithmetic on the shape, in ``bench.floors``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blendrag.lab.worker.kernels import LayerPieces, Step
+from blendrag.lab.worker.operations import PieceTimes
 from blendrag.load.loader import stay_aside
 
 if TYPE_CHECKING:
@@ -26,37 +27,31 @@ _COPIES = (1 << 20, 1 << 23, 1 << 26)  # bytes
 @torch.inference_mode()
 def time_pieces(
     data_plane: DataPlane, tokens: int, spans: Sequence[tuple[int, int]], ratio: float, repeats: int
-) -> dict[str, Any]:
-    """Milliseconds, ``repeats`` of each, everything in turn; each round is another layer's, so that weights
-    are as cold as in a forward. The first round is a warm-up. Arguments as :class:`LayerPieces` has them.
-
-    shape, products: see :class:`LayerPieces`. ms: by piece, ``fetch`` by one thread beside the model's.
-    matmul: by ``m,k,n``, of torch.mm. copy: by bytes copied.
-    """
+) -> PieceTimes:
+    """Everything in turn, ``repeats`` times; each round is another layer's, so that weights are as cold as in
+    a forward. The first round is a warm-up. ``fetch`` is done by one thread beside the model's. Arguments as
+    :class:`LayerPieces` has them."""
     pieces = LayerPieces(data_plane.model, tokens, spans, ratio)
-    shape, products = pieces.shape(), pieces.products()
-    device, dtype = pieces.device, pieces.dtype
-    sizes = {(n, n, n) for n in _SQUARES}.union(*products.values())
-    work: dict[tuple[str, str], Step] = {("ms", name): step for name, step in pieces.steps().items()}
-    work |= {("matmul", f"{m},{k},{n}"): _product(m, k, n, device, dtype) for m, k, n in sorted(sizes)}
-    work |= {("copy", str(nbytes)): _copy(nbytes, device) for nbytes in _COPIES}
-    taken: dict[str, dict[str, list[float]]] = {"ms": {"fetch": []}, "matmul": {}, "copy": {}}
+    shape, device = pieces.shape(), pieces.device
+    taken = PieceTimes(shape, {"fetch": []}, {}, {})
+    work = [(taken.ms, name, step) for name, step in pieces.steps().items()]
+    work += [(taken.matmul, str(n), _product(n, device, pieces.dtype)) for n in _SQUARES]
+    work += [(taken.copy, str(nbytes), _copy(nbytes, device)) for nbytes in _COPIES]
     with ThreadPoolExecutor(1, thread_name_prefix="blendrag-aside", initializer=stay_aside) as aside:
         for number in range(repeats + 1):
-            layer = number % shape["layers"]
+            layer = number % shape.layers
             fetched = aside.submit(_milliseconds, pieces.fetch, torch.device("cpu")).result()
             if number:
-                taken["ms"]["fetch"].append(fetched)
-            for (kind, name), step in work.items():
+                taken.ms["fetch"].append(fetched)
+            for times, name, step in work:
                 spent = _milliseconds(partial(step, layer), device)
                 if number:
-                    taken[kind].setdefault(name, []).append(spent)
-    return {"shape": shape, "products": {name: list(map(list, s)) for name, s in products.items()}} | taken
+                    times.setdefault(name, []).append(spent)
+    return taken
 
 
-def _product(m: int, k: int, n: int, device: torch.device, dtype: torch.dtype) -> Step:
-    left, weight = (torch.randn(rows, k).to(device, dtype) for rows in (m, n))
-    out = torch.empty(m, n, device=device, dtype=dtype)
+def _product(rows: int, device: torch.device, dtype: torch.dtype) -> Step:
+    left, weight, out = (torch.randn(rows, rows).to(device, dtype) for _ in range(3))
     return lambda _: torch.mm(left, weight.t(), out=out)
 
 

@@ -13,9 +13,10 @@ from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
 from blendrag.engine.worker.blending import LoadedModel
-from blendrag.engine.worker.decoder import KnownDecoder
+from blendrag.engine.worker.decoder import Attended, KnownDecoder, Rows
 from blendrag.engine.worker.paged import Addresses, Places
 from blendrag.errors import ModelNotSupportedError
+from blendrag.lab.worker.operations import LayerShape
 from blendrag.options import BlendOptions
 from blendrag.select import make_selector
 from blendrag.select.deviation import deviation
@@ -58,6 +59,7 @@ class LayerPieces:
             )
         self._decoder, self._spans = decoder, spans
         self.dtype = decoder.dtype
+        self._dense = model.mask == "dense"
         self._random = torch.Generator().manual_seed(0)
         self.device, self._pages = model.cache.device, model.cache.scratch([tokens])
         everywhere = torch.arange(tokens, device=self.device)
@@ -81,24 +83,23 @@ class LayerPieces:
         self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
         self._pages.write(0, self._all.places, self._all.key, self._all.value)
 
-    def shape(self) -> dict[str, int]:
-        """What the arithmetic needs. pairs: of a query and a key it may see."""
+    def shape(self) -> LayerShape:
         attention = self._decoder.layers[0].self_attn
         config = self._decoder.vllm_config.model_config.hf_text_config
-        return {
-            "layers": self._decoder.num_layers,
-            "tokens": self._all.positions.numel(),
-            "cached": self._cached.numel(),
-            "rows": self._at.numel(),
-            "runs": find_runs(self._at, torch.zeros_like(self._at)).count,
-            "pairs_rows": int((self._at + 1).sum()),
-            "pairs_all": int((self._all.positions + 1).sum()),
-            "hidden": config.hidden_size,
-            "query": attention.q_size,
-            "kv": attention.kv_size,
-            "intermediate": config.intermediate_size,
-            "itemsize": self._decoder.dtype.itemsize,
-        }
+        return LayerShape(
+            layers=self._decoder.num_layers,
+            tokens=self._all.positions.numel(),
+            cached=self._cached.numel(),
+            rows=self._at.numel(),
+            runs=find_runs(self._at, torch.zeros_like(self._at)).count,
+            pairs_rows=int((self._at + 1).sum()),
+            pairs_all=int((self._all.positions + 1).sum()),
+            hidden=config.hidden_size,
+            query=attention.q_size,
+            kv=attention.kv_size,
+            intermediate=config.intermediate_size,
+            itemsize=self._decoder.dtype.itemsize,
+        )
 
     def steps(self) -> dict[str, Step]:
         """Every piece by name; ``_all`` at the end: over all tokens, as at the check layer and below it."""
@@ -110,11 +111,9 @@ class LayerPieces:
             ),
             "qkv": lambda n: self._project(n, some),
             "write": lambda n: self._pages.write(n, some.places, some.key, some.value),
-            "attention_pages": lambda n: self._attend(n, some),
-            "attention_dense": self._attend_dense,
+            "attention": self._attend_dense if self._dense else lambda n: self._attend(n, some),
             "o_proj": lambda n: self._output(n, some.query),
             "mlp": lambda n: self._feed(n, some.states, some.residual),
-            "layer": self._layer,
             "qkv_all": lambda n: self._project(n, whole),
             "write_all": lambda n: self._pages.write(n, whole.places, whole.key, whole.value),
             "attention_all": lambda n: self._attend(n, whole),
@@ -124,17 +123,6 @@ class LayerPieces:
             "gather": lambda n: (whole.query[self._at], whole.residual[self._at]),
             "metadata": lambda n: self._metadata(self._at),
         }
-
-    def products(self) -> dict[str, list[tuple[int, int, int]]]:
-        """(m, k, n) of the matrix products inside each piece that has any."""
-        shape = self.shape()
-        hidden, wide = shape["hidden"], shape["intermediate"]
-        found = {}
-        for end, m in (("", shape["rows"]), ("_all", shape["tokens"])):
-            found["qkv" + end] = [(m, hidden, shape["query"] + 2 * shape["kv"])]
-            found["o_proj" + end] = [(m, shape["query"], hidden)]
-            found["mlp" + end] = [(m, hidden, 2 * wide), (m, wide, hidden)]
-        return found
 
     # -- the pieces, as the fused prefill does them -------------------------------------------------------
 
@@ -149,20 +137,10 @@ class LayerPieces:
     def _rotate(self, layer: int) -> torch.Tensor:
         return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
 
-    def _project(self, layer: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        block = self._decoder.layers[layer]
-        attention = block.self_attn
-        x, _ = compat.rms_norm(block.input_layernorm, rows.states, rows.residual)
-        qkv, _ = attention.qkv_proj(x)
-        query, key, value = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        if hasattr(attention, "q_norm"):
-            query, key = (
-                norm(heads.view(heads.shape[0], -1, attention.head_dim)).reshape(heads.shape)
-                for norm, heads in ((attention.q_norm, query), (attention.k_norm, key))
-            )
-        query, key = attention.rotary_emb(rows.positions, query, key)
-        return query, key, value
+    def _project(self, layer: int, rows: _Rows) -> Rows:
+        """The model's own layer, which ends where attention begins."""
+        given = Rows(rows.positions, rows.states, rows.residual)
+        return self._decoder.prefill_layer(layer, given, lambda _: Attended(None))
 
     def _attend(self, layer: int, rows: _Rows) -> torch.Tensor:
         return self._pages.attend(layer, rows.query, rows.addresses)
@@ -187,15 +165,6 @@ class LayerPieces:
         block = self._decoder.layers[layer]
         x, _ = compat.rms_norm(block.post_attention_layernorm, states, residual)
         return block.mlp(x)
-
-    def _layer(self, layer: int) -> torch.Tensor:
-        """A layer above the check layer, one piece after the other."""
-        self._pages.write(layer, self._stored_places, self._rotate(layer), self._stored_value)
-        query, key, value = self._project(layer, self._some)
-        key, value = key.view(self._some.key.shape), value.view(self._some.value.shape)
-        self._pages.write(layer, self._some.places, key, value)
-        heads = self._pages.attend(layer, query.view(self._some.query.shape), self._some.addresses)
-        return self._feed(layer, self._output(layer, heads), self._some.residual)
 
     def _select(self) -> torch.Tensor:
         """Deviation by V, the tokens that deviate most, and their places among all rows."""

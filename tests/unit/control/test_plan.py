@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from blendrag.cli import plan as command
 from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus, make_plan
 from blendrag.control.prices import Prices
+from blendrag.machine import cpu, installed_vllm
 from blendrag.store.identity import KVIdentity
 from paper_machine import MACHINE, SPEEDS, make_profile
 
@@ -71,11 +73,29 @@ def test_command_says_what_it_would_choose_and_why(plan: Plan) -> None:
     assert facts["checked"] == []
 
 
-def test_times_of_another_selector_are_not_passed_off_as_this_ones(plan: Plan) -> None:
-    said = "selector hkvd, not query: run blendrag profile again"
+def measure_here(monkeypatch: pytest.MonkeyPatch, **other: str) -> None:
+    """The profile is of this machine but for what is ``other``."""
+    here = replace(MACHINE, **({"cpu": cpu(), "vllm": installed_vllm()} | other))
+    monkeypatch.setattr(command, "_profile_of", lambda settings: (make_profile(machine=here), IDENTITY))
+
+
+def test_times_of_another_selector_are_not_passed_off_as_this_ones(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_here(monkeypatch)
+    said = "selector 'hkvd', not 'query': run blendrag profile again"
     assert said in plan("--chunks", 1000, "--json").stderr
     Path("blendrag.yaml").write_text("selector: hkvd\n")
-    assert "selector" not in plan("--chunks", 1000).stderr
+    assert "run blendrag profile" not in plan("--chunks", 1000).stderr
+
+
+@pytest.mark.parametrize("fact", ["cpu", "vllm"])
+def test_times_of_another_machine_are_not_passed_off_as_this_ones(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, fact: str
+) -> None:
+    measure_here(monkeypatch, **{fact: "other"})
+    said = f"of another machine (different: {fact}): run blendrag profile again"
+    assert said in " ".join(plan("--chunks", 1000, "--json").stderr.split())
 
 
 def test_ratio_and_prices_that_are_given_are_used(plan: Plan, tmp_path: Path) -> None:

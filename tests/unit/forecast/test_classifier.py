@@ -13,7 +13,7 @@ import pytest
 from blendrag.errors import PredictorError
 from blendrag.forecast.classifier import MANIFEST, Classifier, load_manifest, load_weights, save_weights
 from blendrag.forecast.conversation import Window
-from blendrag.forecast.folder import describe
+from blendrag.forecast.folder import FolderStatus
 from blendrag.forecast.predictor import Predictor
 from blendrag.lab.eviction.learn_predictor import Trained
 from word_embedder import WordEmbedder, features
@@ -43,7 +43,7 @@ def test_saved_predictor_says_what_the_trained_one_said(tmp_path: Path, trained:
     before = Predictor(features(), trained.classifier, trained.manifest).probability(WINDOWS)
     assert np.array_equal(loaded.probability(WINDOWS), before)
     assert before[0] > before[1] + 0.2
-    assert describe(tmp_path / "new")["policy"] == "lpc"
+    assert FolderStatus.of(tmp_path / "new").policy == "lpc"
 
 
 def test_another_embedder_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
@@ -74,8 +74,8 @@ def test_weights_that_cannot_be_right_are_refused(
     save_weights(tmp_path, changed(trained, **change(trained.classifier)), trained.manifest)
     with pytest.raises(PredictorError, match=says):
         Predictor.load(tmp_path)
-    facts = describe(tmp_path)
-    assert facts["policy"] == "lru" and says in facts["reason"]
+    found = FolderStatus.of(tmp_path)
+    assert found.policy == "lru" and says in found.reason
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 200, None])

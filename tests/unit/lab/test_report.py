@@ -12,8 +12,7 @@ from blendrag.cli.console import out, print_json
 from blendrag.errors import ConfigError
 from blendrag.lab.canvas import check_plot_path
 from blendrag.lab.report import Page, table_with
-
-MACHINE = {"commit": "0123456789abcdef", "model": "/models/small", "cpu": "A CPU", "threads": 2}
+from paper_machine import MACHINE
 
 
 def test_json_holds_what_other_readers_refuse() -> None:
@@ -52,7 +51,7 @@ def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Pa
         console.print(table)
     console.print("a note", markup=False)
     page.paste(MACHINE)
-    measured = "Commit 0123456, small on A CPU, 2 threads."
+    measured = "Commit 0123456, paper on paper, 2 threads."
     assert path.read_text() == "# A\n" + "\nbetween\n".join(
         f"<!-- t-table{end} -->\n| arm | TTFT ms |\n| --- | ---: |\n| arm {n} | 1,234 |\n\n{measured}\n"
         f"<!-- /t-table{end} -->"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blendrag.control.profile import profile_digest
+from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragWarning
-from blendrag.machine import describe_machine
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -19,7 +20,7 @@ from paper_machine import make_profile
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)
-FACTS = {"device": "cpu", "threads": 2, "dtype": "bfloat16", "vllm": "0.32"}
+FACTS = EngineFacts("Tiny", "cpu", "bfloat16", "0.32", threads=2, block_size=16, reason=None)
 
 Save = Callable[..., None]
 
@@ -32,7 +33,7 @@ def session(tmp_path: Path) -> EngineSession:
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
     def save(selector: str = Settings().selector, **machine: Any) -> None:
-        here = describe_machine("tiny", FACTS) | machine
+        here = replace(FACTS.machine("tiny"), **machine)
         make_profile(identity=DIGEST, machine=here, selector=selector).save(tmp_path / "cache")
 
     return save
@@ -46,11 +47,11 @@ def test_profile_of_this_machine_is_not_refused(session: EngineSession, save: Sa
     assert found is not None and found.identity == DIGEST
 
 
-@pytest.mark.parametrize("fact", ["cpu", "threads", "dtype", "vllm"])
+@pytest.mark.parametrize(("fact", "other"), [("cpu", "x"), ("threads", 9), ("dtype", "x"), ("vllm", "x")])
 def test_profile_of_another_machine_is_not_used_nor_kept_quiet_about(
-    session: EngineSession, save: Save, fact: str
+    session: EngineSession, save: Save, fact: str, other: object
 ) -> None:
-    save(**{fact: "other"})
+    save(**{fact: other})
     with pytest.warns(BlendragWarning, match=f"different: {fact}"):
         assert session._profile(FACTS) is None
     with warnings.catch_warnings():

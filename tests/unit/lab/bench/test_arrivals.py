@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import ConfigError
-from blendrag.lab.bench.load import arrival_times, parse_rates
+from blendrag.lab.bench.load import arrival_times
 
 RATES = st.floats(0.1, 20)
 
@@ -30,13 +29,3 @@ def test_requests_come_regularly_or_at_another_rate() -> None:
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert mean == pytest.approx(1 / 50, rel=0.05) and spread == pytest.approx(mean, rel=0.05)
     assert times != arrival_times(50, 200, seed=2)
-
-
-def test_rates_are_sorted_and_each_once() -> None:
-    assert parse_rates("2, 0.5,2.0") == (0.5, 2.0)
-
-
-@pytest.mark.parametrize("text", ["", "1,", "fast", "0", "-1", "nan", "inf", "1e9"])
-def test_rate_that_cannot_be_sent_is_accepted(text: str) -> None:
-    with pytest.raises(ConfigError, match="--rates"):
-        parse_rates(text)

@@ -23,8 +23,6 @@ BAD = [
     (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
     (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
     (("sweep", "--plot", "out.gif"), "--plot out.gif"),
-    (("load", "--rates", "1,fast"), "'fast' is not a number"),
-    (("load", "--rates", "0"), "0 is not above 0"),
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
     (("beside", "--plot", "out"), "--plot out"),
@@ -41,6 +39,18 @@ def test_bad_option_is_one_line_without_an_engine(
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout
+
+
+@pytest.mark.parametrize("command", ["ttft", "sweep", "beside", "kernels"])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--chunks", "1"), ("--repeats", "0"), ("--chunk-tokens", "4")]
+)
+def test_measurement_of_nothing_is_accepted(
+    command: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+    result = CliRunner().invoke(app, ["bench", command, option, value])
+    assert result.exit_code == 2 and option in result.stderr and "Traceback" not in result.output
 
 
 HIDDEN = [

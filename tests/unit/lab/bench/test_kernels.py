@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,17 +13,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blendrag.cli.app import app
-from blendrag.lab.bench.floors import LAYER, analyse, costs, counts
+from blendrag.lab.bench.floors import analyse, costs, counts
+from blendrag.lab.bench.kernels import KernelOptions, KernelResults
 from blendrag.lab.bench.kernels_report import print_kernels
+from blendrag.lab.setup import Setup
+from blendrag.lab.statistics import Spread
+from blendrag.lab.worker.operations import LayerShape, PieceTimes
+from blendrag.settings import Settings
+from paper_machine import MACHINE
 
-SHAPE = {
-    "layers": 4, "tokens": 100, "cached": 80, "rows": 30, "runs": 9, "pairs_rows": 1500, "pairs_all": 5050,
-    "hidden": 16, "query": 16, "kv": 8, "intermediate": 32, "itemsize": 2,
-}  # fmt: skip
-PIECES = [
-    "fetch", "rotate", "write_stored", "qkv", "write", "attention_pages", "attention_dense", "o_proj", "mlp",
-    "layer", "qkv_all", "write_all", "attention_all", "o_proj_all", "mlp_all", "select", "gather", "metadata",
-]  # fmt: skip
+SHAPE = LayerShape(
+    layers=4, tokens=100, cached=80, rows=30, runs=9, pairs_rows=1500, pairs_all=5050, hidden=16, query=16,
+    kv=8, intermediate=32, itemsize=2,
+)  # fmt: skip
 PRODUCTS = {
     f"{name}{end}": [[m, *rest] for rest in sizes]
     for end, m in (("", 30), ("_all", 100))
@@ -30,16 +33,10 @@ PRODUCTS = {
 }
 
 
-def measured(mm_ms: float = 1.0, **ms: list[float]) -> dict[str, Any]:
+def measured(matmul_ms: float = 1.0, **ms: list[float]) -> PieceTimes:
     """As the worker says it; every piece 2 ms unless told."""
-    sizes = {",".join(map(str, size)) for own in PRODUCTS.values() for size in own}
-    return {
-        "shape": SHAPE,
-        "products": PRODUCTS,
-        "ms": {name: ms.get(name, [2.0, 2.0, 2.0]) for name in PIECES},
-        "matmul": {size: [mm_ms, 2 * mm_ms] for size in sizes},
-        "copy": {"1048576": [0.5, 1.0]},
-    }
+    times = {name: ms.get(name, [2.0, 2.0, 2.0]) for name in costs(SHAPE)}
+    return PieceTimes(SHAPE, times, {"16": [matmul_ms, 2 * matmul_ms]}, {"1048576": [0.5, 1.0]})
 
 
 def test_floor_counts_what_a_layer_multiplies() -> None:
@@ -55,7 +52,7 @@ def test_floor_counts_what_a_layer_multiplies() -> None:
 @given(st.integers(1, 500))
 def test_rows_that_are_all_rows_cost_the_same_under_both_names(tokens: int) -> None:
     pairs = tokens * (tokens + 1) // 2
-    found = costs(SHAPE | {"tokens": tokens, "rows": tokens, "pairs_rows": pairs, "pairs_all": pairs})
+    found = costs(replace(SHAPE, tokens=tokens, rows=tokens, pairs_rows=pairs, pairs_all=pairs))
     for name in ("qkv", "write", "attention", "o_proj", "mlp"):
         assert found[name] == found[f"{name}_all"]
 
@@ -71,42 +68,42 @@ def test_every_layer_is_counted_once(layers: int) -> None:
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
-def test_no_product_is_faster_than_its_floor(mm_ms: float, mlp_ms: float) -> None:
-    found = analyse(measured(mm_ms, mlp=[mlp_ms, 2 * mlp_ms]), "runs")
+def test_no_product_is_faster_than_its_floor(matmul_ms: float, mlp_ms: float) -> None:
+    found = analyse(measured(matmul_ms, mlp=[mlp_ms, 2 * mlp_ms]))
     for name in PRODUCTS:
-        piece = found["pieces"][name]
-        if piece["bound"] == "matmul":
-            assert piece["ratio"] >= 1 - 1e-9, f"{name} beats what is called its floor"
+        piece = found.pieces[name]
+        if piece.bound == "matmul":
+            assert piece.ratio and piece.ratio >= 1 - 1e-9, f"{name} beats what is called its floor"
 
 
 def test_blend_is_the_sum_of_its_pieces() -> None:
-    found = analyse(measured(), "runs")
-    blend, pieces = found["blend"], found["pieces"]
-    above = sum(piece["over_ms"] for piece in pieces.values())
-    assert blend["pieces_ms"] - blend["floor_ms"] == pytest.approx(above)
-    assert sum(pieces[name]["share"] for name in LAYER) == pytest.approx(1)
-    assert blend["full_floor_ms"] > blend["floor_ms"]
+    found = analyse(measured())
+    above = sum(piece.over_ms for piece in found.pieces.values())
+    assert found.pieces_ms - found.floor_ms == pytest.approx(above)
+    assert found.full_floor_ms > found.floor_ms
 
 
-def test_attention_is_that_of_the_mask_in_use() -> None:
-    ms = {"attention_pages": [3.0, 4.0], "attention_dense": [7.0, 9.0]}
-    assert analyse(measured(**ms), "runs")["pieces"]["attention"]["best_ms"] == 3.0
-    assert analyse(measured(**ms), "dense")["pieces"]["attention"]["best_ms"] == 7.0
+def results() -> KernelResults:
+    floors = analyse(measured(mlp_all=[900.0, 900.0]))
+    setup = Setup(KernelOptions(2, 40, 0.15, 3), Settings(), MACHINE, "runs", (100,))
+    return KernelResults(floors, Spread(2000.0, 1900.0, 2100.0), setup)
 
 
 def test_table_names_the_distance_and_what_is_lost_most() -> None:
-    results = analyse(measured(mlp_all=[900.0, 900.0]), "runs")
-    results["blend"] |= {"ttft_ms": {"median": 2000.0, "p10": 1900.0, "p90": 2100.0}}
-    results |= {
-        "shape": SHAPE,
-        "config": {"chunks": 2, "chunk_tokens": 40, "ratio": 0.15, "repeats": 3, "mask": "runs"},
-        "machine": {"model": "m", "dtype": "bfloat16", "cpu": "c", "threads": 2},
-    }
     shown = io.StringIO()
-    print_kernels(results, Console(file=shown, width=140))
+    print_kernels(results(), Console(file=shown, width=140))
     lost = shown.getvalue().partition("Most lost: ")[2]
     assert lost.startswith("norm, MLP, all rows "), "what is lost most comes first"
     assert "TTFT 2,000 ms" in shown.getvalue()
+
+
+def test_json_has_other_fields_than_promised() -> None:
+    found = json.loads(json.dumps(results().to_dict(), allow_nan=False))
+    assert list(found) == ["rates", "pieces", "blend", "shape", "machine", "config"]
+    assert {"best_ms", "median_ms", "floor_ms", "bound", "ratio", "count", "over_ms"} == set(
+        found["pieces"]["mlp"]
+    )
+    assert {"ttft_ms", "pieces_ms", "floor_ms", "full_floor_ms"} == set(found["blend"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,14 @@ from blendrag.lab.bench.ingest import IngestCost
 from blendrag.lab.bench.ttft import TtftOptions, TtftResults, _arms
 from blendrag.lab.bench.ttft_report import _labels, draw_sweep, draw_ttft, print_sweep, print_ttft
 from blendrag.lab.prompts import PromptMaker
-from blendrag.lab.report import plain
+from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import summarise
 from blendrag.lab.texts import questions_of
 from blendrag.options import STEPS
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
+from paper_machine import MACHINE
 
 START = Point(6, 512, 0.15, "raw")
 
@@ -67,12 +69,6 @@ def test_value_given_twice_is_measured_twice(settings: Settings) -> None:
     assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)
 
 
-@pytest.mark.parametrize("options", [{"chunks": 1}, {"repeats": 0}, {"values": ()}, {"chunk_tokens": 4}])
-def test_measurement_of_nothing_is_accepted(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least"):
-        TtftOptions(**{"axis": AXES["chunks"], "values": (2,), **options})
-
-
 @pytest.mark.parametrize("tokens", [4, 16, 200])
 def test_question_has_another_length_than_was_asked_for(tokens: int, tokenizer: Any) -> None:
     questions = questions_of(tokenizer, tokens)
@@ -89,7 +85,7 @@ def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settin
         point.store: SimpleNamespace(id=point.codec, chunks=chunks[point.codec]) for point in points.values()
     }
     maker = PromptMaker(tokenizer, system_prompt="Answer.", separator="\n")
-    return _arms(settings, TtftOptions(axis, values, 2, 8, 3), maker, points, stores)
+    return _arms(settings, TtftOptions(name, values, 2, 8, 3), maker, points, stores)
 
 
 def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, settings: Settings) -> None:
@@ -139,7 +135,6 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
     summaries = summarise(each, ("full", "prefix"))
     cost = IngestCost(tokens=12288, nbytes=1 << 28, seconds=8.5, prefill_s=8.0, plain_s=8.0)
     return TtftResults(
-        AXES[axis],
         {own[0].arm: summaries[name] for name, own in each.items()},
         dict.fromkeys(values, summaries),
         cost if ingest else None,
@@ -147,11 +142,10 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
             "raw": CodecCost(23040, 0, 0, 1, 2, {"reuse": 0, "blended": 0}),
             "int8": CodecCost(11745, 0.003, 0.007, 0.9, 3, {"reuse": 0.0045, "blended": 0.0027}),
         },
-        {"cpu": "A CPU [model]", "threads": 2, "device": "cpu", "model": "/models/some-model"},
-        {
-            "chunks": 6, "chunk_tokens": 512, "repeats": 5, "prompt_tokens": [3140, 3142], "ratio": 0.15,
-            "codec": "raw", "selector": "hkvd",
-        },
+        Setup(
+            TtftOptions(axis, values, ingest=ingest), Settings(), replace(MACHINE, cpu="A CPU [model]"),
+            "runs", (3140, 3142),
+        ),
     )  # fmt: skip
 
 
@@ -184,7 +178,7 @@ def test_table_is_cut_off_or_picture_is_see_through(
 
 
 def test_json_has_other_fields_than_promised() -> None:
-    read = json.loads(json.dumps(plain(results("ratio", 0.15, ingest=True)), allow_nan=False))
+    read = json.loads(json.dumps(results("ratio", 0.15, ingest=True).to_dict(), allow_nan=False))
     assert list(read["arms"]) == ["full", "prefix", "reuse", "blend@0.15"]
     for arm in read["arms"].values():
         assert set(arm) == {
@@ -193,7 +187,7 @@ def test_json_has_other_fields_than_promised() -> None:
         }  # fmt: skip
         assert set(arm["ttft_ms"]) == set(arm["speedup_vs_full"]) == {"median", "p10", "p90"}
     assert read["ingest"]["ratio_to_plain"] == pytest.approx(8.0 / 8.5)
-    (point,) = json.loads(json.dumps(plain(results("chunks", 2)), allow_nan=False))["points"]
+    (point,) = json.loads(json.dumps(results("chunks", 2).to_dict(), allow_nan=False))["points"]
     assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,58 +14,60 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
+from blendrag.lab.bench.load import Alone, LoadArm, LoadOptions, LoadResults, Run
 from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
-
-MACHINE = {"cpu": "A CPU [model]", "threads": 2, "model": "/models/some-model"}
-CONFIG = {
-    "chunks": 6, "chunk_tokens": 512, "ratio": 0.15, "codec": "raw", "selector": "hkvd", "repeats": 4,
-    "questions": 40, "pool": 48, "prompt_tokens": [1540, 1571],
-    "max_tokens": 16, "seconds": 24.0, "decodes": 2, "arrivals": 4,
-}  # fmt: skip
+from blendrag.lab.setup import Setup
+from blendrag.lab.statistics import Percentiles, Spread
+from blendrag.settings import Settings
+from paper_machine import MACHINE
 
 
-def spread(median: float) -> dict[str, float]:
-    return {"median": median, "p10": 0.9 * median, "p90": 1.1 * median}
+def setup(options: Any) -> Setup[Any]:
+    here = replace(MACHINE, cpu="A CPU [model]")
+    return Setup(options, Settings(), here, "runs", (1540, 1571))
 
 
-def latency(p50: float) -> dict[str, float]:
-    return {"p50": p50, "p95": 2 * p50, "max": 3 * p50}
+def spread(median: float) -> Spread:
+    return Spread(median, 0.9 * median, 1.1 * median)
 
 
-def load_results() -> dict[str, Any]:
-    def run(rate: float, ms: float) -> dict[str, Any]:
-        return {
-            "rate": rate, "arrived_per_s": rate, "completed_per_s": rate, "ttft_ms": latency(ms),
-            "itl_ms": latency(14) if rate < 2 else None, "saturated": 0.4, "not_blended": int(rate),
-        }  # fmt: skip
+def latency(p50: float) -> Percentiles[float]:
+    return Percentiles(p50, 2 * p50, 3 * p50)
 
-    def arm(rate: float | None, *runs: dict[str, Any]) -> dict[str, Any]:
-        found = {"per_s": rate, "past": rate != 3.0, "vs_full": rate, "vs_prefix": None}
-        return found | {"alone": {"ttft_ms": 800.0, "total_ms": 1000.0}, "runs": list(runs)}
+
+def load_results() -> LoadResults:
+    def run(rate: float, ms: float) -> Run:
+        itl = latency(14) if rate < 2 else None
+        return Run(rate, 9, 0, int(rate), 100.0, latency(ms), itl, rate, rate, 0.4)
+
+    def arm(rate: float | None, *runs: Run) -> LoadArm:
+        return LoadArm(Alone(800.0, 1000.0), list(runs), rate, rate != 3.0, rate, None)
 
     arms = {
         "full": arm(1.0, run(1.0, 700), run(1.5, 4000)),
         "prefix": arm(None, run(1.5, 1300)),
         "blended": arm(3.0, run(1.5, 300), run(3.0, 600)),
     }
-    return {"arms": arms, "bound_ms": 1600.0}
+    return LoadResults(arms, 1600.0, setup(LoadOptions()))
 
 
-def beside_results() -> dict[str, Any]:
-    def own(ms: float, ttft: float | None) -> dict[str, Any]:
-        return {"itl_ms": latency(ms), "during_ms": latency(ms), "arrival_ttft_ms": ttft and spread(ttft)}
+def beside_results() -> BesideResults:
+    def own(ms: float, ttft: float | None) -> Beside:
+        return Beside(latency(ms), latency(ms), spread(ttft) if ttft else None, 9.0)
 
-    ratio = {key: spread(2.5) for key in ("p50", "p95", "max")}
-    trace = [[0.1 * at, 12.0 + at] for at in range(30)]
-    return {
-        "conditions": {"alone": own(12, None), "full": own(300, 2100), "blended": own(25, 600)},
-        "ratios": {name: {"itl": ratio, "during": ratio} for name in ("full", "blended")},
-        "gap": 2.75,
-        "trace": {name: trace for name in ("alone", "full", "blended")},
-    }
+    ratio = Percentiles(spread(2.5), spread(2.5), spread(2.5))
+    trace = [(0.1 * at, 12.0 + at) for at in range(30)]
+    return BesideResults(
+        conditions={"alone": own(12, None), "full": own(300, 2100), "blended": own(25, 600)},
+        ratios={name: ToAlone(ratio, ratio) for name in ("full", "blended")},
+        gap=2.75,
+        trace={name: trace for name in ("alone", "full", "blended")},
+        setup=setup(BesideOptions()),
+    )
 
 
-CASES: list[tuple[dict[str, Any], Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
+CASES: list[tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
     (load_results(), print_load, draw_load,
      ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
     (beside_results(), print_beside, draw_beside, ("blended", "900", "2.50x", "one every 2.75 s")),
@@ -72,13 +76,12 @@ CASES: list[tuple[dict[str, Any], Callable[..., None], Callable[..., None], tupl
 
 @pytest.mark.parametrize(("results", "table", "draw", "shown"), CASES)
 def test_table_is_cut_off_or_picture_is_see_through(
-    results: dict[str, Any],
+    results: Any,
     table: Callable[..., None],
     draw: Callable[..., None],
     shown: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    results = {**results, "machine": MACHINE, "config": CONFIG}
     printed = io.StringIO()
     table(results, Console(file=printed, width=80))
     text = printed.getvalue()
@@ -89,3 +92,15 @@ def test_table_is_cut_off_or_picture_is_see_through(
     assert pixels.shape[2] == 3 or bool(np.all(pixels[:, :, 3] == 1.0))
     assert np.allclose(pixels[0, 0, :3], 1.0)
     assert len(np.unique(pixels[:, :, :3].reshape(-1, 3), axis=0)) > 5
+
+
+def test_json_has_other_fields_than_promised() -> None:
+    load = json.loads(json.dumps(load_results().to_dict(), allow_nan=False))
+    assert list(load) == ["arms", "bound_ms", "machine", "config"]
+    assert set(load["arms"]["full"]) == {"alone", "runs", "per_s", "past", "vs_full", "vs_prefix"}
+    assert load["arms"]["full"]["runs"][0]["ttft_ms"] == {"p50": 700, "p95": 1400, "max": 2100}
+    assert {"chunks", "pool", "ratio", "codec", "prompt_tokens"} < set(load["config"])
+    beside = json.loads(json.dumps(beside_results().to_dict(), allow_nan=False))
+    assert list(beside) == ["conditions", "ratios", "gap", "trace", "machine", "config"]
+    assert beside["conditions"]["alone"]["arrival_ttft_ms"] is None
+    assert set(beside["ratios"]["full"]["during"]["p95"]) == {"median", "p10", "p90"}

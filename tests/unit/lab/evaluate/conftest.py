@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from blendrag.lab.evaluate.recommend import recommend
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.summary import ArmSummary, Times, summarise
+from paper_machine import MACHINE
 
 # name: nats lost per token, probability of the first token, ms, tokens of 100 recomputed
 KNOWN = {
@@ -61,8 +63,7 @@ def make_sample(
 @pytest.fixture
 def results(samples: list[AnswerSample], rows: list[Question]) -> Evaluation:
     arms = summarise(samples, rows)
-    machine = {"model": "models/tiny", "cpu": "a CPU", "threads": 2}
-    return Evaluation(arms, recommend(arms), machine, {"format": "squadsplit"})
+    return Evaluation(arms, recommend(arms), replace(MACHINE, cpu="a CPU"), {"format": "squadsplit"})
 
 
 @pytest.fixture

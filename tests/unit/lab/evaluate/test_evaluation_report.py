@@ -15,7 +15,6 @@ from blendrag.lab.evaluate.bootstrap import Interval
 from blendrag.lab.evaluate.plot import draw
 from blendrag.lab.evaluate.report import print_evaluation
 from blendrag.lab.evaluate.run import Evaluation
-from blendrag.lab.report import plain
 
 
 def printed(results: Evaluation, width: int = 100) -> str:
@@ -83,7 +82,7 @@ def test_nothing_lost_is_not_shown_as_less_than_nothing(results: Evaluation) -> 
 
 
 def test_results_are_not_refused_by_scripts(results: Evaluation) -> None:
-    assert json.loads(json.dumps(plain(results), allow_nan=False)) == asdict(results)
+    assert json.loads(json.dumps(results.to_dict(), allow_nan=False)) == asdict(results)
 
 
 def test_picture_is_drawn_whatever_was_measured(results: Evaluation, tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None
     source = Source(lambda seed: dialog_trace(talks(), load, seed=seed), generated=True)
     options = EvictionOptions.parse("1000,4000", None, 3, 0.0)
     results = run_eviction(source, options, SILENT)
-    assert set(results["policies"]) == {*POLICIES, "oracle", "optimal"}
-    assert results["config"]["traces"] == 3
-    for name, hits in results["policies"].items():
+    assert set(results.policies) == {*POLICIES, "oracle", "optimal"}
+    assert results.traces == 3
+    for name, hits in results.policies.items():
         for hit, best, (low, high) in zip(
-            hits, results["policies"]["optimal"], results["spread"][name], strict=True
+            hits, results.policies["optimal"], results.spread[name], strict=True
         ):
             assert low <= hit <= high and hit <= best
-    assert results["policies"]["lpc"] == results["policies"]["lru"]  # nobody told it anything
-    assert results["policies"]["oracle"][0] > results["policies"]["lru"][0]
+    assert results.policies["lpc"] == results.policies["lru"]  # nobody told it anything
+    assert results.policies["oracle"][0] > results.policies["lru"][0]
 
 
 def test_warm_up_is_counted(trace: Path) -> None:
@@ -146,9 +146,9 @@ def test_gap_that_is_closed_is_another_share() -> None:
     source = Source(lambda seed: Trace("t", requests, prefix=False, unit="blocks"), generated=False)
     results = run_eviction(source, EvictionOptions((2, 3, 9), ("lru", "lfu"), 1), SILENT)
     for place in (0, 1):
-        low, own, high = (results["policies"][name][place] for name in ("lru", "lfu", "optimal"))
-        assert results["closed"]["lfu"][place] == pytest.approx((own - low) / (high - low))
-    assert results["closed"]["lfu"][2] is None, "there is no gap"
-    assert set(results["closed"]) == set(results["saved"]) == {"lfu", "optimal"}
+        low, own, high = (results.policies[name][place] for name in ("lru", "lfu", "optimal"))
+        assert results.closed["lfu"][place] == pytest.approx((own - low) / (high - low))
+    assert results.closed["lfu"][2] is None, "there is no gap"
+    assert set(results.closed) == set(results.saved) == {"lfu", "optimal"}
     alone = run_eviction(source, EvictionOptions((2,), ("lfu",), 1), SILENT)
-    assert "saved" not in alone and "closed" not in alone
+    assert not {"saved", "closed"} & alone.to_dict().keys()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blendrag.forecast.classifier import Classifier, shapes
 from blendrag.forecast.features import SCALARS
-from blendrag.lab.eviction.fit_classifier import Examples, Quality, auc, calibration_error, fit
+from blendrag.lab.eviction.fit_classifier import Examples, auc, calibration_error, fit, quality_of
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +39,9 @@ def test_bin_of_forecasts_is_lost_or_counted_twice(pairs: list[tuple[bool, float
 
 def test_forecasts_that_are_right_on_average_are_calibrated() -> None:
     truth = np.array([True] * 9 + [False])
-    assert Quality.of(truth, np.full(10, 0.9)).calibration_error == pytest.approx(0.0)
-    assert Quality.of(truth, np.full(10, 0.5)).calibration_error == pytest.approx(0.4)
-    assert Quality.of(truth, np.full(10, 0.5)).brier == pytest.approx(0.25)
+    assert quality_of(truth, np.full(10, 0.9)).calibration_error == pytest.approx(0.0)
+    assert quality_of(truth, np.full(10, 0.5)).calibration_error == pytest.approx(0.4)
+    assert quality_of(truth, np.full(10, 0.5)).brier == pytest.approx(0.25)
 
 
 def drawn(count: int, rate: float, seed: int = 0) -> Examples:

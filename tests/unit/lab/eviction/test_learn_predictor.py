@@ -29,7 +29,7 @@ LATER = 3 * ENDED_AFTER_S
 
 def test_what_conversations_end_with_is_learned(trained: Trained) -> None:
     metrics = trained.manifest.metrics
-    assert metrics["lpc"]["auc"] > 0.85 and metrics["lpc"]["calibration_error"] < 0.15
+    assert metrics and metrics.lpc.auc > 0.85 and metrics.lpc.calibration_error < 0.15
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -45,11 +45,11 @@ def test_file_is_not_judged_by_what_was_trained_on(tmp_path: Path, trained: Trai
     predictor = Predictor(features(), trained.classifier, trained.manifest)
     own = write_dialogs(tmp_path / "again.jsonl")
     results = evaluate_on_file(own, predictor)
-    assert results["held_out_only"]
-    assert results["conversations"] == trained.manifest.metrics["conversations"] < 60
-    assert results["lpc"]["auc"] == pytest.approx(trained.manifest.metrics["lpc"]["auc"])
+    assert results.held_out_only and trained.manifest.metrics
+    assert results.metrics.conversations == trained.manifest.metrics.conversations < 60
+    assert results.metrics.lpc.auc == pytest.approx(trained.manifest.metrics.lpc.auc)
     other = evaluate_on_file(write_dialogs(tmp_path / "other.jsonl", count=30), predictor)
-    assert not other["held_out_only"] and other["conversations"] == 30
+    assert not other.held_out_only and other.metrics.conversations == 30
     whole = Predictor(features(), trained.classifier, trained.manifest.model_copy(update={"held_out": 0.0}))
     with pytest.raises(ConfigError, match="all of it"):
         evaluate_on_file(own, whole)
