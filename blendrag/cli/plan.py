@@ -42,6 +42,7 @@ def plan(
     from blendrag.control.estimate import Estimator
     from blendrag.control.plan import Corpus, make_plan, record_bytes
     from blendrag.control.prices import Prices, read_prices
+    from blendrag.select import SELECTORS
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, top_k=top_k, recompute_ratio=ratio, prefix_caching=True)
@@ -51,6 +52,8 @@ def plan(
     # What else the times depend on, only an engine knows.
     if whose := profile.unlike(settings.selector, cpu=cpu(), vllm=installed_vllm()):
         say(f"these are times {whose}: run blendrag profile again")
+    if profile.selector not in SELECTORS:
+        raise ConfigError("the profile is of a selector that there is not: run blendrag profile again")
     count, tokens = _size(settings, index, chunks, chunk_tokens, model)
     nbytes = record_bytes(identity, profile.machine.dtype, tokens)
     corpus = Corpus(count, tokens, nbytes, min(settings.top_k, count))

@@ -7,13 +7,17 @@ from blendrag.options import BlendOptions
 from blendrag.select import gradual, hkvd, query, static  # noqa: F401  (they register)
 from blendrag.select.interface import SELECTORS, Selector
 
+_GONE = ("gradual_query", "weighted")
+
 
 def make_selector(options: BlendOptions) -> Selector:
     """The selector that the options name. Ratios 0 and 1 leave no choice, so none is measured.
 
-    Raises ConfigError for a name that is not registered.
+    Raises ConfigError for a name that is not registered, with the remedy for one that was.
     """
     name = options.selector
+    if name in _GONE:
+        raise ConfigError(f"the selector {name} is gone: use query")
     if name not in SELECTORS:
         raise ConfigError(f"unknown selector {name!r}; there are {', '.join(sorted(SELECTORS))}")
     if options.recompute_ratio == 0.0:

@@ -92,7 +92,7 @@ def test_unknown_selector_ends_in_a_plain_prefill_and_says_so(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("tail", ["", " and so on" * 200])
-def test_prompt_without_a_question_to_read_is_repaired_at_random(bench: Bench, tail: str) -> None:
+def test_prompt_without_a_question_is_repaired_otherwise_than_by_gradual(bench: Bench, tail: str) -> None:
     """It ends with a document; or what stands behind it is long, and left to the engine."""
     prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS], tail)
     if not tail:

@@ -89,6 +89,16 @@ def test_times_of_another_selector_are_not_passed_off_as_this_ones(
     assert "run blendrag profile" not in plan("--chunks", 1000).stderr
 
 
+def test_profile_of_a_selector_that_is_gone_is_not_a_remedy(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = make_profile(selector="gradual_query")
+    monkeypatch.setattr(command, "_profile_of", lambda settings: (old, IDENTITY))
+    result = plan("--chunks", 1000)
+    assert result.exit_code == 1 and "error: the profile is of a selector" in result.stderr
+    assert "run blendrag profile again" in " ".join(result.stderr.splitlines()[-1:])
+
+
 @pytest.mark.parametrize("fact", ["cpu", "vllm"])
 def test_times_of_another_machine_are_not_passed_off_as_this_ones(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, fact: str
