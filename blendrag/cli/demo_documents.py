@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
-from email import message_from_string
-from importlib import metadata
 from pathlib import Path
 
 import blendrag
 from blendrag.index.loaders import Document
+from blendrag.lab.texts import description, licences, package_names
 
 # Together they stay near 60,000 tokens: a minute or two of prefill on two cores. A project's documentation
 # grows, so only its beginnings are read, which tell what each document is about.
@@ -19,7 +17,6 @@ _MOST_CHARACTERS = 6_000
 _MOST_OF_THE_PROJECT = 2_500
 _FEWEST_CHARACTERS = 600
 _LICENCES = 8
-_IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
 
 # What the demo's questions are about comes first; blendrag depends on all of it.
 _ASKED_ABOUT = (
@@ -32,7 +29,9 @@ def demo_documents() -> list[Document]:
     """Documents in the same order every time; at least 30 wherever blendrag's own dependencies are."""
     found = list(_project_documents())
     room = _TOTAL_CHARACTERS - sum(len(document.text) for document in found)
-    names = _package_names()
+    installed = package_names()
+    first = [name for name in _ASKED_ABOUT if name in installed]
+    names = first + [name for name in installed if name not in first]
     for document in (*_licences(names), *_descriptions(names)):
         if len(document.text) <= room:
             room -= len(document.text)
@@ -50,46 +49,24 @@ def _project_documents() -> Iterator[Document]:
                 yield Document(text, path.relative_to(root).as_posix())
 
 
-def _package_names() -> list[str]:
-    """Installed packages, each once."""
-    installed = sorted({str(dist.name).lower() for dist in metadata.distributions() if dist.name})
-    first = [name for name in _ASKED_ABOUT if name in installed]
-    return first + [name for name in installed if name not in first]
-
-
 def _descriptions(names: list[str]) -> Iterator[Document]:
     for name in names:
-        text = _cut(_description(metadata.distribution(name)))
+        text = _cut(description(name))
         if len(text) >= _FEWEST_CHARACTERS:
             yield Document(text, f"{name}, description")
-
-
-def _description(dist: metadata.Distribution) -> str:
-    message = message_from_string(dist.read_text("METADATA") or "")
-    body = message.get_payload()
-    return (body.strip() if isinstance(body, str) else "") or str(message.get("Description", ""))
 
 
 def _licences(names: list[str]) -> Iterator[Document]:
     """A few licences that begin differently: most packages bring one of the same three texts."""
     beginnings: set[str] = set()
     for name in names:
-        text = _licence(metadata.distribution(name))
+        text = _cut(next(licences(name), ""))
         beginning = text.partition("\n")[0]
         if len(text) >= _FEWEST_CHARACTERS and beginning not in beginnings:
             beginnings.add(beginning)
             yield Document(text, f"{name}, licence")
         if len(beginnings) == _LICENCES:
             return
-
-
-def _licence(dist: metadata.Distribution) -> str:
-    """The first of a package's licence files; "" without one."""
-    for file in dist.files or ():
-        if _IS_LICENCE.search(str(file)):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                return _cut(Path(str(file.locate())).read_text(encoding="utf-8").strip())
-    return ""
 
 
 def _cut(text: str, most: int = _MOST_CHARACTERS) -> str:

@@ -75,12 +75,14 @@ def train(
 ) -> None:
     """Learn from conversations which of them go on, or from traffic; --data goes on where it was stopped."""
     from blendrag.forecast.folder import default_folder
+    from blendrag.lab.eviction.learn_predictor import one_at_a_time
 
     folder = out or default_folder()
     if [data is not None, from_log, trace is not None].count(True) != 1:
         raise typer.BadParameter("give one of --data FILE, --trace FILE and --from-log")
     if trace:
-        _from_trace(trace, folder)
+        with one_at_a_time(folder), interruptible(_AS_IT_WAS):
+            _hazard_from(trace, folder)
     elif data:
         _from_conversations(data, folder, embedder, held_out, seed)
     else:
@@ -143,7 +145,7 @@ def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out
 
 def _from_log(folder: Path, embedder: str | None, seed: int) -> None:
     """Both models, each from its log. Raises PredictorError where neither has learned anything."""
-    from blendrag.errors import PredictorError
+    from blendrag.errors import PredictorError, SourceError
     from blendrag.lab.eviction.learn_predictor import one_at_a_time
 
     predictor = partial(_predictor_from_log, folder, embedder, seed)
@@ -152,7 +154,7 @@ def _from_log(folder: Path, embedder: str | None, seed: int) -> None:
         for learn in (predictor, partial(_hazard_from_log, folder)):
             try:
                 learn()
-            except PredictorError as error:
+            except (PredictorError, SourceError) as error:
                 problems.append(str(error))
     if len(problems) == 2:
         raise PredictorError("; ".join(problems))
@@ -176,21 +178,17 @@ def _predictor_from_log(folder: Path, embedder: str | None, seed: int) -> None:
 
 
 def _hazard_from_log(folder: Path) -> None:
-    from blendrag.lab.eviction.learn_hazard import largest_log, learn_from_log
+    from blendrag.lab.eviction.learn_hazard import largest_log
+
+    _hazard_from(largest_log(folder), folder)
+
+
+def _hazard_from(trace: Path, folder: Path) -> None:
+    from blendrag.lab.eviction.learn_hazard import learn_from_trace
     from blendrag.progress import progress_bar
 
     with progress_bar() as bar:
-        compared = learn_from_log(largest_log(folder), folder, bar)
-    _say_what_was_found(compared, folder)
-
-
-def _from_trace(file: Path, folder: Path) -> None:
-    from blendrag.lab.eviction.learn_hazard import learn_from_trace
-    from blendrag.lab.eviction.learn_predictor import one_at_a_time
-    from blendrag.progress import progress_bar
-
-    with one_at_a_time(folder), interruptible(_AS_IT_WAS), progress_bar() as bar:
-        compared = learn_from_trace(file, folder, bar)
+        compared = learn_from_trace(trace, folder, bar)
     _say_what_was_found(compared, folder)
     if compared.live and compared.prefix:
         say("a model of prefixes: stores, whose chunks are found one by one, do not go by it")

@@ -76,6 +76,7 @@ class Features:
         Interrupted, it goes on from where its cache is.
         """
         keyed, texts = self._texts(windows)
+        progress.note("embedding prompts")
         vectors = self._vectors(texts, progress)
         rows = []
         for keys, window in zip(keyed, windows, strict=True):
@@ -83,6 +84,12 @@ class Features:
             before = np.mean(earlier, axis=0) if earlier else np.zeros_like(latest)
             rows.append(np.concatenate([latest, before, _scalars(window)]))
         return np.stack(rows)
+
+    def vectors(self, texts: Sequence[str], progress: Progress = SILENT) -> Rows:
+        """[texts, dimension], of whole texts. Interrupted, it goes on from where its cache is."""
+        keys = [_key(text) for text in texts]
+        found = self._vectors(dict(zip(keys, texts, strict=True)), progress)
+        return np.stack([found[key] for key in keys])
 
     def _texts(self, windows: Sequence[Window]) -> tuple[list[list[bytes]], dict[bytes, str]]:
         """The keys of each window's texts, oldest first; and the texts of all keys."""
@@ -99,7 +106,7 @@ class Features:
                 if prompt not in cut:
                     cut[prompt] = shortened(prompt, tokenizer, share)
             parts = [cut[prompt] for prompt in prompts]
-            keys = [xxhash.xxh3_128_digest(part.encode()) for part in parts]
+            keys = [_key(part) for part in parts]
             texts.update(zip(keys, parts, strict=True))
             keyed.append(keys)
         return keyed, texts
@@ -107,7 +114,6 @@ class Features:
     def _vectors(self, texts: dict[bytes, str], progress: Progress) -> dict[bytes, Vector]:
         vectors = self._cache.get(texts)
         missing = sorted(texts.keys() - vectors.keys(), key=lambda key: (len(texts[key]), key))
-        progress.note("embedding prompts")
         progress.total(len(missing))
         for done in range(0, len(missing), _BATCH):
             batch = missing[done : done + _BATCH]
@@ -118,6 +124,10 @@ class Features:
             vectors.update(new)
             progress.advance(len(batch))
         return vectors
+
+
+def _key(text: str) -> bytes:
+    return xxhash.xxh3_128_digest(text.encode())
 
 
 def _scalars(window: Window) -> Rows:

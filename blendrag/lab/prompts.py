@@ -116,6 +116,11 @@ class PromptMaker:
         question = questions[number % len(questions)]
         return Trial(number, self.make(chosen, question), self.make(other, question))
 
+    def trials(self, pool: Sequence[NewChunk], chunks: int, count: int, seed: int) -> list[Trial]:
+        """``count`` of them, the same ones for the same ``seed``."""
+        rng = random.Random(seed)
+        return [self.trial(pool, chunks, rng, number) for number in range(count)]
+
 
 def check_prompts(prompts: Iterable[Prompt], window: int, answer: int = 1) -> None:
     """Raise PromptTooLongError unless every prompt and ``answer`` tokens fit into the model's window."""

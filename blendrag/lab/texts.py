@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import ConfigError, SourceError
-from blendrag.index.formats import Unusable, decode
+from blendrag.lab.records import read_records, read_text
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import decode as decode_tokens
 
@@ -23,39 +22,47 @@ _IS_LICENCE = re.compile(r"(LICEN[CS]E|COPYING)[^/]*$", re.IGNORECASE)
 _BADGE = re.compile(r"^\s*(\[?!\[|\.\. (image|_|\|)|:\w+:|<).*$\n?", re.MULTILINE)  # links and pictures
 
 
+def package_names() -> list[str]:
+    """Installed packages, each once, by name."""
+    return sorted({str(dist.name).lower() for dist in metadata.distributions() if dist.name})
+
+
+def description(package: str) -> str:
+    """What a package says of itself; "" if nothing."""
+    return str(metadata.metadata(package)["Description"] or "").strip()
+
+
+def licences(package: str) -> Iterator[str]:
+    """The package's licence files."""
+    for file in metadata.files(package) or ():
+        if _IS_LICENCE.search(str(file)):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                yield Path(str(file.locate())).read_text(encoding="utf-8").strip()
+
+
 def installed_texts() -> Iterator[str]:
-    """Descriptions, then licences, of the installed packages, in the order of their names."""
-    distributions = {str(dist.name).lower(): dist for dist in metadata.distributions() if dist.name}
-    ordered = [distributions[name] for name in sorted(distributions)]
-    for dist in ordered:
-        yield _BADGE.sub("", str(dist.metadata["Description"] or "")).strip()
-    for dist in ordered:
-        for file in dist.files or ():
-            if _IS_LICENCE.search(str(file)):
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    yield Path(str(file.locate())).read_text(encoding="utf-8").strip()
+    """Descriptions, then licences, of the installed packages."""
+    names = package_names()
+    for name in names:
+        yield _BADGE.sub("", description(name)).strip()
+    for name in names:
+        yield from licences(name)
 
 
 def file_texts(path: Path) -> list[str]:
-    """The texts in ``path``: a whole text file, or per line of a ``.jsonl`` file its field ``text`` (one
+    """The texts in ``path``: a whole text file, or per record of a ``.jsonl`` file its field ``text`` (one
     text) or ``documents`` (several texts, or objects with a ``text``).
 
     Raises SourceError, naming the file and the line.
     """
-    try:
-        content = decode(path.read_bytes())
-    except (OSError, Unusable) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
-        return [content]
+        return [read_text(path)]
     texts: list[str] = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            try:
-                texts += _texts_of(json.loads(line))
-            except ValueError as error:
-                raise SourceError(f"{str(path)!r}, line {number}: {error}") from error
+    for place, record in read_records(path):
+        try:
+            texts += _texts_of(record)
+        except ValueError as error:
+            raise SourceError(f"{str(path)!r}, {place}: {error}") from error
     return texts
 
 

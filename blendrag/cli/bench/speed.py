@@ -11,15 +11,12 @@ from blendrag.cli import options
 from blendrag.cli.measured import measured
 from blendrag.options import STEPS
 
-_RATIOS = "0.05,0.15,0.3"
-
 
 def ttft(
     chunks: options.Chunks = 6,
     chunk_tokens: options.ChunkTokens = 512,
     repeats: options.Repeats = 5,
     ratios: options.Ratios = None,
-    selector: options.Selector = None,
     model: options.Model = None,
     data: options.Data = None,
     plot: options.Plot = None,
@@ -35,11 +32,9 @@ def ttft(
     from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
-    by_step = ratios is None and selector is None
-    axis = "quality" if by_step else "ratio"
-    values = tuple(STEPS) if by_step else parse_ratios(_RATIOS if ratios is None else ratios)
+    axis, values = ("quality", tuple(STEPS)) if ratios is None else ("ratio", parse_ratios(ratios))
     wanted = TtftOptions(axis, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
-    settings = Settings.load(model=model, selector=selector, prefix_caching=True)
+    settings = Settings.load(model=model, prefix_caching=True)
     table = pasted(print_ttft, "ttft", paste)
     measured(lambda progress: run_ttft(settings, wanted, progress), table, json, plot, draw_ttft)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -102,9 +101,8 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
             scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store,
             scratch_store(engine, settings, pieces, TierSpec(kind="disk", throttle=_SLOW)) as slow,
         ):
-            rng = random.Random(options.seed)
             count = 1 + options.arrivals * options.repeats
-            trials = [maker.trial(store.chunks, options.chunks, rng, number) for number in range(count)]
+            trials = maker.trials(store.chunks, options.chunks, count, options.seed)
             prompts = [trial.prompt for trial in trials]
             stories = [encode_document(maker.tokenizer, _STORY.format(number)) for number in range(DECODES)]
             check_prompts(prompts, engine.max_model_len)

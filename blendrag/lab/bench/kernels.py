@@ -3,7 +3,6 @@ blends that were just served."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,8 +72,7 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) 
         progress.note("cutting text into chunks")
         pieces = text_pieces(maker.tokenizer, options.chunks, options.chunk_tokens)
         with scratch_store(engine, settings, pieces, filled=False) as store:
-            rng = random.Random(options.seed)
-            trials = [maker.trial(store.chunks, options.chunks, rng, n) for n in range(_BLENDS + 1)]
+            trials = maker.trials(store.chunks, options.chunks, _BLENDS + 1, options.seed)
             prompts = [trial.prompt for trial in trials]
             check_prompts(prompts, engine.max_model_len)
             progress.total(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -124,10 +123,8 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
         progress.note("ingest")
         pieces = text_pieces(maker.tokenizer, options.pool, options.chunk_tokens)
         with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
-            rng = random.Random(options.seed)
-            prompts = [
-                maker.trial(store.chunks, options.chunks, rng, number).prompt for number in range(PROMPTS)
-            ]
+            trials = maker.trials(store.chunks, options.chunks, PROMPTS, options.seed)
+            prompts = [trial.prompt for trial in trials]
             check_prompts(prompts, engine.max_model_len, options.max_tokens)
             runs = _Runs(engine, prompts, _ways(settings, store), options, progress)
             arms, bound_ms = asyncio.run(runs.measure())

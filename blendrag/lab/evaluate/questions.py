@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -14,10 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from blendrag.errors import SourceError
-from blendrag.index.formats import Unusable, decode
 from blendrag.lab.evaluate.formats import FORMATS, Format, Question
-
-_GZIP_MAGIC = b"\x1f\x8b"
+from blendrag.lab.records import problem_of, read_records
 
 
 def read_questions(path: Path, format: Format, limit: int | None = None, seed: int = 0) -> list[Question]:
@@ -41,61 +36,15 @@ def read_questions(path: Path, format: Format, limit: int | None = None, seed: i
     return list(islice(_spread(groups, seed), limit))
 
 
-def read_records(path: Path) -> list[tuple[str, Any]]:
-    """The items of a JSON list or the lines of JSON Lines, gzipped or not, and where each is ("line 3").
-
-    A file whose first line is an object by itself is JSON Lines. SQuAD's outer object is looked through.
-    Raises SourceError, naming the file and the line.
-    """
-    text = _read(path)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if lines and _is_object(lines[0][1]):
-        found = [(f"line {number}", _parse(path, line, number)) for number, line in lines]
-        if len(found) > 1 or "data" not in found[0][1]:
-            return found
-    whole = _parse(path, text, 1)
-    items = whole.get("data") if isinstance(whole, dict) else whole
-    if not isinstance(items, list):
-        raise SourceError(f"{str(path)!r}: neither a list nor lines of JSON objects")
-    return [(f"item {number}", item) for number, item in enumerate(items, start=1)]
-
-
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
-    except (OSError, EOFError, zlib.error, Unusable) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
-def _parse(path: Path, text: str, first_line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise SourceError(f"{str(path)!r}, line {line}: not JSON ({error.msg})") from error
-
-
 def _record(path: Path, format: Format, place: str, value: Any, number: int) -> BaseModel:
     """number: of the record in the file, from 1."""
     numbered = {**value, "number": number} if isinstance(value, dict) else value
     try:
         return format.record.model_validate(numbered)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        reason = f"{field}: {first['msg']}" if field else first["msg"]
         fitting = [name for name, other in FORMATS.items() if number == 1 and _fits(other, numbered)]
         hint = f"; it fits --format {' or '.join(fitting)}" if fitting else ""
-        message = f"{str(path)!r}, {place}, is not in the format {format.name}: {reason}{hint}"
+        message = f"{str(path)!r}, {place}, is not in the format {format.name}: {problem_of(error)}{hint}"
         raise SourceError(message) from None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from blendrag.errors import PredictorError, SourceError
+from blendrag.errors import PredictorError
 from blendrag.eviction import EvictionPolicy
 from blendrag.eviction.gdsf import GDSF
 from blendrag.eviction.hazard import Hazard
@@ -18,7 +18,6 @@ from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.eviction.lru import LRU
 from blendrag.forecast.trace_log import parts
 from blendrag.lab.eviction.fit_hazard import learned
-from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import read_trace
 from blendrag.lab.eviction.trace import Trace, weights
@@ -60,15 +59,6 @@ def largest_log(folder: Path) -> Path:
     if not logs:
         raise PredictorError(f"no traffic of a store is logged in {str(folder)!r} (setting outcome_log)")
     return max(logs, key=lambda log: sum(part.stat().st_size for part in parts(log)))
-
-
-def learn_from_log(log: Path, folder: Path, progress: Progress) -> HazardComparison:
-    """:func:`learn_hazard` from a store's log. Raises PredictorError where that teaches nothing yet."""
-    try:
-        trace = read_mooncake(*parts(log))
-    except SourceError as error:
-        raise PredictorError(f"nothing can be learned from the log: {error}") from error
-    return learn_hazard(trace, f"{log}", folder, progress)
 
 
 def learn_from_trace(path: Path, folder: Path, progress: Progress) -> HazardComparison:

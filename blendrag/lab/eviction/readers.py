@@ -3,55 +3,25 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import json
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blendrag.errors import SourceError
 from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.records import numbered_lines, problem_of, read_records
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK = 512  # tokens, of Mooncake's
 AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-
-
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, line) of those that are not blank. Raises SourceError, naming the last line that could be
-    read."""
-    number = 0
-    try:
-        with path.open("rb") as file:
-            magic = file.read(2)
-            file.seek(0)
-            lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        where = f" after line {number}" if number else ""
-        raise SourceError(f"cannot read {str(path)!r}{where}: {reason}") from error
 
 
 def _wrong_line(path: Path, number: int, why: str) -> SourceError:
     """The error that names a line."""
     return SourceError(f"{str(path)!r}, line {number}: {why}")
-
-
-def _problem_of(error: Exception) -> str:
-    """In a line: where a record is not what it should be first, and what is wrong there."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where}: {problem['msg']}" if where else problem["msg"]
 
 
 class _Record(BaseModel):
@@ -103,7 +73,7 @@ def read_mooncake(path: Path, *more: Path) -> Trace:
             except ValueError as error:
                 if independent and not line.endswith(b"\n"):
                     break
-                raise _wrong_line(part, number, _problem_of(error)) from None
+                raise _wrong_line(part, number, problem_of(error)) from None
             if independent is None:
                 independent = record.independent
             if record.independent != independent:
@@ -135,40 +105,31 @@ def _from_zero(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """at: seconds since the first one. prompt, answer: tokens."""
-
-    at: float
-    prompt: int
-    answer: int
-
-
-def read_azure(path: Path) -> list[Arrival]:
-    """When requests came: what was in them has to be drawn (:mod:`.workloads`).
+def read_azure(path: Path) -> list[float]:
+    """When requests came, seconds since the first: what was in them has to be drawn (:mod:`.workloads`).
 
     Raises SourceError, naming file and line, for what is no such record, for times that run backwards, and
     for a file without requests.
     """
-    arrivals: list[Arrival] = []
+    arrivals: list[float] = []
     first: datetime | None = None
     for number, line in numbered_lines(path):
         try:
             row = next(csv.reader([line.decode("utf-8-sig")]))
             if number == 1 and row == AZURE_COLUMNS:
                 continue
-            stamp, prompt, answer = row
+            stamp, *tokens = row
             # seven digits of a second: one more than Python knows
             time = datetime.fromisoformat(stamp[:26])
             first = first or time
-            arrival = Arrival((time - first).total_seconds(), int(prompt), int(answer))
+            at = (time - first).total_seconds()
+            if len(tokens) != 2 or min(map(int, tokens)) < 0:
+                raise ValueError("not two numbers of tokens")
         except (ValueError, TypeError, csv.Error) as error:
             raise _wrong_line(path, number, f"not {', '.join(AZURE_COLUMNS)}: {error}") from None
-        if arrival.prompt < 0 or arrival.answer < 0:
-            raise _wrong_line(path, number, "a negative number of tokens")
-        if arrivals and arrival.at < arrivals[-1].at:
+        if arrivals and at < arrivals[-1]:
             raise _wrong_line(path, number, "TIMESTAMP: earlier than that of the line before")
-        arrivals.append(arrival)
+        arrivals.append(at)
     if not arrivals:
         raise SourceError(f"{str(path)!r} holds no requests")
     return arrivals
@@ -209,7 +170,7 @@ def read_dialogs(path: Path) -> list[Dialog]:
         try:
             dialogs.append(Dialog.model_validate_json(line))
         except ValidationError as error:
-            raise _wrong_line(path, number, _problem_of(error)) from None
+            raise _wrong_line(path, number, problem_of(error)) from None
     if not dialogs:
         raise SourceError(f"{str(path)!r} holds no conversations")
     return dialogs
@@ -228,10 +189,6 @@ class _Article(BaseModel):
     paragraphs: list[_Paragraph]
 
 
-class _Set(BaseModel):
-    data: list[_Article]
-
-
 @dataclass(frozen=True, slots=True)
 class Questions:
     """A corpus and what is asked of it. paragraphs: each text once. asked: of each article, its questions."""
@@ -242,19 +199,15 @@ class Questions:
 
 def read_questions(path: Path) -> Questions:
     """SQuAD's JSON, gzipped or not, with or without its outermost ``{"data": ...}``. Raises SourceError."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        loaded = json.loads(raw)
-        articles = (
-            _Set.model_validate(loaded).data
-            if isinstance(loaded, dict)
-            else TypeAdapter(list[_Article]).validate_python(loaded)
-        )
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise SourceError(
-            f"{str(path)!r} has neither hash_ids nor turns, and is no question set in SQuAD's format:"
-            f" {_problem_of(error)}"
-        ) from error
+    articles = []
+    for place, record in read_records(path):
+        try:
+            articles.append(_Article.model_validate(record))
+        except ValidationError as error:
+            raise SourceError(
+                f"{str(path)!r} has neither hash_ids nor turns, and is no question set in SQuAD's format:"
+                f" {place}: {problem_of(error)}"
+            ) from error
     asked = tuple(
         questions
         for article in articles

@@ -14,7 +14,6 @@ from blendrag.forecast.trace_log import parts
 from blendrag.lab.eviction.readers import (
     AZURE_COLUMNS,
     Dialog,
-    numbered_lines,
     read_azure,
     read_dialogs,
     read_mooncake,
@@ -28,6 +27,7 @@ from blendrag.lab.eviction.workloads import (
     embedded,
     retrieval_trace,
 )
+from blendrag.lab.records import numbered_lines
 
 Forecasts = Callable[[Trace], Sequence[float] | None]
 
@@ -108,18 +108,17 @@ def _first(path: Path) -> dict[str, Any]:
 
 
 def _questions(path: Path, workload: Workload) -> Source:
-    from blendrag.embedder import Embedder
-    from blendrag.models import resolve_embedder
+    from blendrag.forecast.features import Features
+    from blendrag.forecast.folder import default_folder
+    from blendrag.forecast.words import open_embedder
+    from blendrag.lab.eviction.vectors import DiskCache
     from blendrag.settings import Settings
 
-    settings = Settings.load()
-    arrivals = [each.at for each in read_azure(workload.arrivals)] if workload.arrivals else None
-    corpus = embedded(
-        read_questions(path),
-        Embedder(resolve_embedder(settings.embedder), name=settings.embedder),
-        settings.cache_dir.expanduser() / "replay",
-    )
-    load = RetrievalLoad(seconds=workload.seconds, articles_zipf=workload.zipf, questions_zipf=workload.zipf)
+    name = Settings.load().embedder
+    arrivals = read_azure(workload.arrivals) if workload.arrivals else None
+    features = Features(open_embedder(name), DiskCache(default_folder(), name))
+    corpus = embedded(read_questions(path), features)
+    load = RetrievalLoad(seconds=workload.seconds, zipf=workload.zipf)
     return Source(
         lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
         generated=True,

@@ -8,17 +8,15 @@ draw 60 % of the requests).
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from blendrag.forecast.features import Features
 from blendrag.lab.eviction.readers import Dialog, Questions
 from blendrag.lab.eviction.trace import Request, Trace
 
@@ -128,17 +126,9 @@ class _Conversation:
         )
 
 
-class Embeds(Protocol):
-    """What turns texts into vectors of length 1: :class:`blendrag.embedder.Embedder`."""
-
-    name: str
-
-    def embed(self, texts: Sequence[str]) -> list[list[float]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The same as vectors. chunks: [paragraphs, dim]; questions: [all questions in order, dim];
+    """A corpus as vectors. chunks: [paragraphs, dim]; questions: [all questions in order, dim];
     article: of each question."""
 
     chunks: Vectors
@@ -152,38 +142,24 @@ class RetrievalLoad:
     """Who asks what, when.
 
     rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
-    top_k: chunks of a prompt, closest first. articles_zipf, questions_zipf: the exponents s of the popularity
-        rank**-s of articles, and of questions within each.
+    top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
+        of questions within each.
     """
 
     rate: float = 2.0
-    seconds: float = 1800.0
+    seconds: float = 1200.0
     top_k: int = 5
-    articles_zipf: float = 1.0
-    questions_zipf: float = 1.0
+    zipf: float = 1.0
 
 
-def embedded(
-    questions: Questions,
-    embedder: Embeds,
-    folder: Path | None = None,
-    tokens: Callable[[str], int] = four_characters,
-) -> Embedded:
-    """Vectors of a corpus and its questions; kept in ``folder``, since thousands of texts take a minute."""
+def embedded(questions: Questions, features: Features) -> Embedded:
+    """A corpus and its questions as vectors, which ``features`` keeps."""
     asked = [question for article in questions.asked for question in article]
-    texts = [*questions.paragraphs, *asked]
-    digest = hashlib.sha256("\0".join([embedder.name, *texts]).encode()).hexdigest()[:32]
-    kept = folder / f"vectors-{digest}.npy" if folder else None
-    if kept and kept.exists():
-        vectors = np.load(kept, allow_pickle=False)
-    else:
-        vectors = np.asarray(embedder.embed(texts), np.float32)
-        if kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            np.save(kept, vectors)
+    vectors = features.vectors([*questions.paragraphs, *asked])
     count = len(questions.paragraphs)
     article = np.repeat(np.arange(len(questions.asked)), [len(a) for a in questions.asked])
-    return Embedded(vectors[:count], vectors[count:], article, tuple(map(tokens, questions.paragraphs)))
+    sizes = tuple(map(four_characters, questions.paragraphs))
+    return Embedded(vectors[:count], vectors[count:], article, sizes)
 
 
 def retrieval_trace(
@@ -225,9 +201,9 @@ class _Popularity:
     def __init__(self, article: NDArray[np.int64], load: RetrievalLoad, rng: np.random.Generator) -> None:
         self._rng = rng
         count = int(article.max()) + 1
-        self._articles = _zipf(rng.permutation(count) + 1, load.articles_zipf)
+        self._articles = _zipf(rng.permutation(count) + 1, load.zipf)
         self._questions = [np.flatnonzero(article == i) for i in range(count)]
-        self._within = [_zipf(rng.permutation(len(q)) + 1, load.questions_zipf) for q in self._questions]
+        self._within = [_zipf(rng.permutation(len(q)) + 1, load.zipf) for q in self._questions]
 
     def draw(self) -> int:
         article = int(np.searchsorted(self._articles, self._rng.random()))

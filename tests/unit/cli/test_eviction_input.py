@@ -27,8 +27,8 @@ FILES = {
     "text": (b"hello\n", "not JSON"),
     "binary": (bytes(range(256)), "not JSON"),
     "brackets": (b"[" * 100_000 + b"\n", "not JSON"),
-    "number": (b"3\n", "SQuAD's format"),
-    "list": (b"[1, 2]\n", "SQuAD's format: 0: "),
+    "number": (b"3\n", "neither a list nor lines"),
+    "list": (b"[1, 2]\n", "SQuAD's format: item 1: "),
     "another format": (b'{"id": "a"}\n', "neither hash_ids nor turns"),
     "no gzip": (b"\x1f\x8bhello", "cannot read"),
     "cut": (gzip.compress(line(BLOCKS) * 500)[:-12], "cannot read"),
@@ -42,7 +42,7 @@ FILES = {
     "no text": (line(TALK, turns=[{"role": "user", "text": None}]), "line 1: turns.0.text"),
     "half a character": (line(TALK).replace(b"hi", b"\\ud800"), "line 1: Invalid JSON"),
     "no questions": (b'{"data": [{"paragraphs": [{"context": "x", "qas": []}]}]}', "has no questions"),
-    "cut questions": (b'{\n"data": [{"paragraphs": [{"context": "x"', "SQuAD's format"),
+    "cut questions": (b'{\n"data": [{"paragraphs": [{"context": "x"', "line 2: not JSON"),
 }
 
 

@@ -16,7 +16,6 @@ BAD = [
     (("ttft", "--ratios", "0"), "the arm 'reuse'"),
     (("ttft", "--ratios", ""), "is not a number"),
     (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
-    (("ttft", "--selector", "hkdv"), "unknown selector"),
     (("ttft", "--plot", "out.gif"), "--plot out.gif"),
     (("ttft", "--paste", "absent.md"), "--paste absent.md"),
     (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
@@ -39,6 +38,12 @@ def test_bad_option_is_one_line_without_an_engine(
     assert result.exit_code == 1
     assert message in result.stderr and result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1 and not result.stdout
+
+
+def test_selector_that_there_is_not_is_found_out_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
+    result = CliRunner(env={"BLENDRAG_SELECTOR": "hkdv"}).invoke(app, ["bench", "ttft"])
+    assert result.exit_code == 1 and result.stderr.startswith("error: unknown selector 'hkdv'")
 
 
 @pytest.mark.parametrize("command", ["ttft", "sweep", "beside", "kernels"])

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blendrag.errors import PredictorError
+from blendrag.errors import PredictorError, SourceError
 from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.hazard_file import NAME, load_hazard, save_hazard
 from blendrag.forecast.trace_log import TraceLog, parts, trace_path
-from blendrag.lab.eviction.learn_hazard import LEAST, HazardComparison, largest_log, learn_from_log
+from blendrag.lab.eviction.learn_hazard import LEAST, HazardComparison, largest_log, learn_from_trace
 from blendrag.progress import SILENT, Progress
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def traffic(folder: Path, prompts: int, name: str = "trace-a.jsonl", limit: int 
 
 
 def learn(log: Path) -> HazardComparison:
-    return learn_from_log(log, log.parent, SILENT)
+    return learn_from_trace(log, log.parent, SILENT)
 
 
 def test_model_that_beats_lru_stays_away_or_is_worse_later(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_log_in_which_nothing_comes_again_teaches_something(tmp_path: Path) -> N
 
 def test_damaged_log_is_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "trace-a.jsonl").write_text("{}\n{}\n")
-    with pytest.raises(PredictorError, match=r"nothing can be learned.*line 1"):
+    with pytest.raises(SourceError, match=r"trace-a"):
         learn(tmp_path / "trace-a.jsonl")
 
 
@@ -117,5 +117,5 @@ def test_interrupted_learning_changes_the_model(tmp_path: Path) -> None:
 
     log = traffic(tmp_path, 300)
     with pytest.raises(KeyboardInterrupt):
-        learn_from_log(log, tmp_path, Interrupted())
+        learn_from_trace(log, tmp_path, Interrupted())
     assert not (tmp_path / NAME).exists()

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from blendrag.errors import SourceError
+from blendrag.forecast.features import Features
 from blendrag.lab.eviction.readers import Questions, read_questions
 from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.vectors import DiskCache
 from blendrag.lab.eviction.workloads import (
     Embedded,
     RetrievalLoad,
@@ -48,7 +50,12 @@ QUESTIONS = Questions(
 
 
 def corpus() -> Embedded:
-    return embedded(QUESTIONS, Hashing())
+    return embedded(QUESTIONS, features(Hashing()))
+
+
+def features(embedder: Hashing, folder: Path | None = None) -> Features:
+    cache = DiskCache(folder, embedder.name) if folder else None
+    return Features(embedder, cache)  # type: ignore[arg-type]
 
 
 def draws(trace: Trace) -> Counter[tuple[str, ...]]:
@@ -66,8 +73,8 @@ def test_chunks_that_are_not_the_closest() -> None:
 
 
 def test_a_popularity_other_than_the_stated_one() -> None:
-    flat = draws(retrieval_trace(corpus(), replace(LOAD, articles_zipf=0.0, questions_zipf=0.0)))
-    skewed = draws(retrieval_trace(corpus(), replace(LOAD, articles_zipf=1.5, questions_zipf=1.5)))
+    flat = draws(retrieval_trace(corpus(), replace(LOAD, zipf=0.0)))
+    skewed = draws(retrieval_trace(corpus(), replace(LOAD, zipf=1.5)))
     assert flat.most_common(1)[0][1] < 60 < 300 < skewed.most_common(1)[0][1]
     # The first article's share, and the share that its first question has of that.
     expected = 1 / (sum(i**-1.5 for i in range(1, 13)) * sum(i**-1.5 for i in range(1, 11)))
@@ -91,12 +98,14 @@ def test_arrivals_that_are_not_those_given() -> None:
 
 def test_vectors_computed_twice_or_kept_for_other_texts(tmp_path: Path) -> None:
     embedder = Hashing()
-    first = embedded(QUESTIONS, embedder, tmp_path)
-    again = embedded(QUESTIONS, embedder, tmp_path)
-    assert embedder.calls == 1
+    first = embedded(QUESTIONS, features(embedder, tmp_path))
+    calls = embedder.calls
+    again = embedded(QUESTIONS, features(embedder, tmp_path))
+    assert embedder.calls == calls > 0
     assert np.array_equal(first.chunks, again.chunks) and np.array_equal(first.questions, again.questions)
-    other = embedded(replace(QUESTIONS, paragraphs=("another",)), embedder, tmp_path)
-    assert embedder.calls == 2 and len(other.chunks) == 1
+    other = embedded(replace(QUESTIONS, paragraphs=("another",)), features(embedder, tmp_path))
+    assert embedder.calls == calls + 1 and len(other.chunks) == 1
+    assert not np.array_equal(other.chunks[0], first.chunks[0])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

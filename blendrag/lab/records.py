@@ -1,0 +1,92 @@
+"""The records of a file: a JSON list, or JSON Lines; gzipped or not.
+
+What is wrong is a SourceError that names the file, and the line where there is one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from blendrag.errors import SourceError
+from blendrag.index.formats import Unusable, decode
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_text(path: Path) -> str:
+    """Of a text file."""
+    with _readable(path):
+        data = path.read_bytes()
+        return decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of those that are not blank, of a file that may be too long to be read at once."""
+    with _readable(path), path.open("rb") as file:
+        magic = file.read(2)
+        file.seek(0)
+        lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield number, line
+
+
+def read_records(path: Path) -> list[tuple[str, Any]]:
+    """The items of a JSON list or the lines of JSON Lines, and where each is ("line 3").
+
+    A file whose first line is an object by itself is JSON Lines. SQuAD's outer object is looked through.
+    """
+    text = read_text(path)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if lines and _is_object(lines[0][1]):
+        found = [(f"line {number}", _parse(path, line, number)) for number, line in lines]
+        if len(found) > 1 or "data" not in found[0][1]:
+            return found
+    whole = _parse(path, text, 1)
+    items = whole.get("data") if isinstance(whole, dict) else whole
+    if not isinstance(items, list):
+        raise SourceError(f"{str(path)!r}: neither a list nor lines of JSON objects")
+    return [(f"item {number}", item) for number, item in enumerate(items, start=1)]
+
+
+def problem_of(error: Exception) -> str:
+    """In a line: where a record is not what it should be first, and what is wrong there."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where}: {problem['msg']}" if where else problem["msg"]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, Unusable) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise SourceError(f"cannot read {str(path)!r}: {reason}") from error
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _parse(path: Path, text: str, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise SourceError(f"{str(path)!r}, line {line}: not JSON ({error.msg})") from error
+    except RecursionError as error:
+        raise SourceError(f"{str(path)!r}, line {first_line}: not JSON ({error})") from error
