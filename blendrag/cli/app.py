@@ -10,7 +10,7 @@ import typer
 from blendrag import __version__
 from blendrag.cli.ask import ask, chat
 from blendrag.cli.bench import app as bench
-from blendrag.cli.console import Commands, say
+from blendrag.cli.console import group, say
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
@@ -22,14 +22,7 @@ from blendrag.cli.profile import profile
 from blendrag.cli.stats import stats
 from blendrag.errors import BlendragWarning
 
-app = typer.Typer(
-    name="blendrag",
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group("blendrag")
 for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
     app.command()(command)
 app.command("import")(import_)

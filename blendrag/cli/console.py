@@ -80,6 +80,19 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
+def group(name: str | None = None, help: str | None = None) -> typer.Typer:
+    """A command that has others below it."""
+    return typer.Typer(
+        name=name,
+        help=help,
+        cls=Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
 def shown(source: str) -> str:
     """A source's name for people: files below the working folder without it."""
     try:

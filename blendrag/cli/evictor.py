@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.console import Commands, interruptible, out, print_json, say
+from blendrag.cli.console import group, interruptible, out, print_json, say
 from blendrag.cli.measured import measured
+from blendrag.lab.report import table_with
 
 if TYPE_CHECKING:
     from blendrag.forecast.classifier import Metrics
@@ -21,12 +22,7 @@ if TYPE_CHECKING:
     from blendrag.lab.eviction.learn_hazard import HazardComparison
     from blendrag.lab.eviction.learn_predictor import Judged, Trained
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group(help="Train and check the predictor that tells eviction which conversations go on.")
 
 _CONVERSATIONS = typer.Option(
     "--data",
@@ -37,11 +33,6 @@ _LABELS = {"policy": "lpc goes by", "lpc_plus": "lpc+ goes by"}  # of the status
 _TOO_GOOD = 0.8  # chats of people are not as predictable
 _LEFT = "interrupted: the same command goes on where it was"
 _AS_IT_WAS = "interrupted: what was not finished stays as it was"
-
-
-@app.callback()
-def evictor() -> None:
-    """Train and check the predictor that tells eviction which conversations go on."""
 
 
 @app.command()
@@ -246,13 +237,9 @@ def _print_evaluation(results: Judged, console: Console) -> None:
 
 
 def _print_quality(metrics: Metrics, console: Console) -> None:
-    table = Table(
-        title=f"{metrics.examples:,} prompts of {metrics.conversations:,} conversations,"
-        f" {metrics.goes_on:.0%} go on",
-        title_justify="left",
-    )
-    for label in ("AUC", "Brier", "log loss", "calibration error"):
-        table.add_column(label, justify="right")
+    what = f"{metrics.examples:,} prompts of {metrics.conversations:,} conversations"
+    title = f"{what}, {metrics.goes_on:.0%} go on"
+    table = table_with("AUC", "Brier", "log loss", "calibration error", title=title)
     found = metrics.lpc
     numbers = (found.auc, found.brier, found.log_loss, found.calibration_error)
     table.add_row(*(f"{number:.3f}" for number in numbers))

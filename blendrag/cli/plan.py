@@ -13,6 +13,7 @@ from rich.text import Text
 from blendrag.cli import options
 from blendrag.cli.console import err, interruptible, out, print_json, say
 from blendrag.errors import ConfigError
+from blendrag.lab.report import table_with
 from blendrag.machine import cpu, installed_vllm
 
 if TYPE_CHECKING:
@@ -128,18 +129,8 @@ def _print(plan: Plan, prices: Prices, profile: Profile, settings: Settings, con
 
 
 def _tier_table(plan: Plan, prices: Prices) -> Table:
-    table = Table()
-    table.add_column("tier")
-    for name in (
-        f"{prices.currency} per month",
-        "load",
-        f"recompute at {plan.ratio:g}",
-        "TTFT",
-        "plain / TTFT",
-        "mode A ratio",
-        "its TTFT",
-    ):
-        table.add_column(name, justify="right")
+    cost, recompute = f"{prices.currency} per month", f"recompute at {plan.ratio:g}"
+    table = table_with("tier", cost, "load", recompute, "TTFT", "plain / TTFT", "mode A ratio", "its TTFT")
     for tier in plan.tiers:
         table.add_row(
             Text(tier.tier),
@@ -167,11 +158,8 @@ def _mode_c(plan: Plan, tier: TierPlan) -> str:
 
 
 def _checked_table(checked: list[Checked]) -> Table:
-    table = Table(title="Time to first token, estimated and measured (disks cold)", title_justify="left")
-    table.add_column("tier")
-    table.add_column("how")
-    for name in ("estimate", "measured", "error"):
-        table.add_column(name, justify="right")
+    title = "Time to first token, estimated and measured (disks cold)"
+    table = table_with("tier", "how", "estimate", "measured", "error", title=title)
     for one in checked:
         times = (_ms(one.estimated_s), _ms(one.measured_s), f"{one.error:+.0%}")
         table.add_row(Text(one.tier), Text(one.what), *times)

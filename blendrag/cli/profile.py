@@ -11,6 +11,7 @@ from rich.text import Text
 
 from blendrag.cli import options
 from blendrag.cli.console import err, interruptible, out, print_json, say
+from blendrag.lab.report import table_with
 
 if TYPE_CHECKING:
     from blendrag.control.estimate import Estimator
@@ -61,9 +62,8 @@ def _print(measured: Profile, console: Console) -> None:
 def _prefill_table(measured: Profile) -> Table:
     times = {(point.cached, point.new): point.seconds for point in measured.prefill}
     new = sorted({new for _, new in times})
-    table = Table(title="Prefill, ms: new tokens behind cached ones", title_justify="left")
-    for name in ("cached", *(f"{tokens:,} new" for tokens in new)):
-        table.add_column(name, justify="right")
+    title = "Prefill, ms: new tokens behind cached ones"
+    table = table_with("cached", *(f"{tokens:,} new" for tokens in new), title=title)
     for cached in sorted({cached for cached, _ in times}):
         cells = (times.get((cached, tokens)) for tokens in new)
         table.add_row(f"{cached:,}", *(f"{1e3 * cell:,.0f}" if cell else "" for cell in cells))
@@ -72,9 +72,8 @@ def _prefill_table(measured: Profile) -> Table:
 
 def _blend_table(measured: Profile, estimate: Estimator) -> Table:
     ratios = sorted({point.ratio for point in measured.blend})
-    table = Table(title="Fused prefill, KV in memory, ms (and by the fit)", title_justify="left")
-    for name in ("cached", "fresh", *(f"ratio {ratio:g}" for ratio in ratios)):
-        table.add_column(name, justify="right")
+    title = "Fused prefill, KV in memory, ms (and by the fit)"
+    table = table_with("cached", "fresh", *(f"ratio {ratio:g}" for ratio in ratios), title=title)
     times = {(point.cached, point.fresh, point.ratio): point.seconds for point in measured.blend}
     for cached, fresh in sorted({(cached, fresh) for cached, fresh, _ in times}):
         cells = []
@@ -86,10 +85,7 @@ def _blend_table(measured: Profile, estimate: Estimator) -> Table:
 
 
 def _tier_table(measured: Profile) -> Table:
-    table = Table(title="Tiers", title_justify="left")
-    table.add_column("tier")
-    for name in ("MB/s", "ms per call", "calls"):
-        table.add_column(name, justify="right")
+    table = table_with("tier", "MB/s", "ms per call", "calls", title="Tiers")
     for name, speed in measured.tiers.items():
         cells = (f"{speed.bytes_per_s / 1e6:,.0f}", f"{1e3 * speed.latency_s:.2f}", str(speed.calls))
         table.add_row(Text(name), *cells)

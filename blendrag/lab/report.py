@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 
 from blendrag.errors import ConfigError
-from blendrag.lab.setup import Setup
-from blendrag.machine import Machine
+
+if TYPE_CHECKING:
+    from blendrag.lab.setup import Setup
+    from blendrag.machine import Machine
 
 
 class Results(Protocol):
@@ -30,9 +32,9 @@ class EngineResults(Results, Protocol):
 R = TypeVar("R", bound=EngineResults)
 
 
-def table_with(first: str, *columns: str) -> Table:
+def table_with(first: str, *columns: str, title: str = "") -> Table:
     """An empty table: the first column to the left, the others, numbers, to the right."""
-    table = Table()
+    table = Table(title=title or None, title_justify="left")
     table.add_column(first, overflow="fold")  # a name cut short would be another one
     for column in columns:
         table.add_column(column, justify="right")

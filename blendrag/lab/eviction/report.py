@@ -33,8 +33,7 @@ def _print_by_size(
     title: str, sizes: Sequence[int], values: Values, shown: Callable[[float], str], console: Console
 ) -> None:
     """A row per size; a dash where the replays do not tell."""
-    table = table_with("size", *values)
-    table.title, table.title_justify = title, "left"
+    table = table_with("size", *values, title=title)
     for place, size in enumerate(sizes):
         row = [of[place] for of in values.values()]
         table.add_row(f"{size:,}", *("–" if value is None else shown(value) for value in row))

@@ -13,7 +13,7 @@ from blendrag.lab.arms import Arm, Blending, FullPrefill, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.measure import repeated
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
-from blendrag.lab.running import lab_engine
+from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
@@ -44,8 +44,7 @@ def check_plan(
 
     Raises PromptTooLongError, ConfigError (too little text), StoreError, EngineError.
     """
-    engine = lab_engine(settings, progress.note)
-    try:
+    with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
         pieces = text_pieces(maker.tokenizer, corpus.top_k, corpus.chunk_tokens)
@@ -61,8 +60,6 @@ def check_plan(
             Checked(tier, what, seconds, min(sample.ttft_ms for sample in times[tier, what]) / 1e3)
             for (tier, what), (seconds, _) in arms.items()
         ]
-    finally:
-        engine.release()
 
 
 def _arms(
