@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from blendrag.engine.client.engine import Engine
@@ -22,7 +22,7 @@ _ONE_TOKEN = Sampling(max_tokens=1)
 _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while the next call computes
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class IngestCost:
     """Tokens and seconds of ingest and of plain prefill of the same chunks.
 
@@ -54,7 +54,7 @@ def measure_ingest(
 
     A turn ends when its records are on disk, so that no writing slows the plain prefill after it.
     """
-    cost = IngestCost()
+    costs: list[IngestCost] = []
     with scratch_store(engine, settings, pieces, filled=False) as store:
         calls = list(store.batches(store.chunks))
         # Keys that the catalogue does not know: what warms up is not stored.
@@ -62,22 +62,25 @@ def measure_ingest(
         rounds = [calls[at : at + _CALLS_PER_ROUND] for at in range(0, len(calls), _CALLS_PER_ROUND)]
         ways = {"ingest": _ingest, "plain prefill of the same": _prefill_plainly}
         for turn in in_turn(ways, [[unknown], *rounds], progress):
-            turn.arm(store.client, turn.trial, IngestCost() if turn.warms_up else cost)
-    return cost
+            cost = turn.arm(store.client, turn.trial)
+            if not turn.warms_up:
+                costs.append(cost)
+    return IngestCost(*(sum(column) for column in zip(*map(astuple, costs), strict=True)))
 
 
-def _ingest(store: StoreClient, calls: Sequence[Sequence[NewChunk]], cost: IngestCost) -> None:
+def _ingest(store: StoreClient, calls: Sequence[Sequence[NewChunk]]) -> IngestCost:
     begin = time.perf_counter()
-    for batch in calls:
-        done = store.ingest(batch)
-        cost.tokens += done.tokens
-        cost.prefill_s += done.seconds
-        cost.nbytes += done.nbytes
-    cost.nbytes += store.flush()
-    cost.seconds += time.perf_counter() - begin
+    done = [store.ingest(batch) for batch in calls]
+    nbytes = sum(each.nbytes for each in done) + store.flush()
+    return IngestCost(
+        tokens=sum(each.tokens for each in done),
+        nbytes=nbytes,
+        seconds=time.perf_counter() - begin,
+        prefill_s=sum(each.seconds for each in done),
+    )
 
 
-def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[NewChunk]], cost: IngestCost) -> None:
+def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[NewChunk]]) -> IngestCost:
     async def all_at_once(batch: Sequence[NewChunk]) -> None:
         await asyncio.gather(*(store.engine.agenerate(chunk.token_ids, _ONE_TOKEN) for chunk in batch))
 
@@ -85,4 +88,4 @@ def _prefill_plainly(store: StoreClient, calls: Sequence[Sequence[NewChunk]], co
     begin = time.perf_counter()
     for batch in calls:
         asyncio.run(all_at_once(batch))
-    cost.plain_s += time.perf_counter() - begin
+    return IngestCost(plain_s=time.perf_counter() - begin)
