@@ -35,14 +35,13 @@ def costs(shape: LayerShape) -> dict[str, Cost]:
     qkv: 2m H(Q + 2KV) FLOPs; weights, residual stream in and out, Q, K and V out.
     attention: 4pQ FLOPs (scores, and their sum of V); Q in, out, K and V of n tokens in.
     o_proj: 2m QH FLOPs. mlp: 2m 3HI FLOPs (gate, up, down). Weights, rows in and out.
-    write: K and V in and out, 4m KV e bytes; write_stored, fetch: the same of c tokens.
+    write: K and V in and out, 4m KV e bytes; write_stored: the same of c tokens.
     rotate: K in and out, 2c KV e bytes. gather: 2m(Q + H)e bytes. select: 2c KV e bytes (fresh, stored V).
     metadata: nothing that would have to be.
     """
     h, q, kv, wide, e = shape.hidden, shape.query, shape.kv, shape.intermediate, shape.itemsize
     n, cached = shape.tokens, shape.cached
     found: dict[str, Cost] = {
-        "fetch": Cost(0, 4 * cached * kv * e),
         "rotate": Cost(0, 2 * cached * kv * e),
         "write_stored": Cost(0, 4 * cached * kv * e),
         "select": Cost(0, 2 * cached * kv * e),
@@ -61,8 +60,7 @@ def costs(shape: LayerShape) -> dict[str, Cost]:
 
 def counts(layers: int) -> dict[str, int]:
     """How often a blend does each piece: full layers below the check layer; at it, QKV for all rows and the
-    rest for the selected ones; above it whole layers; of the last, what gives K and V. ``fetch`` is beside
-    all that, in a thread of its own."""
+    rest for the selected ones; above it whole layers; of the last, what gives K and V."""
     above = layers - CHECK_LAYER - 1
     times = {name: CHECK_LAYER for name in _FULL}
     for name in ("qkv_all", "write_all"):
@@ -137,7 +135,7 @@ def analyse(measured: PieceTimes) -> Floors:
     for name, cost in least.items():
         spent = measured.ms[name]
         floor_ms, bound = _floor(cost, rates)
-        pieces[name] = Piece(min(spent), spread(spent).median, floor_ms, bound, times.get(name, 0))
+        pieces[name] = Piece(min(spent), spread(spent).median, floor_ms, bound, times[name])
     return Floors(measured.shape, rates, pieces)
 
 

@@ -9,7 +9,6 @@ from blendrag.lab.bench.kernels import KernelResults
 from blendrag.lab.report import table_with, where
 
 _NAMES = {
-    "fetch": "fetch stored KV (beside)",
     "rotate": "rotate stored K",
     "write_stored": "write stored KV",
     "qkv": "norm, QKV, RoPE",
@@ -36,8 +35,8 @@ def print_kernels(results: KernelResults, console: Console) -> None:
             f"{piece.floor_ms:.2f}" if piece.floor_ms else "-",
             piece.bound.replace("none", ""),
             f"{piece.ratio:.1f}x" if piece.ratio else "-",
-            str(piece.count or ""),
-            f"{piece.over_ms:.1f}" if piece.count else "",
+            str(piece.count),
+            f"{piece.over_ms:.1f}",
         )
     for part in (_layer(results), table, _LEGEND, _blend(results), _facts(results)):
         console.print(part, markup=False)

@@ -60,14 +60,6 @@ class Format:
     documents: int | None = None
 
 
-FORMATS: dict[str, Format] = {}
-
-
-def register_format(format: Format) -> None:
-    """Make a format available under its name."""
-    FORMATS[format.name] = format
-
-
 def find_format(name: str) -> Format:
     """The format called ``name``; ``kv:8``, say, is ``kv`` with 8 documents in a prompt.
 
@@ -194,12 +186,6 @@ def _among_passages(records: Sequence[_Own], seed: int, count: int) -> Iterator[
         yield [replace(question, documents=tuple(documents))]
 
 
-register_format(Format("jsonl", _Own, _as_recorded))
-register_format(Format("musique", _Musique, _as_recorded))
-register_format(Format("hotpot", _Hotpot, _as_recorded))
-register_format(Format("nq", _NaturalQuestion, _among_passages, documents=6))
-
-
 # -- SQuAD and XQuAD: the paragraph that has the answer, among others of its article ---------------
 
 
@@ -242,11 +228,6 @@ def _squad_question(
     )
 
 
-register_format(Format("squad", _SquadArticle, _among_paragraphs, documents=6))
-register_format(Format("squadsplit", _SquadArticle, _among_paragraphs, cut=_PIECE_TOKENS, documents=4))
-register_format(Format("xquad", _SquadArticle, _among_paragraphs, _IN_ITS_LANGUAGE, documents=5))
-
-
 # -- key-value retrieval ("Lost in the Middle"): copying, which small models can do as well --------
 
 
@@ -274,4 +255,16 @@ def _among_pairs(records: Sequence[_KeyValues], seed: int, count: int) -> Iterat
         yield [Question(str(each.number), asked, (each.value,), documents)]
 
 
-register_format(Format("kv", _KeyValues, _among_pairs, _VALUE, documents=12))
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("jsonl", _Own, _as_recorded),
+        Format("musique", _Musique, _as_recorded),
+        Format("hotpot", _Hotpot, _as_recorded),
+        Format("nq", _NaturalQuestion, _among_passages, documents=6),
+        Format("squad", _SquadArticle, _among_paragraphs, documents=6),
+        Format("squadsplit", _SquadArticle, _among_paragraphs, cut=_PIECE_TOKENS, documents=4),
+        Format("xquad", _SquadArticle, _among_paragraphs, _IN_ITS_LANGUAGE, documents=5),
+        Format("kv", _KeyValues, _among_pairs, _VALUE, documents=12),
+    )
+}

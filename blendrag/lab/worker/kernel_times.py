@@ -6,16 +6,13 @@ Only times are measured here; what they could be at best is arithmetic on the sh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from blendrag.lab.worker.kernels import LayerPieces, Step
 from blendrag.lab.worker.operations import PieceTimes
-from blendrag.load.loader import stay_aside
 
 if TYPE_CHECKING:
     from blendrag.engine.worker.data_plane import DataPlane
@@ -29,24 +26,18 @@ def time_pieces(
     data_plane: DataPlane, tokens: int, spans: Sequence[tuple[int, int]], ratio: float, repeats: int
 ) -> PieceTimes:
     """Everything in turn, ``repeats`` times; each round is another layer's, so that weights are as cold as in
-    a forward. The first round is a warm-up. ``fetch`` is done by one thread beside the model's. Arguments as
-    :class:`LayerPieces` has them."""
+    a forward. The first round is a warm-up. Arguments as :class:`LayerPieces` has them."""
     pieces = LayerPieces(data_plane.model, tokens, spans, ratio)
     shape, device = pieces.shape(), pieces.device
-    taken = PieceTimes(shape, {"fetch": []}, {}, {})
+    taken = PieceTimes(shape, {}, {}, {})
     work = [(taken.ms, name, step) for name, step in pieces.steps().items()]
     work += [(taken.matmul, str(n), _product(n, device, pieces.dtype)) for n in _SQUARES]
     work += [(taken.copy, str(nbytes), _copy(nbytes, device)) for nbytes in _COPIES]
-    with ThreadPoolExecutor(1, thread_name_prefix="blendrag-aside", initializer=stay_aside) as aside:
-        for number in range(repeats + 1):
-            layer = number % shape.layers
-            fetched = aside.submit(_milliseconds, pieces.fetch, torch.device("cpu")).result()
+    for number in range(repeats + 1):
+        for times, name, step in work:
+            spent = _milliseconds(step, number % shape.layers, device)
             if number:
-                taken.ms["fetch"].append(fetched)
-            for times, name, step in work:
-                spent = _milliseconds(partial(step, layer), device)
-                if number:
-                    times.setdefault(name, []).append(spent)
+                times.setdefault(name, []).append(spent)
     return taken
 
 
@@ -60,11 +51,11 @@ def _copy(nbytes: int, device: torch.device) -> Step:
     return lambda _: target.copy_(source)
 
 
-def _milliseconds(work: Callable[[], Any], device: torch.device) -> float:
+def _milliseconds(step: Step, layer: int, device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     begin = time.perf_counter()
-    work()
+    step(layer)
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return 1e3 * (time.perf_counter() - begin)

@@ -21,7 +21,6 @@ from blendrag.options import BlendOptions
 from blendrag.select import make_selector
 from blendrag.select.deviation import deviation
 from blendrag.select.interface import CachedTokens, budget
-from blendrag.store.codec import make_codec
 
 Step = Callable[[int], Any]  # of a layer's number
 
@@ -57,7 +56,7 @@ class LayerPieces:
             raise ModelNotSupportedError(
                 f"not measured: the layers of {type(decoder.model).__name__} run whole, not piece by piece"
             )
-        self._decoder, self._spans = decoder, spans
+        self._decoder = decoder
         self.dtype = decoder.dtype
         self._dense = model.mask == "dense"
         self._random = torch.Generator().manual_seed(0)
@@ -77,10 +76,6 @@ class LayerPieces:
         self._stored_places = self._pages.places(self._cached)
         stored = (self._cached.numel(), *decoder.kv_shape)
         self._stored_key, self._stored_value = self._noise(*stored), self._noise(*stored)
-        self._codec = make_codec("raw", *decoder.kv_shape, decoder.dtype)
-        chunks = [self._noise(1, 2, length, *decoder.kv_shape) for _, length in spans]
-        self._records = [self._codec.encode(chunk)[0].cpu() for chunk in chunks]
-        self._slot = torch.empty(2, *stored, dtype=decoder.dtype)
         self._pages.write(0, self._all.places, self._all.key, self._all.value)
 
     def shape(self) -> LayerShape:
@@ -125,14 +120,6 @@ class LayerPieces:
         }
 
     # -- the pieces, as the fused prefill does them -------------------------------------------------------
-
-    @torch.inference_mode()  # it is a thread's own, and this runs in another
-    def fetch(self) -> None:
-        """One layer's stored KV from memory to where the model's thread finds it, as the loader does it."""
-        at = 0
-        for row, (_, length) in zip(self._records, self._spans, strict=True):
-            self._codec.decode(row, length, *self._slot[:, at : at + length])
-            at += length
 
     def _rotate(self, layer: int) -> torch.Tensor:
         return self._decoder.rotate_keys(layer, self._cached, self._stored_key)
