@@ -9,7 +9,6 @@ import typer
 
 from blendrag.cli import options
 from blendrag.cli.measured import measured
-from blendrag.options import STEPS
 
 
 def ttft(
@@ -26,15 +25,16 @@ def ttft(
 ) -> None:
     """Time to first token: full prefill, vLLM's prefix caching, full reuse, and blending: each step of
     quality, or each ratio."""
-    from blendrag.lab.bench.axes import parse_ratios
+    from blendrag.lab.bench.axes import AXES, parse_ratios
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
     from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
-    axis, values = ("quality", tuple(STEPS)) if ratios is None else ("ratio", parse_ratios(ratios))
-    wanted = TtftOptions(axis, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
     settings = Settings.load(model=model, prefix_caching=True)
+    axis = AXES["quality" if ratios is None else "ratio"]
+    values = axis.values(None, settings) if ratios is None else parse_ratios(ratios)
+    wanted = TtftOptions(axis.name, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
     table = pasted(print_ttft, "ttft", paste)
     measured(lambda progress: run_ttft(settings, wanted, progress), table, json, plot, draw_ttft)
 
@@ -141,3 +141,24 @@ def kernels(
     settings = Settings.load(model=model)
     table = pasted(print_kernels, "kernels", paste)
     measured(lambda progress: run_kernels(settings, wanted, progress), table, json)
+
+
+def context(
+    texts: Annotated[int, typer.Option(min=3, help="Texts that a chunk is taken from.")] = 16,
+    chunk_tokens: options.ChunkTokens = 256,
+    before: Annotated[int, typer.Option(min=1, help="Tokens of other text before it in a prompt.")] = 1024,
+    model: options.Model = None,
+    data: options.Data = None,
+    plot: options.Plot = None,
+    json: options.Json = False,
+    paste: options.Paste = None,
+) -> None:
+    """How far a chunk's KV is from what it is behind other documents, by what it was prefilled behind."""
+    from blendrag.lab.bench.context import ContextOptions, draw_context, print_context, run_context
+    from blendrag.lab.report import pasted
+    from blendrag.settings import Settings
+
+    wanted = ContextOptions(texts, chunk_tokens, before, data)
+    settings = Settings.load(model=model)
+    table = pasted(print_context, "context", paste)
+    measured(lambda progress: run_context(settings, wanted, progress), table, json, plot, draw_context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.report import table_with, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import Ids, scratch_store
+from blendrag.lab.setup import Setup
 from blendrag.lab.texts import file_texts, installed_texts
-from blendrag.machine import describe_machine
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings, SharedPrefix
@@ -45,10 +45,6 @@ class ContextOptions:
     before: int = 1024
     data: Path | None = None
 
-    def __post_init__(self) -> None:
-        if self.texts < 3 or self.chunk_tokens < 8 or self.before < 1:
-            raise ConfigError("there must be 3 texts, 8 tokens in a chunk and 1 before it at least")
-
 
 @dataclass(frozen=True, slots=True)
 class ContextResults:
@@ -58,11 +54,10 @@ class ContextResults:
 
     deviation: dict[str, dict[str, list[float]]]
     context_tokens: int
-    options: ContextOptions
-    machine: dict[str, Any]
+    setup: Setup[ContextOptions]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"deviation": self.deviation, "context_tokens": self.context_tokens} | self.setup.to_dict()
 
 
 def run_context(settings: Settings, options: ContextOptions, progress: Progress) -> ContextResults:
@@ -89,8 +84,7 @@ def run_context(settings: Settings, options: ContextOptions, progress: Progress)
             apart = (kv(name, prefix, further, tokens) - reference).square().sum((-1, -2)) / norm
             by_place = apart[:, 1:].mean((0, 1))
             deviation[name] = {part: _by_distance(row) for part, row in zip("KV", by_place, strict=True)}
-        machine = describe_machine(settings.model, engine.facts)
-    return ContextResults(deviation, tokens, options, machine)
+        return ContextResults(deviation, tokens, Setup.of(engine, settings, options, ()))
 
 
 def _texts(tokenizer: Any, given: Sequence[str] | None, options: ContextOptions) -> list[Ids]:
@@ -128,7 +122,7 @@ def _prefilled(
         made = [store.document([ids], before)[0] for ids, before in zip(chunks, contexts, strict=True)]
         store.register("context", made)
         store.fill(made)
-        return torch.stack(store.read_back(made, engine.facts["dtype"])).float()
+        return torch.stack(store.read_back(made, engine.facts.dtype)).float()
 
 
 def _by_distance(row: torch.Tensor) -> list[float]:
@@ -145,9 +139,10 @@ def print_context(results: ContextResults, console: Console) -> None:
         for part, row in parts.items():
             table.add_row(name, part, *(f"{value:.2f}" for value in row))
     console.print(table)
+    setup = results.setup
     console.print(
-        f"Squared deviation by squared norm, by distance from the chunk's beginning; own and other text:"
-        f" {results.context_tokens} tokens; {results.options.texts} texts. {where(results.machine)}.",
+        "Squared deviation by squared norm, by distance from the chunk's beginning; own and other text:"
+        f" {results.context_tokens} tokens; {setup.options.texts} texts. {where(setup.machine)}.",
         markup=False,
     )
 
@@ -164,4 +159,4 @@ def draw_context(results: ContextResults, path: Path) -> None:
         axes.set_xticks(range(count), ["0", *(str(1 << at) for at in range(count - 1))])
         canvas.finish_axes(axes, part, "token of the chunk", "squared deviation / squared norm")
     canvas.add_legend(figure, panels[0])
-    canvas.save(figure, path, results.machine)
+    canvas.save(figure, path, results.setup.machine)

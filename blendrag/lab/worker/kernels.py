@@ -58,7 +58,7 @@ class LayerPieces:
             )
         self._decoder = decoder
         self.dtype = decoder.dtype
-        self._dense = model.mask == "dense"
+        self._dense = model.dense
         self._random = torch.Generator().manual_seed(0)
         self.device, self._pages = model.cache.device, model.cache.scratch([tokens])
         everywhere = torch.arange(tokens, device=self.device)

@@ -26,4 +26,3 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
         deeper_deviation=relative_error(chunk[-1], whole[-1, :, split:]),
         mask_error=mask_error(model.decoder, model.cache, tokens=300, share=0.2),
     )
-
