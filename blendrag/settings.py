@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
     )
     mask: Literal["auto", "runs", "dense"] = Field(
-        "auto", description="How scattered tokens are masked; auto measures both exact ways at start."
+        "auto", description="How a CPU masks scattered tokens; auto measures both exact ways at start."
     )
     blend_share: float = Field(
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
