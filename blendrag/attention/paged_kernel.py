@@ -34,7 +34,8 @@ class Tile(NamedTuple):
         return cls(lanes // group, lanes, keys, width)
 
 
-@triton.jit(do_not_specialize=["row_count"])
+# Not specialised on what changes from prompt to prompt: compiling takes seconds, and the engine waits.
+@triton.jit(do_not_specialize=["row_count", "table_stride"])
 def attend(
     query: tl.tensor,
     key_cache: tl.tensor,

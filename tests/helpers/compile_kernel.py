@@ -33,7 +33,8 @@ def source(dtype: str, itemsize: int, size: int) -> ASTSource:
         return "fp32" if name == "scale" else "*i32" if name in INTEGERS else f"*{dtype}"
 
     at = {name: (number,) for number, name in enumerate(attend.arg_names)}
-    aligned = {at[name]: [["tt.divisibility", 16]] for name in at if name.endswith("stride")}
+    strides = (name for name in at if name.endswith("stride") and name != "table_stride")
+    aligned = {at[name]: [["tt.divisibility", 16]] for name in strides}
     types = {name: type_of(name) for name in at}
     return ASTSource(attend, types, {at[name]: value for name, value in fixed.items()}, aligned)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +22,10 @@ from vllm.v1.kv_cache_interface import (
     create_kv_cache_views,
 )
 
-from blendrag.attention.paged import PagedRows
 from blendrag.attention.runs import dense_attention
 from blendrag.engine import compat
 from blendrag.engine.worker.paged import PagedCache, Pages
+from blendrag.engine.worker.selfcheck import mask_error
 from kernels import needs_interpreter
 
 HEADS, KV_HEADS, SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 16, 8, 12
@@ -102,13 +104,27 @@ def test_layout_that_is_not_known_is_read_all_the_same(
     assert compat.key_value_of(attention, cache) is None
 
 
+@pytest.fixture
+def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU. No CPU build of vLLM has the backends' kernel that writes."""
+
+    def write(
+        _: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        views = compat.key_value_of(module(TritonAttentionBackend), cache)
+        assert views is not None
+        for view, tensor in zip(views, (key, value), strict=True):
+            view[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = tensor
+
+    monkeypatch.setattr(PagedCache, "by_kernel", True)
+    monkeypatch.setattr(compat, "write_kv", write)
+
+
 @needs_interpreter
+@pytest.mark.usefixtures("by_kernel")
 @pytest.mark.parametrize("layout", [KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC])
 @pytest.mark.parametrize("lengths", [[30], [5, 17, 8]])
-def test_rows_attend_to_another_sequence_or_place(
-    layout: KVCacheLayout, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PagedCache, "by_kernel", True)
+def test_rows_attend_to_another_sequence_or_place(layout: KVCacheLayout, lengths: list[int]) -> None:
     attention = module(TritonAttentionBackend, per_layer_sliding_window=11)
     attention.kv_cache = caches(layout)[1]
     cache = PagedCache([attention], None, BLOCK_SIZE)
@@ -116,13 +132,12 @@ def test_rows_attend_to_another_sequence_or_place(
     generator = torch.Generator().manual_seed(len(lengths))
     whole = [torch.randn(2, length, KV_HEADS, SIZE, generator=generator) for length in lengths]
     for number, key_value in enumerate(whole):
-        _put(pages, number, key_value)
+        pages.write(0, pages.places(torch.arange(lengths[number]), number), *key_value)
     at = [torch.arange(length)[:: 2 + number] for number, length in enumerate(lengths)]
     positions = torch.cat(at)
     sequences = torch.cat([torch.full_like(each, number) for number, each in enumerate(at)])
     query = torch.randn(positions.numel(), HEADS, SIZE, generator=generator)
     addresses = pages.addresses(positions, sequences if len(lengths) > 1 else 0)
-    assert isinstance(addresses, PagedRows)
     found = pages.attend(0, query, addresses)
     scores = compat.scores_of(attention)
     assert scores is not None
@@ -132,10 +147,26 @@ def test_rows_attend_to_another_sequence_or_place(
         torch.testing.assert_close(found[own], expected, rtol=1e-4, atol=1e-5)
 
 
-def _put(pages: Pages, number: int, key_value: torch.Tensor) -> None:
-    """Where `Pages.write` has the backend put it: no CPU build has its kernel."""
-    slots = pages.places(torch.arange(key_value.shape[1]), number).slots
-    views = compat.key_value_of(pages._cache.attentions[0], pages._of(pages._cache.attentions[0]))
-    assert views is not None
-    for view, tensor in zip(views, key_value, strict=True):
-        view[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = tensor
+@needs_interpreter
+@pytest.mark.usefixtures("by_kernel")
+@pytest.mark.parametrize("wrong", range(3))
+def test_wrong_mask_in_one_kind_of_layer_passes_the_self_check(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"per_layer_sliding_window": 9}, {"sinks": torch.zeros(HEADS)}]
+    layers = [module(TritonAttentionBackend, **options) for options in kinds]
+    for layer in layers:
+        layer.kv_cache = caches(KVCacheLayout.LBNHC)[0]
+    model = torch.nn.Linear(1, 1)  # the probe is of its type
+    decoder: Any = SimpleNamespace(attentions=layers, kv_shape=(KV_HEADS, SIZE), model=model)
+    cache = PagedCache(layers, None, BLOCK_SIZE)
+    assert mask_error(decoder, cache, tokens=80, share=0.3) < 1e-5
+    attend = Pages.attend
+
+    def shifted(pages: Pages, layer: int, query: torch.Tensor, addresses: Any) -> torch.Tensor:
+        if layer == wrong:
+            addresses = replace(addresses, positions=(addresses.positions - 1).clamp_min(0))
+        return attend(pages, layer, query, addresses)
+
+    monkeypatch.setattr(Pages, "attend", shifted)
+    assert mask_error(decoder, cache, tokens=80, share=0.3) > 0.1
