@@ -35,6 +35,8 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
@@ -48,9 +50,11 @@ __all__ = [  # passed on; the functions below use the rest
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
+    "LogitsContext",
     "LogitsProcessor",
     "RequestOutputKind",
     "SamplingParams",
+    "SlotLogitsProcessor",
     "StructuredOutputsParams",
     "VLLMClientError",
     "get_kv_transfer_group",
@@ -168,9 +172,10 @@ def _unread_cache(attention: Any) -> str | None:
 
 
 def output_ids_not_read(runner: Any) -> None:
-    """For logits processors that count a request's output ids and read none. vLLM, which cannot know, would
-    have every step of asynchronous scheduling wait for the last one's."""
-    runner.input_batch.logitsprocs_need_output_token_ids = False
+    """For logits processors that count a request's output ids and read none. vLLM's first model runner, which
+    cannot know, would have every step of asynchronous scheduling wait for the last one's."""
+    if hasattr(runner, "input_batch"):  # the second one does not keep the ids on the host
+        runner.input_batch.logitsprocs_need_output_token_ids = False
 
 
 def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.generation import FORCED, Delta, Sampling
+from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.errors import ConfigError
 from workbench import Bench
 
@@ -85,28 +84,3 @@ def test_bad_forced_token_is_refused_before_it_reaches_the_engine(engine: Engine
 def test_token_beyond_the_vocabulary_forces_nothing(engine: Engine) -> None:
     free = engine.generate([1, 2, 3], Sampling(max_tokens=1))
     assert engine.generate([1, 2, 3], Sampling(forced=(10**9,))).token_ids == free.token_ids
-
-
-def test_row_that_is_moved_keeps_its_tokens() -> None:
-    """As vLLM tells it: rows 0-2 are taken, 0 ends, 2 moves to 0 while 1 is swapped with it."""
-    from vllm.v1.sample.logits_processor.interface import MoveDirectionality
-
-    from blendrag.engine.compat import BatchUpdate
-    from blendrag.lab.worker.forced import ForcedTokens
-
-    processor = ForcedTokens(None, torch.device("cpu"), False)
-    generated: list[list[int]] = [[], [], []]
-    forced = [None, [5, 6], [7]]
-    added = [
-        (row, SimpleNamespace(extra_args=tokens and {FORCED: tokens}), None, generated[row])
-        for row, tokens in enumerate(forced)
-    ]
-    processor.update_state(BatchUpdate(3, [], added, []))  # type: ignore[arg-type]
-    assert processor.apply(torch.zeros(3, 9)).argmax(1).tolist() == [0, 5, 7]
-    for each in generated:
-        each.append(-1)  # as asynchronous scheduling does until the id is known
-    moved = [(2, 0, MoveDirectionality.UNIDIRECTIONAL), (0, 1, MoveDirectionality.SWAP)]
-    processor.update_state(BatchUpdate(2, [0], [], moved))
-    logits = processor.apply(torch.zeros(2, 9))
-    assert logits[0].argmax() == 6 and logits[0].isneginf().sum() == 8
-    assert not logits[1].isneginf().any()  # its one token has been forced

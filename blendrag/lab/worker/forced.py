@@ -7,24 +7,38 @@ of the forced tokens, and of their rivals, are the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from blendrag.engine.client.generation import FORCED
-from blendrag.engine.compat import BatchUpdate, LogitsProcessor, process_dict_updates
+from blendrag.engine.compat import (
+    BatchUpdate,
+    LogitsContext,
+    LogitsProcessor,
+    SlotLogitsProcessor,
+    process_dict_updates,
+)
+
+# A row of logits, what its request is forced to generate, and how many tokens it has generated so far.
+Next = tuple[int, Sequence[int], int]
 
 
-class ForcedTokens(LogitsProcessor):
+class ForcedTokens(LogitsProcessor, SlotLogitsProcessor):
     """Leaves a request that asks for it no choice but its next forced token; beyond its last, every choice.
 
-    Which one is next says the length of vLLM's list of the request's output. Its ids are not read: with
-    asynchronous scheduling they are filled in later.
+    For both of vLLM's model runners. The first tells which rows of its batch come, move and go; which token
+    is next says the length of its list of the request's output, whose ids are not read: with asynchronous
+    scheduling they are filled in later. The second keeps a request in one slot, and says with every step
+    which slot a row is, and how many tokens the request has by then.
     """
 
-    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: Any, state: Any, is_pin_memory: bool = False) -> None:
+        """state: the second runner's, of all slots; of the first, a device."""
+        self._state = state
         self._rows: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # by row: forced, generated so far
+        self._slots: dict[int, Sequence[int]] = {}  # by slot: forced
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -33,18 +47,36 @@ class ForcedTokens(LogitsProcessor):
         if not isinstance(forced, list) or not all(type(token) is int and token >= 0 for token in forced):
             raise ValueError(f"{FORCED} must be a list of token ids")
 
+    def apply(self, logits: torch.Tensor, step: LogitsContext | None = None) -> torch.Tensor:
+        """step: the second runner's; None from the first."""
+        for row, forced, count in self._by_row() if step is None else self._by_slot(step):
+            if 0 <= count < len(forced) and (token := forced[count]) < logits.shape[1]:
+                logits[row] = -torch.inf
+                logits[row, token] = 0.0
+        return logits
+
+    # -- the first runner's -------------------------------------------------------------------------------
+
     def is_argmax_invariant(self) -> bool:
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._rows, batch_update, _new_state)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def _by_row(self) -> Iterator[Next]:
         for row, (forced, generated) in self._rows.items():
-            if len(generated) < len(forced) and (token := forced[len(generated)]) < logits.shape[1]:
-                logits[row] = -torch.inf
-                logits[row, token] = 0.0
-        return logits
+            yield row, forced, len(generated)
+
+    # -- the second runner's ------------------------------------------------------------------------------
+
+    def add_request(self, slot: int, sampling_params: Any) -> bool:
+        self._slots[slot] = _forced(sampling_params)
+        return bool(self._slots[slot])
+
+    def _by_slot(self, step: LogitsContext) -> Iterator[Next]:
+        for row, slot in enumerate(step.idx_mapping_np.tolist()):  # one row each, as nothing is speculated
+            tokens = int(step.seq_lens_upper_bound_np[row])
+            yield row, self._slots[slot], tokens - int(self._state.prompt_len.np[slot])
 
 
 def _forced(sampling_params: Any) -> Any:
