@@ -108,6 +108,11 @@ class Settings(BaseSettings):
     blend_share: float = Field(
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
     )
+    claim: Literal["auto", "async"] = Field(
+        "auto",
+        description="Whether a request is blended inside the step that needs it: auto, on CPU and with"
+        " nothing else to do; async, never.",
+    )
     layers_in_flight: int = Field(
         8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
     )

@@ -101,6 +101,13 @@ def is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def takes_back_steps(vllm_config: Any) -> bool:
+    """Whether a step is undone right if KV that was promised for it turns out not to be there. Asynchronous
+    scheduling keeps the place of the token that the step gave; the second model runner counts on from it."""
+    scheduled_ahead = vllm_config.scheduler_config.async_scheduling
+    return is_cpu() and not scheduled_ahead and not vllm_config.use_v2_model_runner
+
+
 def device_name(device: object) -> str:
     """A torch device, with the product's name if it is an accelerator."""
     return str(device) if is_cpu() else f"{device} ({current_platform.get_device_name()})"

@@ -21,7 +21,7 @@ from blendrag.settings import Settings
 _ENGINE_SETTINGS = (
     "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
     "mask", "prefix_caching", "prefix_forecasts", "enforce_eager", "layers_in_flight", "blend_share",
-    "cache_dir",
+    "claim", "cache_dir",
 )  # fmt: skip
 
 # Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
@@ -134,6 +134,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "mask": settings.mask,
             "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,
+            "claim": settings.claim,
             "prefix_forecasts": settings.prefix_forecasts,
         },
     }

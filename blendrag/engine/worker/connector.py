@@ -1,9 +1,9 @@
 """The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
 
-With nothing else to do, a load is synchronous: ``start_load_kv`` runs before the engine's own forward of the
-same step, which then computes the prompt's last token and samples. Beside running requests it is
-asynchronous, and goes on by a slice per step (``engine.worker.slices``). vLLM imports this module in all of
-its processes.
+A load is asynchronous: the request joins the engine's steps when its blend has ended, or has failed, and goes
+on by a slice per step beside running requests (``engine.worker.slices``). On CPU, with nothing else to do, it
+is synchronous: ``start_load_kv`` runs before the engine's own forward of the same step, which then computes
+the prompt's last token and samples. vLLM imports this module in all of its processes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from blendrag.engine.compat import (
     KVConnectorStats,
     KVConnectorWorkerMetadata,
     conversation_of,
+    takes_back_steps,
 )
 from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
 from blendrag.engine.report import BlendReport
@@ -115,12 +116,13 @@ class BlendConnector(KVConnectorBase_V1):
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
         self._min_cached = int(extra.get("exact_tail", 0))
         self._share = float(extra.get("blend_share", 1.0))
+        self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         # scheduler half
         self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
-        self._beside: set[str] = set()  # requests whose blend is claimed to go on beside others
+        self._beside: set[str] = set()  # requests whose blend is claimed asynchronously
         self._blending: set[str] = set()  # those of them that the worker was told of, and has not finished
         self._failed: set[str] = set()  # requests that the engine prefills itself
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
@@ -177,7 +179,8 @@ class BlendConnector(KVConnectorBase_V1):
             return None, False  # it would hold its blocks, and do nothing with them
         if self._share >= 1 and self._orders:
             return None, False  # one a step, so that the first has its token before the second begins
-        waits = self._share < 1 and bool(self._running or self._blending or self._orders)
+        others = self._share < 1 and bool(self._running or self._blending or self._orders)
+        waits = self._always_beside or others
         (self._beside.add if waits else self._beside.discard)(request.request_id)
         return new, waits
 

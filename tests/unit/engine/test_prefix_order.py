@@ -228,6 +228,8 @@ def connector(role: KVConnectorRole, **extra: Any) -> BlendConnector:
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
         cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=BLOCK),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        use_v2_model_runner=False,
     )
     return BlendConnector(config, role, None)
 

@@ -1,0 +1,204 @@
+"""A claimed blend that fails, under asynchronous scheduling: vLLM's own scheduler, both halves of the
+connector, and a runner that counts as vLLM's second one does."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from blendrag.engine import compat
+from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat import KVConnectorRole, SamplingParams
+from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker import connector
+from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.settings import Settings
+
+PROMPT = 300  # tokens: three blocks
+ANSWER = 6
+AHEAD = 2  # steps that are scheduled before the first one's tokens are known
+WRONG = -7
+LAYER = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32)
+BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], LAYER)])
+
+
+@pytest.fixture(scope="module")
+def config(model_dir: Path) -> Any:
+    """Of an engine that schedules asynchronously."""
+    made = EngineArgs(
+        str(model_dir),
+        max_model_len=512,
+        max_num_seqs=4,
+        enable_prefix_caching=False,
+        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(blend_share=1.0))),
+    ).create_engine_config()
+    made.scheduler_config.async_scheduling = True
+    made.cache_config.num_gpu_blocks = 64
+    return made
+
+
+@dataclass
+class Runner:
+    """The connector's worker half around a model whose next token is its position, if all before it is there.
+
+    As vLLM's second model runner it counts a request's tokens by itself from where it was added.
+    """
+
+    connector: BlendConnector
+    there: dict[str, set[int]] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def step(self, scheduled: Any) -> ModelRunnerOutput:
+        for new in scheduled.scheduled_new_reqs:
+            self.counted[new.req_id] = new.num_computed_tokens
+        half = self.connector
+        half.bind_connector_metadata(scheduled.kv_connector_metadata)
+        if scheduled.has_sync_kv_loads:
+            half.start_load_kv(None)
+        tokens = [self.forward(name, count) for name, count in scheduled.num_scheduled_tokens.items()]
+        if not scheduled.has_sync_kv_loads:
+            half.start_load_kv(None)
+        arrived = half.get_finished(scheduled.finished_req_ids)[1]
+        output = KVConnectorOutput(
+            finished_recving=arrived,
+            invalid_block_ids=half.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=half.build_connector_worker_meta(),
+        )
+        half.clear_connector_metadata()
+        names = list(scheduled.num_scheduled_tokens)
+        numbers = {name: number for number, name in enumerate(names)}
+        return ModelRunnerOutput(names, numbers, tokens, kv_connector_output=output)
+
+    def forward(self, name: str, count: int) -> list[int]:
+        begin = self.counted[name]
+        end = self.counted[name] = begin + count
+        self.there.setdefault(name, set()).update(range(begin, end))
+        if end < PROMPT:
+            return []
+        return [end if self.there[name] == set(range(end)) else WRONG]
+
+
+def request() -> Request:
+    recipe = Recipe("store", (("chunk", 4, 200),))
+    params = SamplingParams(
+        max_tokens=ANSWER,
+        ignore_eos=True,
+        extra_args={"kv_transfer_params": recipe.transfer_params("ticket")},
+    )
+    params.update_from_generation_config({}, 1)
+    return Request("one", list(range(PROMPT)), params, None)
+
+
+def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
+    """The tokens of a request whose blend does this, and what the engine says of it."""
+    scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
+    runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
+
+    def start(order: BlendOrder, pace: Pace) -> Sliced:
+        report = yield from blend(pace)
+        runner.there[order.request_id] = set(range(len(order.token_ids)))
+        return report
+
+    plane: Any = SimpleNamespace(
+        queue=BlendQueue(start),
+        clock=StepClock(),
+        tiers=[],
+        take_forecasts=dict,
+        wait_for_device=lambda: None,
+    )
+    runner.connector.bind(plane)
+    scheduler.add_request(request())
+    steps: deque[tuple[Any, ModelRunnerOutput]] = deque()
+    tokens: list[int] = []
+    said: dict[str, Any] = {}
+    for _ in range(100):
+        scheduled = scheduler.schedule()
+        steps.append((scheduled, runner.step(scheduled)))
+        if len(steps) < AHEAD and scheduled.total_num_scheduled_tokens:
+            continue
+        for outputs in scheduler.update_from_output(*steps.popleft()).values():
+            for output in outputs.outputs:
+                tokens += output.new_token_ids
+                said = output.kv_transfer_params or said
+        if not scheduler.has_requests():
+            return tokens, said
+    raise AssertionError(f"it does not end; so far {tokens}")
+
+
+def succeeds(pace: Pace) -> Sliced:
+    if pace.pause(1):
+        yield
+    return BlendReport(cached=200, ms=dict.fromkeys(("load", "select", "recompute"), 1.0))
+
+
+def fails_at_once(pace: Pace) -> Sliced:
+    raise KeyError("no such store")
+
+
+def fails_in_a_layer(pace: Pace) -> Sliced:
+    if pace.pause(1):
+        yield
+    raise MemoryError("out of memory")
+
+
+RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
+
+
+def test_blend_that_ends_well_loses_a_token(config: Any) -> None:
+    tokens, said = answer(config, succeeds)
+    assert tokens == RIGHT and said["blendrag"]["cached"] == 200
+
+
+@pytest.mark.parametrize(("blend", "cause"), [(fails_at_once, "error"), (fails_in_a_layer, "memory")])
+def test_failed_blend_loses_or_invents_a_token(config: Any, blend: Any, cause: str) -> None:
+    tokens, said = answer(config, blend)
+    assert tokens == RIGHT
+    assert said["blendrag"]["cause"] == cause and said["blendrag"]["fallback"]
+
+
+def test_step_that_is_not_taken_back_gives_the_right_tokens_here(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not: what the claims above are for, and that they could fail."""
+    monkeypatch.setattr(connector, "takes_back_steps", lambda _: True)
+    assert answer(config, succeeds)[0] == RIGHT
+    assert answer(config, fails_in_a_layer)[0] != RIGHT
+
+
+@pytest.mark.parametrize(
+    ("claim", "scheduled_ahead", "on_cpu", "asynchronous"),
+    [
+        ("auto", False, True, False),
+        ("auto", True, True, True),
+        ("auto", False, False, True),
+        ("async", False, True, True),
+    ],
+)
+def test_claim_is_synchronous_where_no_step_is_taken_back(
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    claim: str,
+    scheduled_ahead: bool,
+    on_cpu: bool,
+    asynchronous: bool,
+) -> None:
+    monkeypatch.setattr(config.scheduler_config, "async_scheduling", scheduled_ahead)
+    monkeypatch.setitem(config.kv_transfer_config.kv_connector_extra_config, "claim", claim)
+    monkeypatch.setattr(compat, "is_cpu", lambda: on_cpu)
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - 1, asynchronous)
