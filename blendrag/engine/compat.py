@@ -32,6 +32,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
@@ -133,8 +134,8 @@ def rotary_of(layer: Any) -> Any | None:
 def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     """Why this model cannot be blended, or None."""
     parallel = vllm_config.parallel_config
-    if parallel.tensor_parallel_size > 1 or parallel.pipeline_parallel_size > 1:
-        return "tensor and pipeline parallel engines are not blended yet"
+    if parallel.world_size_across_dp > 1:  # others would wait for a rank that blends, or lack its KV
+        return "parallel engines (tensor, pipeline, data, expert, context) are not blended yet"
     if vllm_config.lora_config or vllm_config.speculative_config:
         return "LoRA and speculative decoding cannot be combined with blending"
     layers = decoder_layers(model)
@@ -157,6 +158,8 @@ def _unsupported_layer(layer: Any) -> str | None:
         return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
     if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
         return "its attention is not plain causal self-attention"
+    if is_quantized_kv_cache(attention.kv_cache_dtype):
+        return f"its KV cache is quantised (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"
     if rotary is None:

@@ -1,0 +1,68 @@
+"""What is served without blending, by vLLM's own configuration and layers; no engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import ParallelConfig, set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from blendrag.engine import compat
+
+HEADS, SIZE = 2, 64
+RUNNER = SimpleNamespace(attn_groups=[[SimpleNamespace(kernel_block_size=None)]])
+
+
+def config(model_dir: Path, **options: Any) -> Any:
+    return EngineArgs(str(model_dir), max_model_len=512, dtype="float32", **options).create_engine_config()
+
+
+def reason(config: Any) -> str | None:
+    """Of a model of one decoder layer."""
+    layer = torch.nn.Module()
+    with set_current_vllm_config(config):
+        layer.attn = Attention(
+            HEADS,
+            SIZE,
+            0.1,
+            num_kv_heads=HEADS,
+            cache_config=config.cache_config,
+            prefix="model.layers.0.attn",
+        )
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
+    model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
+    return compat.unsupported_reason(config, RUNNER, model)
+
+
+def test_plain_layer_is_not_blended(model_dir: Path) -> None:
+    assert reason(config(model_dir)) is None
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+        {"prefill_context_parallel_size": 2},
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    ],
+    ids=lambda ranks: "-".join(ranks),
+)
+def test_one_of_several_ranks_blends(model_dir: Path, ranks: dict[str, Any]) -> None:
+    made = config(model_dir)
+    made.parallel_config = ParallelConfig(**ranks)
+    assert "parallel" in (reason(made) or "")
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
+def test_quantised_cache_is_read_as_if_it_were_not(model_dir: Path, dtype: Any) -> None:
+    assert f"quantised (kv_cache_dtype {dtype})" in (reason(config(model_dir, kv_cache_dtype=dtype)) or "")
