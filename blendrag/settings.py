@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -53,7 +53,16 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
     kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")
-    max_num_seqs: int = Field(32, ge=1, description="Requests in one engine step.")
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = Field(
+        "auto", description="What vLLM's paged KV cache holds; with fp8, nothing is blended."
+    )
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0.0, le=1.0, description="Share of a GPU's memory that the engine takes."
+    )
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share the model: one, so far.")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Requests in one engine step; None: 32 on CPU, vLLM's choice on GPUs."
+    )
     max_num_batched_tokens: int | None = Field(None, ge=16)
     prefix_caching: bool = True
     prefix_forecasts: bool = Field(
@@ -61,6 +70,9 @@ class Settings(BaseSettings):
     )
     enforce_eager: bool | None = Field(
         None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
+    )
+    engine_args: dict[str, JsonValue] = Field(
+        {}, description="More of vLLM's engine arguments, by vLLM's names."
     )
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     call_timeout_s: float = Field(
@@ -160,6 +172,13 @@ class Settings(BaseSettings):
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
+
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _one_rank(cls, value: int) -> int:
+        if value > 1:
+            raise ValueError("engines on several GPUs are not served yet: leave it at 1")
+        return value
 
     @field_validator("check_layers")
     @classmethod
@@ -290,7 +309,7 @@ def _explain(error: ValidationError) -> str:
             unknown = f"unknown setting {name!r}{closest(name, Settings.model_fields)}"
             lines.append(RENAMED.get(name, unknown))
         else:
-            # A tier's input is not shown: there may be a password in it.
-            got = "" if name.startswith("tiers") else f" (got {problem['input']!r})"
+            # These are not shown: there may be a password in them.
+            got = "" if name.startswith(("tiers", "engine_args")) else f" (got {problem['input']!r})"
             lines.append(f"setting {name!r}: {problem['msg']}{got}")
     return "; ".join(lines)

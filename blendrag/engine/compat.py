@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.process import BaseProcess
@@ -32,7 +33,6 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.utils.torch_utils import is_quantized_kv_cache
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
@@ -80,6 +80,15 @@ _STATIC_ROPES = frozenset(
 
 # Attention backends that keep a token's K and V of a head side by side.
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
+# Of a KV cache that holds numbers as they are computed.
+_PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
+
+
+def argument_names() -> frozenset[str]:
+    """Names of vLLM's engine arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return frozenset(field.name for field in fields(AsyncEngineArgs))
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
@@ -158,7 +167,7 @@ def _unsupported_layer(layer: Any) -> str | None:
         return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
     if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
         return "its attention is not plain causal self-attention"
-    if is_quantized_kv_cache(attention.kv_cache_dtype):
+    if attention.kv_cache_dtype not in _PLAIN_KV:
         return f"its KV cache is quantised (kv_cache_dtype {attention.kv_cache_dtype})"
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"

@@ -147,6 +147,26 @@ def test_empty_config_file_is_none(empty_folder: Path) -> None:
     assert Settings.load() == Settings()
 
 
+def test_vllms_arguments_of_a_file_are_lost_beside_those_of_a_variable(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "blendrag.yaml").write_text("engine_args:\n  max_logprobs: 50\n  seed: 1\n")
+    assert Settings.load().engine_args == {"max_logprobs": 50, "seed": 1}
+    monkeypatch.setenv("BLENDRAG_ENGINE_ARGS", '{"max_logprobs": 60}')
+    assert Settings.load().engine_args == {"max_logprobs": 60, "seed": 1}
+
+
+def test_argument_that_is_no_plain_data_is_refused_where_it_is_used() -> None:
+    with pytest.raises(ConfigError, match="engine_args") as caught:
+        Settings.load(engine_args={"hf_token": b"SECRET"})
+    assert "SECRET" not in str(caught.value)
+
+
+def test_model_on_several_gpus_is_tried() -> None:
+    with pytest.raises(ConfigError, match=r"'tensor_parallel_size'.*leave it at 1"):
+        Settings.load(tensor_parallel_size=2)
+
+
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=1.000001), st.just("much")))
 def test_ratio_outside_zero_to_one_is_refused_by_name(ratio: object) -> None:
     with pytest.raises(ConfigError, match="'recompute_ratio'"):

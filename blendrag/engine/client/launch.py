@@ -4,25 +4,42 @@ does not run the user's script again."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import EngineBusyError, MissingDependencyError
-from blendrag.settings import Settings
+from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
+from blendrag.settings import Settings, closest
 
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (
-    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "max_num_seqs", "max_num_batched_tokens",
-    "mask", "prefix_caching", "prefix_forecasts", "enforce_eager", "layers_in_flight", "blend_share",
-    "claim", "cache_dir",
+    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype", "gpu_memory_utilization",
+    "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask", "prefix_caching",
+    "prefix_forecasts", "enforce_eager", "engine_args", "layers_in_flight", "blend_share", "claim",
+    "cache_dir",
 )  # fmt: skip
+
+# vLLM's engine arguments that blendrag's settings have under another name.
+_RENAMED = {"enable_prefix_caching": "prefix_caching", "served_model_name": "model"}
+# Those that would take the place of its connector.
+_CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
+# Those with which the same folder is another model: its KV would be taken for this one's.
+_OTHER_MODEL = frozenset(
+    {
+        "hf_config_path", "hf_overrides", "model_class_overrides", "model_weights", "quantization",
+        "quantization_config",
+    }
+)  # fmt: skip
+
+# Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
+_CPU_SEQS = 32
 
 # Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
 _EXACT_TAIL = 256
@@ -45,7 +62,11 @@ SERVING = WorkerExtension()
 
 def engine_key(settings: Settings) -> tuple[Any, ...]:
     """What two settings must have in common to share an engine: a process has one for all that do."""
-    return tuple(getattr(settings, name) for name in _ENGINE_SETTINGS)
+    return tuple(_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
 
 
 def busy(running: Settings, wanted: Settings) -> EngineBusyError:
@@ -99,17 +120,21 @@ def require_vllm() -> None:
 
 
 def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart."""
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart. Raises ConfigError for
+    one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself."""
     from blendrag.engine import compat
 
-    eager = settings.enforce_eager
+    eager, on_cpu = settings.enforce_eager, compat.is_cpu()
     args: dict[str, Any] = {
         "model": str(model),
         "served_model_name": settings.model,
         "dtype": settings.dtype,
-        "enforce_eager": compat.is_cpu() if eager is None else eager,
+        "enforce_eager": on_cpu if eager is None else eager,
         "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_num_seqs": settings.max_num_seqs or (_CPU_SEQS if on_cpu else None),
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enable_prefix_caching": settings.prefix_caching,
         "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
@@ -119,7 +144,25 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
-    return {name: value for name, value in args.items() if value is not None}
+    for name in settings.engine_args:
+        _refuse(name, args.keys(), compat.argument_names())
+    return settings.engine_args | {name: value for name, value in args.items() if value is not None}
+
+
+def _refuse(name: str, ours: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError if ``engine_args`` cannot have an argument of this name."""
+    setting = _RENAMED.get(name, name)
+    if setting in Settings.model_fields:
+        reason = f"it is the setting {setting}"
+    elif name in ours or name in _CONNECTORS:
+        reason = "blendrag sets it itself"
+    elif name in _OTHER_MODEL:
+        reason = "stored KV is of the model as it is in its folder: convert that one"
+    elif name not in known:
+        reason = f"vLLM has no such engine argument{closest(name, known)}"
+    else:
+        return
+    raise ConfigError(f"engine_args cannot have {name!r}: {reason}")
 
 
 def connector_args(settings: Settings) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""From settings to vLLM's engine arguments. No engine is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag.engine import compat
+from blendrag.engine.client.launch import SERVING, busy, engine_args, engine_key
+from blendrag.errors import ConfigError
+from blendrag.settings import Settings
+
+
+def arguments(**options: Any) -> dict[str, Any]:
+    return engine_args(Settings.load(**options), Path("model"), SERVING)
+
+
+def test_vllms_argument_does_not_reach_it() -> None:
+    made = arguments(gpu_memory_utilization=0.5, kv_cache_dtype="fp8", engine_args={"max_logprobs": 50})
+    assert (made["gpu_memory_utilization"], made["kv_cache_dtype"], made["max_logprobs"]) == (0.5, "fp8", 50)
+    assert set(made) <= compat.argument_names()
+
+
+def test_misspelt_argument_is_named_without_the_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"'max_logprob': vLLM has no .*; did you mean max_logprobs\?"):
+        arguments(engine_args={"max_logprob": 50})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("enable_prefix_caching", "it is the setting prefix_caching"),
+        ("prefix_caching", "it is the setting prefix_caching"),
+        ("tensor_parallel_size", "it is the setting tensor_parallel_size"),
+        ("revision", "it is the setting revision"),
+        ("worker_extension_cls", "blendrag sets it itself"),
+        ("kv_transfer_config", "blendrag sets it itself"),
+        ("kv_offloading_size", "blendrag sets it itself"),
+        ("quantization", "convert that one"),
+    ],
+)
+def test_argument_that_is_set_elsewhere_is_taken_twice(name: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}': .*{remedy}"):
+        arguments(engine_args={name: 1})
+
+
+def test_argument_of_ours_can_be_overruled() -> None:
+    for name in arguments():
+        with pytest.raises(ConfigError, match=name):
+            arguments(engine_args={name: 1})
+
+
+def test_gpu_has_as_few_requests_in_a_step_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments()["max_num_seqs"] == 32 and arguments(max_num_seqs=4)["max_num_seqs"] == 4
+    monkeypatch.setattr(compat, "is_cpu", lambda: False)
+    assert "max_num_seqs" not in arguments() and arguments(max_num_seqs=4)["max_num_seqs"] == 4
+
+
+def test_engines_of_other_arguments_are_taken_for_one() -> None:
+    one, same, other = (
+        Settings.load(engine_args=args) for args in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1})
+    )
+    assert {engine_key(one): one}[engine_key(same)] is one
+    assert engine_key(one) != engine_key(other)
+    assert "engine_args" in str(busy(one, other))
