@@ -62,6 +62,20 @@ def test_a_long_rest_behind_a_prefix_hit_is_blended(bench: Bench) -> None:
     assert distance(alone, after) < 2e-3
 
 
+def test_blend_that_fails_behind_a_prefix_hit_spoils_the_answer(bench: Bench) -> None:
+    questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]
+    one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
+    full = bench.plain(two, TEXT)
+    bench.reset()
+    unknown, again = (
+        bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, selector="best"))
+        for prompt in (one, two)
+    )
+    assert unknown.report and unknown.report.fallback and not unknown.report.prefix
+    assert again.report and again.report.fallback and again.report.prefix
+    assert again.token_ids == full.token_ids and distance(full, again) < 2e-3
+
+
 @pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
 def test_next_turn_of_a_chat_is_blended_again(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
