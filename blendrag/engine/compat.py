@@ -12,7 +12,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from vllm import SamplingParams
@@ -99,6 +99,33 @@ def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**arguments, kv_transfer_config=KVTransferConfig(**connector))
     )
+
+
+class MemoryPlan(NamedTuple):
+    """What an engine may take, in bytes. device: all there is. share: of it, for weights and KV together.
+    cache: for KV, where that is given; window: tokens of the longest prompt; prompt: its KV, by full
+    attention."""
+
+    device: int
+    share: int
+    cache: int | None
+    window: int
+    prompt: int
+
+
+def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
+    """Of an engine with these arguments. Raises what vLLM does where they are wrong."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    model, cache = config.model_config, config.cache_config
+    numbers = 2 * model.get_num_layers(config.parallel_config) * model.get_head_size()
+    numbers *= model.get_num_kv_heads(config.parallel_config)
+    device = int(current_platform.get_device_total_memory())
+    share = int(device * cache.gpu_memory_utilization)
+    bytes_each = 1 if cache.cache_dtype not in _PLAIN_KV else model.dtype.itemsize
+    window = model.max_model_len
+    return MemoryPlan(device, share, cache.kv_cache_memory_bytes, window, numbers * bytes_each * window)
 
 
 def engine_processes() -> list[BaseProcess]:

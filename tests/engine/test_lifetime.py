@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from blendrag.engine.client.engine import Engine
+from blendrag.errors import EngineError
+from blendrag.settings import Settings
 from places import ROOT
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
@@ -142,3 +147,13 @@ def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_
     assert lines == ["begun", "tokens 4"]
     assert (tmp_path / "stderr").read_text() == ""
     wait_for(lambda: not [child for child in children if alive(child)])
+
+
+def test_start_that_fails_for_want_of_memory_names_no_size(tmp_path: Path, model_dir: Path) -> None:
+    long = shutil.copytree(model_dir, tmp_path / "long")
+    config = json.loads((long / "config.json").read_text())
+    (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 18}))
+    settings = Settings.load(model=str(long), dtype="float32", kv_cache_gib=1)
+    with pytest.raises(EngineError, match=r"does not fit: .* 262,144 tokens 3\.8 GiB.*lower max_model_len"):
+        Engine.shared(settings)
+    wait_for(lambda: not spawned(psutil.Process()))

@@ -32,6 +32,7 @@ from blendrag.engine.client.launch import (
     require_vllm,
 )
 from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.client.shortage import shortage
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
@@ -117,8 +118,13 @@ class Engine:
             args = engine_args(self.settings, self.model_path, self.extension)
             if self._closed:
                 raise EngineClosedError("its start was given up")
-            with main_not_imported_again():
-                self._llm = compat.start_llm(args, connector_args(self.settings))
+            try:
+                with main_not_imported_again():
+                    self._llm = compat.start_llm(args, connector_args(self.settings))
+            except Exception as error:
+                if not self._closed and (short := shortage(self.model_path, args)):
+                    raise EngineError(f"{self.settings.model} does not fit: {short}") from error
+                raise
         try:
             facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
         except BaseException:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from blendrag.engine import compat
-from blendrag.engine.client.launch import SERVING, busy, engine_args, engine_key
+from blendrag.engine.client.launch import (
+    SERVING,
+    busy,
+    engine_args,
+    engine_key,
+)
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 

@@ -1,0 +1,37 @@
+"""Why an engine did not start, where it was for want of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
+    """In what an engine with these arguments exceeds the device's memory, and what to set; None: in nothing
+    that is known before it starts. vLLM says it in a process of its own, in words that change."""
+    from blendrag.engine import compat
+
+    try:
+        plan = compat.memory_plan(dict(arguments))
+    except Exception:  # then it is something else that keeps the engine from starting
+        return None
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    room = plan.share - weights if plan.cache is None else plan.cache
+    sizes = f"its weights take {_gib(weights)} of the {_gib(plan.device)} that the device has"
+    if room <= 0 or weights > plan.device:
+        return f"{sizes}: choose a smaller model, or one with quantised weights"
+    of_kv = "kv_cache_memory_bytes" if "kv_cache_memory_bytes" in arguments else "kv_cache_gib"
+    if weights + room > plan.device:
+        return f"{sizes}, and all KV {_gib(room)}: lower {of_kv}"
+    if plan.prompt <= room:
+        return None
+    more = "gpu_memory_utilization" if plan.cache is None else of_kv
+    return (
+        f"{sizes}, the KV of one prompt of {plan.window:,} tokens {_gib(plan.prompt)}, and all KV may take"
+        f" {_gib(room)}: lower max_model_len, or raise {more}"
+    )
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB"
