@@ -41,7 +41,7 @@ $(KERNEL): requirements/kernel.lock
 # Apart from the other packages: torch and vLLM change what they do where they find Triton.
 kernel: setup
 	@$(MAKE) --no-print-directory $(KERNEL)
-	TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL) $(BIN)/pytest -q tests/unit/attention tests/unit/engine/test_paged_cache.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL):$$PYTHONPATH $(BIN)/pytest -q tests/unit/attention tests/unit/engine/test_paged_cache.py
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine"
