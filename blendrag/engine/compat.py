@@ -34,6 +34,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
@@ -183,6 +184,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
             return f"layer {number}: {reason}"
     if len(runner.attn_groups) != 1:
         return "the model needs several KV cache groups"
+    if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
+        return "all of its layers have windows: the engine gives up the KV behind them"
     if any(group.kernel_block_size for group in runner.attn_groups[0]):
         return "the attention backend splits KV blocks"
     return None

@@ -60,10 +60,21 @@ def test_no_structure_blends_to_something_else_than_full_prefill(
     assert report.passed, [row for row in report.rows if not row.ok]
 
 
-def test_rope_that_changes_with_the_prompts_length_is_not_blended(
-    small_model: Callable[..., Settings],
+@pytest.mark.parametrize(
+    ("config_name", "options", "reason"),
+    [
+        (
+            "LlamaConfig",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}},
+            "DynamicNTKScalingRotaryEmbedding",
+        ),
+        ("MistralConfig", {"sliding_window": 64}, "all of its layers have windows"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_structure_whose_kv_cannot_be_moved_or_is_given_up_is_blended(
+    small_model: Callable[..., Settings], config_name: str, options: dict[str, Any], reason: str
 ) -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    report = run_doctor(small_model("LlamaConfig", rope_parameters=rope))
+    report = run_doctor(small_model(config_name, **options))
     assert not report.passed
-    assert "DynamicNTKScalingRotaryEmbedding" in (report.unsupported or "")
+    assert reason in (report.unsupported or "")
