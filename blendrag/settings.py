@@ -33,6 +33,9 @@ from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
 SharedPrefix = Literal["none", "start", "system"]
 
+# What `reasoning_parser` may be besides vLLM's names.
+AUTO_PARSER, NO_PARSER = "auto", "none"
+
 # What was called otherwise, and the sentence for whoever writes it still.
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
@@ -73,6 +76,11 @@ class Settings(BaseSettings):
     )
     engine_args: dict[str, JsonValue] = Field(
         {}, description="More of vLLM's engine arguments, by vLLM's names."
+    )
+    reasoning_parser: str = Field(
+        AUTO_PARSER,
+        description="How thinking is told from answers: a reasoning parser of vLLM's, `none`, or `auto`,"
+        " which knows `<think>` where the model has it.",
     )
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     call_timeout_s: float = Field(
@@ -170,6 +178,9 @@ class Settings(BaseSettings):
     top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="Variables of the model's chat template, such as `enable_thinking`."
+    )
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
 

@@ -45,11 +45,13 @@ class TokenLogprob:
 class Answer:
     """A whole answer; ``str(answer)`` is its text.
 
+    reasoning: what the model thought before, as the setting ``reasoning_parser`` finds it; None if nothing.
     sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length" or
     "tool_calls". Times in seconds; ``ttft_s``: from the engine being asked to the first token.
     """
 
     text: str
+    reasoning: str | None
     sources: tuple[Source, ...]
     finish_reason: str
     ttft_s: float
@@ -82,10 +84,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of an answer as it is generated; the last piece has the whole ``answer``."""
+    """Some text of an answer, or of the thinking before it, as it is generated; the last piece has the whole
+    ``answer``."""
 
     text: str
     answer: Answer | None = None
+    reasoning: str = ""
 
 
 def token_logprobs(tokenizer: Any, delta: Delta) -> tuple[TokenLogprob, ...]:

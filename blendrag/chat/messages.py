@@ -29,7 +29,7 @@ def merge_runs(messages: Messages) -> list[Message]:
     return merged
 
 
-def fit_template(tokenizer: Any, messages: Messages, **template_options: Any) -> list[Message]:
+def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
     """Merged messages in the first form that the model's template takes; ModelError if it takes none."""
     first_error: ModelError | None = None
     for form in _FORMS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, TypedDict
 
 from blendrag.chat.schema import json_grammar
@@ -21,6 +22,7 @@ class RequestOptions(TypedDict, total=False):
 
     blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
     settings; a ratio or selector given with a quality is taken instead of the quality's.
+    chat_template_kwargs: variables of the model's chat template, beside the setting's, by name.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
     stands for the one that the messages' opening gives.
@@ -36,6 +38,7 @@ class RequestOptions(TypedDict, total=False):
     quality: Quality | None
     recompute_ratio: float | None
     selector: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
     documents: Iterable[str] | None
     conversation: str | None
     max_retries: int | None
@@ -68,8 +71,8 @@ class ChatRequest:
     """One request; ``Chat.request`` makes it of :class:`RequestOptions`, which say what the fields are.
 
     messages: ``{"role", "content"}`` with text contents; an assistant's may have ``tool_calls`` (each
-    ``{"id", "name", "arguments": dict}``), a tool's ``tool_call_id`` and ``name``. Or a text that is a
-    rendered prompt already.
+    ``{"id", "name", "arguments": dict}``) and ``reasoning_content``, which many templates leave out; a tool's
+    ``tool_call_id`` and ``name``. Or a text that is a rendered prompt already.
     options: how it is blended; None: as the settings say.
     plan: the prompt, if it was planned already; the messages are then what the user said. sources: what was
     retrieved for it.
@@ -81,6 +84,7 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = AUTO
     schema: Mapping[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: BlendOptions | None = None
     max_retries: int = 1
     conversation: str | None = None
@@ -132,10 +136,27 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         tools=tuple(given.get("tools", ())),
         tool_choice=given.get("tool_choice", AUTO),
         schema=given.get("schema"),
+        chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=replace(settings.blending, **blending),
         max_retries=given.get("max_retries", 1),
         conversation=str(given["conversation"]) if "conversation" in given else None,
     )
+
+
+def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:
+    """The setting's, with those of the request. What templates get from elsewhere, and what is no variable
+    but says how to apply them, is refused."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"chat_template_kwargs must be variables by name, not {given!r}")
+    variables = {**settings.chat_template_kwargs, **given}
+    if variables:
+        from transformers import PreTrainedTokenizerBase
+
+        taken = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+        for name in variables:
+            if not isinstance(name, str) or name in taken - {"documents"}:
+                raise ConfigError(f"chat_template_kwargs: {name!r} is not for you to set")
+    return variables
 
 
 def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:

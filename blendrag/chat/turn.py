@@ -11,6 +11,7 @@ from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.reasoning import Reasoning
 from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import evidence_of
@@ -25,6 +26,7 @@ def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
     if isinstance(request.messages, str):
         return library.plan(request.messages, request.documents)
     messages, options = with_tools(library.tokenizer, request)
+    options |= request.chat_template_kwargs
     fitted = fit_template(library.tokenizer, messages, **options)
     return library.plan(fitted, request.documents, **options)
 
@@ -39,30 +41,40 @@ class Turn:
         self.recipe, self._plain = library.recipe(self.plan, request.options or settings.blending)
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
-        self._text, self._shown, self._tokens = "", 0, 0
+        self._reader = Reasoning.of(
+            settings.reasoning_parser, library.tokenizer, self.plan.token_ids, request.chat_template_kwargs
+        )
+        self._reasoning, self._text, self._shown, self._tokens = "", "", 0, 0
         self._logprobs: list[TokenLogprob] = []
 
     @property
     def sampling(self) -> Sampling:
-        """The request's, held to the schema or the call that is asked for."""
+        """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
         sampling = replace(request.sampling, grammar=grammar) if grammar else request.sampling
+        if (reader := self._reader) is not None:
+            if sampling.grammar and reader.comes_first:
+                sampling = replace(sampling, thinks_first=request.chat_template_kwargs)
+            special = {"skip_special_tokens": reader.skip_special_tokens}
+            sampling = replace(sampling, other={**sampling.other, **special})
         if forecaster := self._library.forecaster:
             return forecaster.named(sampling, request.messages, self.plan, request.conversation)
         return sampling
 
     def feed(self, delta: Delta) -> Piece:
         """The part of the answer that is certain by now; with the last piece, the rest and the whole."""
-        self._text += delta.text
+        thought, said = self._reader.feed(delta) if self._reader else ("", delta.text)
+        self._reasoning += thought
+        self._text += said
         self._tokens += len(delta.token_ids)
         self._logprobs += token_logprobs(self._library.tokenizer, delta)
         if delta.finish_reason is not None:
-            return self._end(delta)
+            return self._end(delta, thought)
         shown = visible(self._text, self._request)
         piece, self._shown = shown[self._shown :], max(self._shown, len(shown))
-        return Piece(piece)
+        return Piece(piece, reasoning=thought)
 
-    def _end(self, last: Delta) -> Piece:
+    def _end(self, last: Delta, thought: str) -> Piece:
         evidence = evidence_of(self.plan, self.recipe, self._plain, last)
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
@@ -80,6 +92,7 @@ class Turn:
         )
         answer = Answer(
             read.text,
+            self._reasoning or None,
             sources=self._request.sources,
             finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
             ttft_s=last.ttft_s,
@@ -91,4 +104,4 @@ class Turn:
             logprobs=tuple(self._logprobs),
             model=self._settings.model,
         )
-        return Piece(read.text[self._shown :], answer)
+        return Piece(read.text[self._shown :], answer, thought)

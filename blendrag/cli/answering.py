@@ -17,12 +17,25 @@ if TYPE_CHECKING:
     from blendrag.index.index import AnswerStream
 
 
-def print_stream(stream: AnswerStream) -> Answer:
-    """Print an answer as it comes. Ctrl-C stops the generation and passes on."""
+def print_stream(stream: AnswerStream, *, show_thinking: bool = False) -> Answer:
+    """Print an answer as it comes. Ctrl-C stops the generation and passes on.
+
+    show_thinking: print what the model thinks before it; else only that it does.
+    """
+    thinking, printed = err().status("thinking"), False
     try:
-        for piece in stream:
-            typer.echo(piece, nl=False)
+        for piece in stream.pieces():
+            if piece.reasoning and show_thinking:
+                out().print(Text(piece.reasoning, style="dim"), end="", soft_wrap=True)
+                printed = True
+            elif piece.reasoning:
+                thinking.start()
+            if piece.text:
+                thinking.stop()
+                typer.echo(f"\n{piece.text}" if printed else piece.text, nl=False)
+                printed = False
     finally:
+        thinking.stop()
         typer.echo()
         stream.close()
     assert stream.answer is not None, "a stream that ended without an error has its answer"

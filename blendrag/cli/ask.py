@@ -27,6 +27,7 @@ def ask(
     quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
+    show_thinking: options.ShowThinking = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
     ] = False,
@@ -62,7 +63,7 @@ def ask(
             print_json(answer.to_dict())
             write_trace_of(answer, trace)
         else:
-            answer = print_stream(opened.stream(question))
+            answer = print_stream(opened.stream(question), show_thinking=show_thinking)
             print_sources(answer)
             write_trace_of(answer, trace)
 
@@ -76,6 +77,7 @@ def chat(
     quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
+    show_thinking: options.ShowThinking = False,
 ) -> None:
     """Ask several questions in a row, each with the ones before it in mind."""
     with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
@@ -95,7 +97,7 @@ def chat(
         history: list[dict[str, str]] = []
         while (question := _read()) is not None:
             if question:
-                _answer(opened, question, history)
+                _answer(opened, question, history, show_thinking)
 
 
 @contextlib.contextmanager
@@ -127,13 +129,14 @@ def _read() -> str | None:
             say("\nCtrl-D leaves.")
 
 
-def _answer(index: BlendIndex, question: str, history: list[dict[str, str]]) -> None:
+def _answer(index: BlendIndex, question: str, history: list[dict[str, str]], show_thinking: bool) -> None:
     """Answer, and remember. When the window is full, the oldest questions are forgotten."""
     from blendrag.cli.answering import print_sources, print_stream
 
     while True:
         try:
-            answer = print_stream(index.stream(question, history=history))
+            stream = index.stream(question, history=history)
+            answer = print_stream(stream, show_thinking=show_thinking)
         except PromptTooLongError as error:
             if not history:
                 say(f"error: {error}")

@@ -33,6 +33,9 @@ Quality = Annotated[
     str | None,
     typer.Option("--quality", "-q", metavar="STEP", help="fast, balanced or close to full prefill."),
 ]
+ShowThinking = Annotated[
+    bool, typer.Option("--show-thinking", help="Print what the model thinks before it answers.")
+]
 Selector = Annotated[
     str | None,
     typer.Option("--selector", help="Which cached tokens are recomputed: query, hkvd, ..."),

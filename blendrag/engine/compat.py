@@ -6,12 +6,14 @@ Outside of vLLM's own processes this module is imported when an engine is wanted
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -127,6 +129,42 @@ def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
     bytes_each = 1 if cache.cache_dtype not in _PLAIN_KV else model.dtype.itemsize
     window = model.max_model_len
     return MemoryPlan(device, share, cache.kv_cache_memory_bytes, window, numbers * bytes_each * window)
+
+
+def reasoning_parsers() -> list[str]:
+    """The names of vLLM's reasoning parsers."""
+    from vllm.reasoning import ReasoningParserManager
+
+    return list(ReasoningParserManager.list_registered())
+
+
+def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A vLLM ``Parser`` for one answer, and the request that its methods take, which says what it needs of
+    the detokenizer. Raises what that parser does for a tokenizer without its tokens."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+
+    kind = ParserManager.get_parser(reasoning_parser_name=name, is_harmony=name == "openai_gptoss")
+    assert kind is not None, "the name is none of the registered ones"
+    parser = kind(_with_vocabulary(tokenizer), chat_template_kwargs=dict(chat_template_kwargs))
+    return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+
+
+@lru_cache(maxsize=1)
+def _with_vocabulary(tokenizer: Any) -> Any:
+    """The tokenizer with its vocabulary at hand, which every parser asks for and transformers makes anew."""
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    return get_cached_tokenizer(tokenizer)
+
+
+def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
+    """Gives the text that each token adds to an answer, as the engine does. To be called in their order."""
+    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+    params = SamplingParams(skip_special_tokens=skip_special_tokens)
+    request = SimpleNamespace(request_id="", prompt_token_ids=prompt, sampling_params=params)
+    return FastIncrementalDetokenizer(tokenizer, request).decode_next
 
 
 def engine_processes() -> list[BaseProcess]:

@@ -45,17 +45,21 @@ class AskOptions(RequestOptions, total=False):
 
 
 class AnswerStream:
-    """Pieces of an answer's text as they are generated; afterwards ``answer`` holds the whole."""
+    """Pieces of an answer's text as they are generated; afterwards ``answer`` holds the whole. ``pieces`` has
+    the thinking, too."""
 
     def __init__(self, pieces: Generator[Piece]) -> None:
         self._pieces = pieces
         self.answer: Answer | None = None
 
     def __iter__(self) -> Iterator[str]:
+        return (piece.text for piece in self.pieces() if piece.text)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The same as :class:`Piece`."""
         for piece in self._pieces:
             self.answer = piece.answer
-            if piece.text:
-                yield piece.text
+            yield piece
 
     def close(self) -> None:
         """Stop generating."""
@@ -211,7 +215,7 @@ class BlendIndex:
             raise ConfigError("the question is empty")
         said = [*history, {"role": "user", "content": prompt}] if history else prompt
         request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
-        plan, sources = self._retriever.plan(prompt, top_k, history)
+        plan, sources = self._retriever.plan(prompt, top_k, history, request.chat_template_kwargs)
         return replace(request, plan=plan, sources=sources)
 
     # -- eviction -----------------------------------------------------------------------------------------

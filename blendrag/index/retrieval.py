@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from blendrag.chat.request import Source
 from blendrag.errors import EmptyIndexError, PromptTooLongError
@@ -28,7 +30,11 @@ class Retriever:
         return hits
 
     def plan(
-        self, question: str, top_k: int | None, history: Messages
+        self,
+        question: str,
+        top_k: int | None,
+        history: Messages,
+        chat_template_kwargs: Mapping[str, Any],
     ) -> tuple[PromptPlan, tuple[Source, ...]]:
         """System prompt, retrieved documents, question; and what was retrieved, best first. Documents that do
         not fit the window are left out."""
@@ -50,6 +56,7 @@ class Retriever:
                 separator=settings.separator,
                 question=question,
                 history=[dict(message) for message in history],
+                template_options=chat_template_kwargs,
             )
             if len(plan.token_ids) + _LEAST_ANSWER_TOKENS <= window:
                 sources = tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits)

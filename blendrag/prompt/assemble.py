@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from blendrag.errors import ModelError
@@ -20,15 +20,18 @@ def assemble(
     separator: str,
     question: str,
     history: Sequence[Message] = (),
+    template_options: Mapping[str, Any] | None = None,
 ) -> PromptPlan:
     """Render system prompt, ``history`` and one user message: the documents, then the question.
+    ``template_options`` as in ``render_chat``.
 
     Documents are spliced in with their stored ids; all other contents are encoded without control
     tokens, so only the template can write those. Raises ModelError if the model has no chat template or
     its template refuses the messages.
     """
     stuffed = separator.join([*(document.text for document in documents), question])
-    parts, last = render_turn(tokenizer, system_prompt, history, stuffed, separator)
+    options = template_options or {}
+    parts, last = render_turn(tokenizer, system_prompt, history, stuffed, separator, **options)
     found = [list(_locate(part.text, documents)) if part.message == last else [] for part in parts]
     plan = lay_out(tokenizer, parts, found)
 
@@ -43,6 +46,7 @@ def render_turn(
     history: Sequence[Message],
     stuffed: str,
     separator: str,
+    /,
     **options: Any,
 ) -> tuple[list[Part], int]:
     """The rendered parts, and the number of the message that holds the documents. Options as in

@@ -48,8 +48,8 @@ def plan_chat(
     messages: Sequence[Message],
     tokenizer: Any,
     recogniser: Recogniser,
-    *,
     hints: Iterable[str] = (),
+    /,
     **template_options: Any,
 ) -> PromptPlan:
     """Like ``plan_prompt`` of the rendered ``messages``, but only the template can write control tokens.

@@ -35,11 +35,11 @@ class Part:
     message: int | None = None
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> str:
+def render_chat(tokenizer: Any, messages: Sequence[Message], /, **options: Any) -> str:
     """The text the model's chat template makes of ``messages``, up to where the answer begins.
 
-    ``options`` go to the template. Raises ModelError if the model has no template or the template
-    refuses the messages (some allow no system role, or want roles to alternate).
+    ``options`` go to the template, by any name. Raises ModelError if the model has no template or the
+    template refuses the messages (some allow no system role, or want roles to alternate).
     """
     options = {"add_generation_prompt": True, **options}
     if not getattr(tokenizer, "chat_template", None):
@@ -52,7 +52,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], **options: Any) -> 
     return rendered
 
 
-def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[Part]:
+def render_parts(tokenizer: Any, messages: Sequence[Message], /, **options: Any) -> list[Part]:
     """Like ``render_chat``, cut where the template's markup and the messages' contents meet.
 
     The template is rendered with sentinels in place of the contents. Where it changes a content (many

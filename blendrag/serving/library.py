@@ -289,7 +289,7 @@ class Library:
     # -- prompts ------------------------------------------------------------------------------------------
 
     def plan(
-        self, prompt: Messages | str, documents: Iterable[str] = (), **template_options: Any
+        self, prompt: Messages | str, documents: Iterable[str] = (), /, **template_options: Any
     ) -> PromptPlan:
         """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
         ``documents`` first."""
@@ -297,7 +297,7 @@ class Library:
         if isinstance(prompt, str):
             return plan_prompt(prompt, self.tokenizer, known, hints=documents)
         messages = [dict(message) for message in prompt]
-        return plan_chat(messages, self.tokenizer, known, hints=documents, **template_options)
+        return plan_chat(messages, self.tokenizer, known, documents, **template_options)
 
     def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
         """A row per segment, and per document that is not in the prompt: found or not, why, tokens reused."""

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from blendrag import errors
-from blendrag.engine.client.generation import Delta, Sampling, delta_of, vllm_prompt, vllm_sampling
+from blendrag.engine.client.generation import (
+    Delta,
+    Sampling,
+    delta_of,
+    vllm_prompt,
+    vllm_reasoning,
+    vllm_sampling,
+)
 from blendrag.engine.client.launch import (
     SERVING,
     WorkerExtension,
@@ -387,8 +394,8 @@ class Engine:
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
             async with asyncio.timeout(sampling.timeout_s):
-                whose = sampling.conversation
-                async for output in self._llm.generate(prompt, params, ticket, session_id=whose):
+                about = {"session_id": sampling.conversation, **vllm_reasoning(sampling)}
+                async for output in self._llm.generate(prompt, params, ticket, **about):
                     ttft = ttft or time.perf_counter() - begin
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)

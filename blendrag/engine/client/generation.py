@@ -32,8 +32,9 @@ class Sampling:
     take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
     and stop, by an engine of the laboratory; ``Delta.logprobs`` has their log probabilities, which are the
     model's own. conversation: which
-    one the request belongs to, for forecasts of whether it goes on. other: any more of vLLM's
-    ``SamplingParams``.
+    one the request belongs to, for forecasts of whether it goes on. thinks_first: ``chat_template_kwargs`` of
+    a prompt behind which the model thinks before the grammar holds; None: it holds from the first token.
+    other: any more of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int = 256
@@ -46,6 +47,7 @@ class Sampling:
     grammar: Grammar | None = None
     forced: tuple[int, ...] = ()
     conversation: str | None = None
+    thinks_first: Mapping[str, Any] | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -118,6 +120,14 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         )
     except (TypeError, ValueError, compat.VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
+
+
+def vllm_reasoning(sampling: Sampling) -> dict[str, Any]:
+    """What ``AsyncLLM.generate`` is told of thinking before an answer that has to match a grammar."""
+    if sampling.thinks_first is None:
+        return {"reasoning_ended": True}
+    of_template = {"chat_template_kwargs": dict(sampling.thinks_first)}
+    return {"reasoning_ended": False, "reasoning_parser_kwargs": of_template}
 
 
 def delta_of(output: Any, ttft_s: float, prefix_tokens: int) -> Delta:

@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from blendrag.engine.client.reasoning import parser_name
 from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
 from blendrag.settings import Settings, closest
 
@@ -22,8 +23,8 @@ from blendrag.settings import Settings, closest
 _ENGINE_SETTINGS = (
     "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype", "gpu_memory_utilization",
     "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask", "prefix_caching",
-    "prefix_forecasts", "enforce_eager", "engine_args", "layers_in_flight", "blend_share", "claim",
-    "cache_dir",
+    "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser", "layers_in_flight", "blend_share",
+    "claim", "cache_dir",
 )  # fmt: skip
 
 # vLLM's engine arguments that blendrag's settings have under another name.
@@ -120,8 +121,13 @@ def require_vllm() -> None:
 
 
 def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart. Raises ConfigError for
-    one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself."""
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart.
+
+    Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; for
+    a reasoning parser that there is not, or not for this model.
+    """
+    from transformers import AutoTokenizer
+
     from blendrag.engine import compat
 
     eager, on_cpu = settings.enforce_eager, compat.is_cpu()
@@ -140,7 +146,13 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
         "use_tqdm_on_load": False,
         # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
-        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "structured_outputs_config": {
+            "backend": "guidance",
+            "disable_any_whitespace": True,
+            "reasoning_parser": parser_name(
+                settings.reasoning_parser, AutoTokenizer.from_pretrained(str(model))
+            ),
+        },
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }

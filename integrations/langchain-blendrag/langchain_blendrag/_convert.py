@@ -28,7 +28,7 @@ _ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool"
 
 
 def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Role, text and tool calls. Raises ConfigError for content that is not text."""
+    """Role, text, tool calls and thinking. Raises ConfigError for content that is not text."""
     return [_plain(message) for message in messages]
 
 
@@ -39,11 +39,20 @@ def _plain(message: BaseMessage) -> dict[str, Any]:
         plain["tool_calls"] = [
             {"id": call["id"], "name": call["name"], "arguments": call["args"]} for call in message.tool_calls
         ]
+    if isinstance(message, AIMessage) and (thought := _thinking_of(message)):
+        plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):
         plain["tool_call_id"] = message.tool_call_id
     if message.name:
         plain["name"] = message.name
     return plain
+
+
+def _thinking_of(message: AIMessage) -> str:
+    """What the model thought, whichever provider's class says so."""
+    return "".join(
+        str(block.get("reasoning", "")) for block in message.content_blocks if block["type"] == "reasoning"
+    )
 
 
 def text_of(content: str | Sequence[str | dict[str, Any]]) -> str:
@@ -145,10 +154,16 @@ def invalid_tool_calls(answer: Answer, *, quoted: bool = False) -> list[InvalidT
     ]
 
 
+def _thinking(reasoning: str | None) -> dict[str, str]:
+    """Where LangChain looks for the ``reasoning`` block of a message."""
+    return {"reasoning_content": reasoning} if reasoning else {}
+
+
 def chat_result(answer: Answer) -> ChatResult:
     """The whole answer."""
     message = AIMessage(
         content=answer.text,
+        additional_kwargs=_thinking(answer.reasoning),
         tool_calls=tool_calls(answer),
         invalid_tool_calls=invalid_tool_calls(answer),
         usage_metadata=usage_metadata(answer),
@@ -160,10 +175,12 @@ def chat_result(answer: Answer) -> ChatResult:
 def chat_chunk(piece: Piece) -> ChatGenerationChunk:
     """A piece of the answer; the last one has what is known of the whole."""
     if piece.answer is None:
-        return ChatGenerationChunk(message=AIMessageChunk(content=piece.text))
+        message = AIMessageChunk(content=piece.text, additional_kwargs=_thinking(piece.reasoning))
+        return ChatGenerationChunk(message=message)
     return ChatGenerationChunk(
         message=AIMessageChunk(
             content=piece.text,
+            additional_kwargs=_thinking(piece.reasoning),
             tool_call_chunks=tool_call_chunks(piece.answer),
             invalid_tool_calls=invalid_tool_calls(piece.answer, quoted=True),
             usage_metadata=usage_metadata(piece.answer),

@@ -159,7 +159,7 @@ class ChatBlend(InConversation):
         pieces = self.chat.stream(self._request(messages, stop, kwargs))
         with contextlib.closing(pieces):
             for piece in pieces:
-                if piece.text or piece.answer:
+                if piece.text or piece.reasoning or piece.answer:
                     yield _convert.chat_chunk(piece)
 
     async def _astream(
@@ -172,7 +172,7 @@ class ChatBlend(InConversation):
         pieces = self.chat.astream(self._request(messages, stop, kwargs))
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
-                if piece.text or piece.answer:
+                if piece.text or piece.reasoning or piece.answer:
                     yield _convert.chat_chunk(piece)
 
     # -- tools and structured output ----------------------------------------------------------------------

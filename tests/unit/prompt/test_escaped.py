@@ -102,7 +102,7 @@ def test_document_that_is_in_the_prompt_as_well_is_not_reported(known: Recognise
 
 def test_plan_notes_the_remedy_and_keeps_the_prompt(known: Recogniser, tokenizer: Any) -> None:
     messages = [{"role": "user", "content": as_langchain_list(TEXTS)}]
-    plan = plan_chat(messages, tokenizer, known, hints=[TEXTS["d2.md"], "d1"])
+    plan = plan_chat(messages, tokenizer, known, [TEXTS["d2.md"], "d1"])
     assert plan.text == render_chat(tokenizer, messages)
     notes = {note.source: note for note in plan.notes}
     assert len(notes) == len(plan.notes), "a hint that is noted once is not noted again"

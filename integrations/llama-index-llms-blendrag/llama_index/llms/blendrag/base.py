@@ -225,13 +225,13 @@ class BlendLLM(StructuredByGrammar):
     def _stream(self, call: Call) -> Generator[ChatResponse, None, None]:
         with contextlib.closing(self._chat.stream(call.request)) as pieces:
             for piece in pieces:
-                if piece.text or piece.answer:
+                if piece.text or piece.reasoning or piece.answer:
                     yield call.feed(piece)
 
     async def _astream(self, call: Call) -> AsyncGenerator[ChatResponse, None]:
         async with contextlib.aclosing(self._chat.astream(call.request)) as pieces:
             async for piece in pieces:
-                if piece.text or piece.answer:
+                if piece.text or piece.reasoning or piece.answer:
                     yield call.feed(piece)
 
     # -- tools --------------------------------------------------------------------------------------------

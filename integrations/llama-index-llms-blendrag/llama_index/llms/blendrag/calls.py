@@ -12,7 +12,7 @@ from llama_index.core.instrumentation.dispatcher import active_instrument_tags  
 from llama_index.core.instrumentation.span import active_span_id
 
 from llama_index.llms.blendrag.events import BlendCacheEvent
-from llama_index.llms.blendrag.messages import assistant_message, plain_messages
+from llama_index.llms.blendrag.messages import assistant_message, message_blocks, plain_messages
 from llama_index.llms.blendrag.nodes import node_texts
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ dispatcher = get_dispatcher(__name__)
 
 # Options by blendrag's own names; what is none of them is vLLM's.
 _OPTIONS = (
-    "blend", "quality", "recompute_ratio", "selector", "max_retries", "max_tokens", "temperature", "top_p",
-    "stop", "seed", "timeout", "logprobs", "grammar", "tools", "tool_choice",
+    "blend", "quality", "recompute_ratio", "selector", "chat_template_kwargs", "max_retries", "max_tokens",
+    "temperature", "top_p", "stop", "seed", "timeout", "logprobs", "grammar", "tools", "tool_choice",
 )  # fmt: skip
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
@@ -43,7 +43,7 @@ class Call:
         options = dict(options)
         self._span_id = active_span_id.get()
         self._parallel = options.pop("allow_parallel_tool_calls", True)
-        self._text = ""
+        self._reasoning = self._text = ""
         ours: Any = {name: options.pop(name) for name in _OPTIONS if name in options}
         self.request = chat.request(
             messages if isinstance(messages, str) else plain_messages(messages),
@@ -55,13 +55,19 @@ class Call:
 
     def feed(self, piece: Piece) -> ChatResponse:
         """The response after one more piece: everything so far, and what is new."""
+        self._reasoning += piece.reasoning
         self._text += piece.text
         if piece.answer is not None:
-            return self.end(piece.answer, piece.text)
-        return ChatResponse(message=ChatMessage(self._text, role="assistant"), delta=piece.text)
+            return self.end(piece.answer, piece.text, piece.reasoning)
+        blocks = message_blocks(self._reasoning, self._text)
+        return ChatResponse(
+            message=ChatMessage(blocks=blocks, role="assistant"),
+            delta=piece.text,
+            additional_kwargs=_thinking(piece.reasoning),
+        )
 
-    def end(self, answer: Answer, delta: str | None = None) -> ChatResponse:
-        """The whole response; tells the instrumentation about it."""
+    def end(self, answer: Answer, delta: str | None = None, thought: str = "") -> ChatResponse:
+        """The whole response; tells the instrumentation about it. thought: what is new of the thinking."""
         usage = {
             "prompt_tokens": answer.usage.input,
             "completion_tokens": answer.usage.output,
@@ -84,11 +90,17 @@ class Call:
             logprobs=_logprobs(answer) if answer.logprobs else None,
             additional_kwargs={
                 **usage,
+                **_thinking(thought),
                 "cache_read_tokens": answer.usage.cache_read,
                 "cache_creation_tokens": answer.usage.cache_creation,
                 "recomputed_tokens": answer.usage.recomputed,
             },
         )
+
+
+def _thinking(thought: str) -> dict[str, str]:
+    """Where LlamaIndex's agents look for what is new of the thinking."""
+    return {"thinking_delta": thought} if thought else {}
 
 
 def _conversation(given: Any, default: str | None) -> str | None:

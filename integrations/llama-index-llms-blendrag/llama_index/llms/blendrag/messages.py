@@ -33,7 +33,7 @@ _ROLES = {
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Role, text and tool calls. Raises ConfigError for content that is not text."""
+    """Role, text, tool calls and thinking. Raises ConfigError for content that is not text."""
     plain: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # names of functions by call: their results have the id only
     for message in messages:
@@ -42,6 +42,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if calls := _calls_of(message):
             one["tool_calls"] = calls
             called |= {call["id"]: call["name"] for call in calls}
+        if role == "assistant" and (thought := _thinking_of(message)):
+            one["reasoning_content"] = thought
         if role == "tool":
             id = str(message.additional_kwargs.get("tool_call_id") or "")
             one["tool_call_id"] = id
@@ -55,7 +57,7 @@ def assistant_message(answer: Answer, parallel: bool = True) -> ChatMessage:
     """The model's answer, with its first call only if not ``parallel``. Calls are blocks; and, for code that
     looks there, in ``additional_kwargs`` as OpenAI writes them."""
     calls = answer.tool_calls if parallel else answer.tool_calls[:1]
-    blocks: list[Any] = [TextBlock(text=answer.text)] if answer.text or not calls else []
+    blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
     ]
@@ -69,6 +71,12 @@ def assistant_message(answer: Answer, parallel: bool = True) -> ChatMessage:
     ]
     more = {"tool_calls": as_openai} if calls else {}
     return ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks, additional_kwargs=more)
+
+
+def message_blocks(reasoning: str | None, text: str | None) -> list[Any]:
+    """What the model thought, if anything, and what it says."""
+    blocks: list[Any] = [ThinkingBlock(content=reasoning)] if reasoning else []
+    return blocks if text is None else [*blocks, TextBlock(text=text)]
 
 
 def as_completion(response: ChatResponse) -> CompletionResponse:
@@ -97,6 +105,10 @@ def _block_text(block: Any) -> str | None:
         case ThinkingBlock() | CachePoint() | ToolCallBlock():
             return None
     raise ConfigError(f"a message holds content of type {block.block_type!r}; this model reads text only")
+
+
+def _thinking_of(message: ChatMessage) -> str:
+    return "".join(block.content or "" for block in message.blocks if isinstance(block, ThinkingBlock))
 
 
 def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:

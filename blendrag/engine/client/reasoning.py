@@ -1,0 +1,118 @@
+"""What a model thinks, told from what it answers, by vLLM's reasoning parsers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from blendrag.engine.client.generation import Delta
+from blendrag.errors import ConfigError
+from blendrag.settings import AUTO_PARSER, NO_PARSER, closest
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_OF_TAGS = "deepseek_r1"  # what vLLM calls its parser of these two
+
+
+def parser_name(wanted: str, tokenizer: Any) -> str:
+    """vLLM's name of the parser that the setting stands for with this model; empty for none.
+
+    Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens which the model
+    lacks.
+    """
+    if wanted == NO_PARSER:
+        return ""
+    if wanted == AUTO_PARSER:
+        return _OF_TAGS if {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys() else ""
+    from blendrag.engine import compat
+
+    known = [AUTO_PARSER, NO_PARSER, *compat.reasoning_parsers()]
+    if wanted not in known:
+        raise ConfigError(
+            f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
+        )
+    try:
+        compat.reasoning_parser(wanted, tokenizer, {})
+    except Exception as error:  # each parser has its own ways to refuse a model
+        raise ConfigError(f"reasoning_parser {wanted!r} cannot read this model: {error}") from error
+    return wanted
+
+
+class Reasoning:
+    """Reads one answer, piece by piece.
+
+    The parsers are made for one token at a time with the text of its own. An engine's pieces are not always
+    such: of a busy one they have several tokens, and text that may yet become a stop comes late. So tokens
+    wait here for their text.
+
+    A parser of one's choice has the say of vLLM's server: most take all for thinking until it ends. The one
+    found by itself begins only where the prompt ends in an open tag, or the answer begins with one: the same
+    tokens are in models that never think.
+    """
+
+    def __init__(
+        self,
+        wanted: str,
+        name: str,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        chat_template_kwargs: Mapping[str, Any],
+    ) -> None:
+        from blendrag.engine import compat
+
+        self._prompt: list[int] | None = list(prompt)
+        self._opens: int | None = None  # the token with which thinking may begin
+        self._parser, self._request = compat.reasoning_parser(name, tokenizer, chat_template_kwargs)
+        self._decode = compat.detokenizer(tokenizer, self._prompt, self._request.skip_special_tokens)
+        self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
+        """Whether the answer is known to begin with thinking."""
+        if wanted == AUTO_PARSER:
+            ends = tokenizer.added_tokens_encoder[_OPEN], tokenizer.added_tokens_encoder[_CLOSE]
+            self.comes_first = next((one for one in reversed(prompt) if one in ends), None) == ends[0]
+            if not self.comes_first:
+                self._opens, self._prompt = ends[0], None
+        self._waiting: deque[tuple[int, int]] = deque()  # tokens, and how long their texts are
+        self._text = ""
+        self._thought = self._said = False
+
+    @classmethod
+    def of(
+        cls, wanted: str, tokenizer: Any, prompt: Sequence[int], chat_template_kwargs: Mapping[str, Any]
+    ) -> Self | None:
+        """None if this model's answers are not read, or the setting says not to."""
+        name = parser_name(wanted, tokenizer)
+        return cls(wanted, name, tokenizer, prompt, chat_template_kwargs) if name else None
+
+    @property
+    def skip_special_tokens(self) -> bool:
+        """Whether the engine may leave special tokens out of the text: some parsers go by them."""
+        return bool(self._request.skip_special_tokens)
+
+    def feed(self, delta: Delta) -> tuple[str, str]:
+        """What of the thinking, and of the answer, is certain by now."""
+        self._text += delta.text
+        self._waiting += [(token, len(self._decode(token))) for token in delta.token_ids]
+        ended = delta.finish_reason is not None
+        read: list[tuple[str, str]] = []
+        while self._waiting and (ended or len(self._text) >= self._waiting[0][1]):
+            token, length = self._waiting.popleft()
+            text, self._text = self._text[:length], self._text[length:]
+            read.append(self._read(text, [token]))
+        if ended:
+            read.append(self._read(self._text, [], finished=True))
+        thoughts, words = zip(*read, strict=True) if read else ((), ())
+        return "".join(thoughts), "".join(words)
+
+    def _read(self, text: str, tokens: list[int], *, finished: bool = False) -> tuple[str, str]:
+        if self._opens is not None:
+            if tokens != [self._opens] or self._said:
+                self._said = self._said or bool(text.strip())
+                return "", text
+            self._opens = None
+        message = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
+        thought, said = (message.reasoning or "", message.content or "") if message else ("", "")
+        # Blanks beside the tags are the template's.
+        thought = thought if self._thought else thought.lstrip()
+        said = said if self._said else said.lstrip()
+        self._thought, self._said = self._thought or bool(thought), self._said or bool(said)
+        return thought, said

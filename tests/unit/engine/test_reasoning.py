@@ -1,0 +1,171 @@
+"""Thinking told from answers, by vLLM's real parsers, however an engine cuts its pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.engine import compat
+from blendrag.engine.client.generation import Delta, Sampling, vllm_reasoning
+from blendrag.engine.client.reasoning import Reasoning, parser_name
+from blendrag.errors import ConfigError
+
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+QUESTION, OPEN, CLOSED = "Who? ", "Who? <think>\n", "Who? <think>\n\n</think>\n\n"
+THOUGHT, ANSWER = "Hm, 1 < 2 and é 🤔.\nSo", "It is <b>two</b> 🙂.\n\nYes."
+
+
+@pytest.fixture(scope="module")
+def thinker(tokenizer: Any) -> Any:
+    """A tokenizer with the tags that Qwen3 has."""
+    thinker = deepcopy(tokenizer)
+    thinker.add_tokens(TAGS)
+    return thinker
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def deltas(
+    reader: Reasoning, tokenizer: Any, prompt: str, answer: str, cuts: Iterable[int], late: int
+) -> Iterator[Delta]:
+    """An engine's pieces of ``answer``, cut before these of its tokens. ``late``: by how many characters the
+    text is behind the tokens, as it is where a stop is looked for."""
+    tokens = ids(tokenizer, answer)
+    decode = compat.detokenizer(tokenizer, ids(tokenizer, prompt), reader.skip_special_tokens)
+    texts = [decode(token) for token in tokens]
+    text, ends = "".join(texts), list(accumulate(map(len, texts), initial=0))
+    for begin, end in pairwise(sorted({0, len(tokens), *(min(cut, len(tokens)) for cut in cuts)})):
+        last = end == len(tokens)
+        shown = text[max(0, ends[begin] - late) : None if last else max(0, ends[end] - late)]
+        yield Delta(shown, tokens[begin:end], 0.1, "stop" if last else None)
+
+
+def read(
+    wanted: str,
+    tokenizer: Any,
+    prompt: str,
+    answer: str,
+    cuts: Iterable[int] | None = None,
+    late: int = 0,
+    **variables: Any,
+) -> tuple[str, str]:
+    """Thinking and answer, of pieces of one token unless cut otherwise."""
+    reader = Reasoning.of(wanted, tokenizer, ids(tokenizer, prompt), variables)
+    assert reader is not None
+    cuts = range(len(ids(tokenizer, answer))) if cuts is None else cuts
+    pieces = [reader.feed(delta) for delta in deltas(reader, tokenizer, prompt, answer, cuts, late)]
+    return "".join(thought for thought, _ in pieces), "".join(said for _, said in pieces)
+
+
+WHOLE = f"{THOUGHT}</think>\n\n{ANSWER}"
+CALL = '<tool_call>\n{"name": "clock"}\n</tool_call>'
+CASES = [
+    ("auto", OPEN, WHOLE, THOUGHT, ANSWER),
+    ("auto", QUESTION, f"<think>\n{WHOLE}", THOUGHT, ANSWER),
+    ("auto", CLOSED + QUESTION, f"<think>\n{WHOLE}", THOUGHT, ANSWER),  # a turn before has thought
+    ("auto", QUESTION, f"<think>\n{THOUGHT}", THOUGHT, ""),  # cut off by max_tokens
+    ("auto", QUESTION, f"<think>\n\n</think>\n\n{ANSWER}", "", ANSWER),
+    ("auto", OPEN, f"{THOUGHT}</think>{CALL}", THOUGHT, CALL),
+    ("deepseek_r1", QUESTION, WHOLE, THOUGHT, ANSWER),
+    ("qwen3", QUESTION, f"<think>\n{WHOLE}", THOUGHT, ANSWER),
+    ("qwen3", OPEN, WHOLE, THOUGHT, ANSWER),
+    ("qwen3", QUESTION, f"<think>\n{THOUGHT}{CALL}", THOUGHT, CALL),  # a call ends the thinking, too
+    ("qwen3", CLOSED, ANSWER, "", ANSWER),
+    ("olmo3", OPEN, WHOLE, THOUGHT, ANSWER),
+]
+
+
+@pytest.mark.parametrize(("wanted", "prompt", "answer", "thought", "said"), CASES)
+@given(cuts=st.sets(st.integers(1, 20)), late=st.integers(0, 12))
+def test_thinking_is_told_from_the_answer_by_where_the_engine_cuts_its_pieces(
+    thinker: Any,
+    wanted: str,
+    prompt: str,
+    answer: str,
+    thought: str,
+    said: str,
+    cuts: set[int],
+    late: int,
+) -> None:
+    assert read(wanted, thinker, prompt, answer, cuts, late) == (thought, said)
+
+
+@given(
+    st.lists(st.sampled_from([*TAGS, "a", " \n", "é🤔", "<", "think>", "</"])), st.sets(st.integers(1, 20))
+)
+def test_piece_of_several_tokens_is_read_otherwise_or_loses_text(
+    thinker: Any, words: list[str], cuts: set[int]
+) -> None:
+    answer = "x" + "".join(words)  # does not begin with a tag
+    assert read("auto", thinker, QUESTION, answer, cuts) == ("", answer)
+    for wanted, prompt in (("auto", OPEN), ("qwen3", QUESTION)):
+        whole = read(wanted, thinker, prompt, answer)
+        assert read(wanted, thinker, prompt, answer, cuts, late=3) == whole
+        if not any(tag in answer for tag in TAGS):
+            assert whole == (answer, "")
+
+
+@pytest.mark.parametrize("prompt", [QUESTION, CLOSED])
+@pytest.mark.parametrize("answer", [ANSWER, f" {ANSWER}", f"{ANSWER} <think>"])
+def test_answer_of_a_model_that_may_think_and_does_not_is_changed(
+    thinker: Any, prompt: str, answer: str
+) -> None:
+    assert read("auto", thinker, prompt, answer) == ("", answer)
+
+
+def test_text_that_a_stop_has_cut_is_given_out(thinker: Any) -> None:
+    reader = Reasoning.of("auto", thinker, ids(thinker, OPEN), {})
+    assert reader is not None
+    tokens = ids(thinker, "One two three")
+    read = [reader.feed(Delta("", tokens[:2], 0.1)), reader.feed(Delta("One", tokens[2:], 0.1, "stop"))]
+    assert read == [("", ""), ("One", "")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "prompt", "variables", "first"),
+    [
+        ("auto", OPEN, {}, True),
+        ("auto", QUESTION, {}, False),  # it may think: only the answer shows
+        ("auto", CLOSED, {}, False),
+        ("deepseek_r1", QUESTION, {}, True),
+        ("deepseek_r1", CLOSED, {}, False),
+        ("qwen3", QUESTION, {}, True),
+        ("qwen3", CLOSED, {"enable_thinking": False}, False),
+        ("deepseek_v3", QUESTION, {"thinking": True}, True),
+        ("deepseek_v3", QUESTION, {}, False),
+    ],
+)
+def test_grammar_waits_for_thinking_that_does_not_come(
+    thinker: Any, wanted: str, prompt: str, variables: dict[str, Any], first: bool
+) -> None:
+    reader = Reasoning.of(wanted, thinker, ids(thinker, prompt), variables)
+    assert reader is not None and reader.comes_first == first
+
+
+def test_engine_is_told_nothing_of_the_templates_variables() -> None:
+    assert vllm_reasoning(Sampling()) == {"reasoning_ended": True}
+    told = vllm_reasoning(Sampling(thinks_first={"thinking": True}))
+    assert told["reasoning_ended"] is False
+    assert told["reasoning_parser_kwargs"] == {"chat_template_kwargs": {"thinking": True}}
+
+
+def test_model_without_tags_is_read(tokenizer: Any, thinker: Any) -> None:
+    assert Reasoning.of("auto", tokenizer, [1, 2], {}) is None
+    assert Reasoning.of("none", thinker, [1, 2], {}) is None
+    assert parser_name("auto", tokenizer) == parser_name("none", thinker) == ""
+
+
+def test_wrong_parser_is_no_clear_error(tokenizer: Any, thinker: Any) -> None:
+    assert parser_name("qwen3", thinker) == "qwen3"
+    with pytest.raises(ConfigError, match=r"no reasoning_parser 'qwen_3'; .*did you mean qwen3\?"):
+        parser_name("qwen_3", thinker)
+    with pytest.raises(ConfigError, match=r"'deepseek_r1' cannot read this model: .*think"):
+        parser_name("deepseek_r1", tokenizer)
