@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.reasoning import parser_name
+from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
 from blendrag.settings import Settings, closest
 
@@ -123,8 +123,8 @@ def require_vllm() -> None:
 def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:
     """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart.
 
-    Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; for
-    a reasoning parser that there is not, or not for this model.
+    Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
+    reasoning parser that there is not, or not for this model.
     """
     from transformers import AutoTokenizer
 
@@ -149,7 +149,7 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "structured_outputs_config": {
             "backend": "guidance",
             "disable_any_whitespace": True,
-            "reasoning_parser": parser_name(
+            "reasoning_parser": engine_parser(
                 settings.reasoning_parser, AutoTokenizer.from_pretrained(str(model))
             ),
         },

@@ -14,28 +14,30 @@ _OPEN, _CLOSE = "<think>", "</think>"
 _OF_TAGS = "deepseek_r1"  # what vLLM calls its parser of these two
 
 
-def parser_name(wanted: str, tokenizer: Any) -> str:
-    """vLLM's name of the parser that the setting stands for with this model; empty for none.
+def engine_parser(wanted: str, tokenizer: Any) -> str:
+    """vLLM's name of the parser that an engine of this model is started with; empty for none.
 
     Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens which the model
     lacks.
     """
-    if wanted == NO_PARSER:
+    if not (name := _name(wanted, tokenizer)):
         return ""
-    if wanted == AUTO_PARSER:
-        return _OF_TAGS if {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys() else ""
     from blendrag.engine import compat
 
     known = [AUTO_PARSER, NO_PARSER, *compat.reasoning_parsers()]
-    if wanted not in known:
-        raise ConfigError(
-            f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
-        )
+    if name not in known:
+        raise ConfigError(f"no reasoning_parser {name!r}; there are {', '.join(known)}{closest(name, known)}")
     try:
-        compat.reasoning_parser(wanted, tokenizer, {})
+        compat.reasoning_parser(name, tokenizer, {})
     except Exception as error:  # each parser has its own ways to refuse a model
-        raise ConfigError(f"reasoning_parser {wanted!r} cannot read this model: {error}") from error
-    return wanted
+        raise ConfigError(f"reasoning_parser {name!r} cannot read this model: {error}") from error
+    return name
+
+
+def _name(wanted: str, tokenizer: Any) -> str:
+    if wanted == AUTO_PARSER:
+        return _OF_TAGS if {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys() else ""
+    return "" if wanted == NO_PARSER else wanted
 
 
 class Reasoning:
@@ -45,9 +47,9 @@ class Reasoning:
     such: of a busy one they have several tokens, and text that may yet become a stop comes late. So tokens
     wait here for their text.
 
-    A parser of one's choice has the say of vLLM's server: most take all for thinking until it ends. The one
-    found by itself begins only where the prompt ends in an open tag, or the answer begins with one: the same
-    tokens are in models that never think.
+    A parser that is named decides as it does in vLLM's server, where most take all for thinking until it
+    ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins with: models
+    that never think have the same tokens.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Reasoning:
         cls, wanted: str, tokenizer: Any, prompt: Sequence[int], chat_template_kwargs: Mapping[str, Any]
     ) -> Self | None:
         """None if this model's answers are not read, or the setting says not to."""
-        name = parser_name(wanted, tokenizer)
+        name = _name(wanted, tokenizer)
         return cls(wanted, name, tokenizer, prompt, chat_template_kwargs) if name else None
 
     @property

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blendrag.engine import compat
 from blendrag.engine.client.generation import Delta, Sampling, vllm_reasoning
-from blendrag.engine.client.reasoning import Reasoning, parser_name
+from blendrag.engine.client.reasoning import Reasoning, engine_parser
 from blendrag.errors import ConfigError
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -160,12 +160,12 @@ def test_engine_is_told_nothing_of_the_templates_variables() -> None:
 def test_model_without_tags_is_read(tokenizer: Any, thinker: Any) -> None:
     assert Reasoning.of("auto", tokenizer, [1, 2], {}) is None
     assert Reasoning.of("none", thinker, [1, 2], {}) is None
-    assert parser_name("auto", tokenizer) == parser_name("none", thinker) == ""
+    assert engine_parser("auto", tokenizer) == engine_parser("none", thinker) == ""
 
 
 def test_wrong_parser_is_no_clear_error(tokenizer: Any, thinker: Any) -> None:
-    assert parser_name("qwen3", thinker) == "qwen3"
+    assert engine_parser("qwen3", thinker) == "qwen3"
     with pytest.raises(ConfigError, match=r"no reasoning_parser 'qwen_3'; .*did you mean qwen3\?"):
-        parser_name("qwen_3", thinker)
+        engine_parser("qwen_3", thinker)
     with pytest.raises(ConfigError, match=r"'deepseek_r1' cannot read this model: .*think"):
-        parser_name("deepseek_r1", tokenizer)
+        engine_parser("deepseek_r1", tokenizer)

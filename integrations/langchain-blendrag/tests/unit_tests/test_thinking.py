@@ -1,0 +1,101 @@
+"""What a model thinks stays apart from what it says, on every way that LangChain goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.output_parsers import StrOutputParser
+
+from blendrag.errors import BlendragWarning
+from langchain_blendrag import ChatBlend
+from langchain_rig import Scripted
+from thinking_model import thinking_model
+
+pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
+
+SAID, THOUGHT, TEXT = "Let me see.\n</think>\n\nGood day.", "Let me see.\n", "Good day."
+CALL: Any = {"name": "clock", "args": {}, "id": "a"}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChatBlend]]:
+    model, made = str(thinking_model(tmp_path)), []
+
+    def make(**options: Any) -> ChatBlend:
+        llm = ChatBlend(model=model, kv_dir=tmp_path / "kv", blend=False, **options)
+        library = llm.chat.library
+        engine = Scripted(library.tokenizer, [SAID] * 9)
+        monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+async def _astreamed(llm: ChatBlend) -> BaseMessage:
+    return _sum([chunk async for chunk in llm.astream("Hi.")])
+
+
+def _sum(chunks: list[AIMessageChunk]) -> AIMessageChunk:
+    whole, *rest = chunks
+    for chunk in rest:
+        whole += chunk
+    return whole
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm: llm.invoke("Hi."),
+        lambda llm: asyncio.run(llm.ainvoke("Hi.")),
+        lambda llm: _sum([*llm.stream("Hi.")]),
+        lambda llm: asyncio.run(_astreamed(llm)),
+    ],
+    ids=["invoke", "ainvoke", "stream", "astream"],
+)
+def test_thinking_is_in_the_text_or_is_not_where_langchain_looks(
+    make: Callable[..., ChatBlend], ask: Callable[[ChatBlend], AIMessage]
+) -> None:
+    message = ask(make())
+    assert (message.content, message.text) == (TEXT, TEXT)
+    assert message.additional_kwargs["reasoning_content"] == THOUGHT
+    assert message.content_blocks == [
+        {"type": "reasoning", "reasoning": THOUGHT},
+        {"type": "text", "text": TEXT},
+    ]
+
+
+def test_chain_reads_thinking_as_the_answer(make: Callable[..., ChatBlend]) -> None:
+    assert (make() | StrOutputParser()).invoke("Hi.") == TEXT
+
+
+def test_variables_of_the_template_are_lost_on_some_way(make: Callable[..., ChatBlend]) -> None:
+    llm, off = make(), {"enable_thinking": False}
+    assert llm.render("Hi.").endswith("<think>\n")
+    ways = [llm.render("Hi.", chat_template_kwargs=off), make(chat_template_kwargs=off).render("Hi.")]
+    assert all(prompt.endswith("<think>\n\n</think>\n\n") for prompt in ways)
+    answer = llm.bind(chat_template_kwargs=off).invoke("Hi.")
+    assert answer.text.startswith("Let me see."), "all is said, where nothing is thought"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        AIMessage("", additional_kwargs={"reasoning_content": "Look at the clock."}, tool_calls=[CALL]),
+        AIMessage([{"type": "reasoning", "reasoning": "Look at the clock."}], tool_calls=[CALL]),
+    ],
+    ids=["additional_kwargs", "block"],
+)
+def test_what_was_thought_before_a_call_is_forgotten_or_sent_back_for_ever(
+    make: Callable[..., ChatBlend], said: AIMessage
+) -> None:
+    llm, now = make(), [HumanMessage("When?"), said, ToolMessage("Noon.", tool_call_id="a")]
+    assert "<think>\nLook at the clock.\n</think>" in llm.render(now)
+    assert "Look at" not in llm.render([*now, HumanMessage("Sure?")])
