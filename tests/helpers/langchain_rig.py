@@ -18,6 +18,7 @@ from langchain_core.tools import BaseTool, tool
 
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
+from engine_facts import FACTS
 from langchain_blendrag import BlendChroma, ChatBlend
 from prompt_shapes import DOCUMENTS, QUESTION, Request
 
@@ -31,7 +32,7 @@ class Scripted:
     tokenizer: Any
     answers: list[str] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
-    facts = {"reason": None, "device": "cpu"}  # noqa: RUF012
+    facts = FACTS
     blends, max_model_len = True, 8192
 
     def stream(

@@ -48,8 +48,8 @@ class Reasoning:
     wait here for their text.
 
     A parser that is named decides as it does in vLLM's server, where most take all for thinking until it
-    ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins with: models
-    that never think have the same tokens.
+    ends. The automatic one waits for a tag that the prompt leaves open, or that the answer begins with:
+    models that never think have the same tokens.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from blendrag import Answer, BlendIndex, Chat, Piece, Settings
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.errors import ConfigError, EngineError
 from blendrag.prompt import assemble, decode
+from engine_facts import FACTS
 from thinking_model import thinking_model
 
 HI = [{"role": "user", "content": "Hi."}]
@@ -33,7 +34,7 @@ class Saying:
     prompts: list[str] = field(default_factory=list)
     asked: list[Sampling] = field(default_factory=list)
 
-    blends, max_model_len, facts = True, 4096, {"reason": None}
+    blends, max_model_len, facts = True, 4096, FACTS
 
     def stream(self, token_ids: Sequence[int], sampling: Sampling, *_: Any) -> Generator[Delta]:
         self.prompts.append(decode(self.tokenizer, token_ids))

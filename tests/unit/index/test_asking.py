@@ -12,6 +12,7 @@ import pytest
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.generation import Delta
 from blendrag.errors import ConfigError, EngineClosedError, EngineError
+from engine_facts import FACTS
 
 HELLO = [{"role": "user", "content": "Hello?"}]
 
@@ -19,7 +20,7 @@ HELLO = [{"role": "user", "content": "Hello?"}]
 class Failing:
     """An engine that dies ``deaths`` times, and then answers."""
 
-    blends, max_model_len, facts = True, 512, {"reason": None}
+    blends, max_model_len, facts = True, 512, FACTS
 
     def __init__(self) -> None:
         self.deaths, self.asked = 1, 0

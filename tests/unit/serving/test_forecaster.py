@@ -32,6 +32,7 @@ from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import TierSpec
+from engine_facts import FACTS
 from stores import A, B, C, D, ask, holds, open_stack, put, register
 from word_embedder import WordEmbedder
 
@@ -287,7 +288,7 @@ def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
     monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(tmp_path / "cache"))
     settings = Settings.load(max_model_len=512, model=str(model_dir), prefix_forecasts=wanted)
     library = Library(tmp_path / "kv", settings)
-    engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
+    engine = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
     store = Mock(id="opened")
     monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
     monkeypatch.setattr(EngineSession, "store", store)

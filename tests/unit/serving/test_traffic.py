@@ -18,6 +18,7 @@ from blendrag.lab.eviction.source import Workload, open_source
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
+from engine_facts import FACTS
 
 FIRST = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
 SECOND = "The spare wheel is under the floor of the boot, behind the tool box. " * 4
@@ -36,7 +37,7 @@ def opened(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, **opt
     library = Library(folder / "kv", settings)
     library.register({"a": [FIRST], "b": [SECOND]})
     store = Mock(id="opened")
-    engine = SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=512)
+    engine = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
     monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
     monkeypatch.setattr(EngineSession, "store", store)
     monkeypatch.setattr(library.session, "open", lambda progress=None: store)
