@@ -13,6 +13,7 @@ from blendrag.engine.operations import Ingested
 from blendrag.errors import EngineError
 from blendrag.serving.library import Library
 from blendrag.store.catalogue import Entry
+from engine_facts import FACTS
 from langchain_blendrag import ChatBlend
 
 
@@ -42,7 +43,7 @@ class EngineRecorder:
         if self.store is None:
             self.store = self
             self.starts += 1
-        return SimpleNamespace(blends=True, facts={"reason": None}, max_model_len=8192)
+        return SimpleNamespace(blends=True, facts=FACTS, max_model_len=8192)
 
     def open(self, progress: Any = None) -> EngineRecorder:
         self.start()

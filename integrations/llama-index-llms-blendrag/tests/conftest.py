@@ -22,6 +22,7 @@ from blendrag.engine.report import BlendReport
 from blendrag.serving.lease import Lease
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
+from engine_facts import FACTS
 from llama_index.llms.blendrag import BlendLLM
 
 
@@ -48,7 +49,7 @@ class ScriptedEngine:
     given: int = 0
     starts: int = 0
 
-    facts = {"reason": "", "device": "cpu"}  # noqa: RUF012
+    facts = FACTS
     blends = alive = True
     max_model_len = 8192
     catalogue: Catalogue | None = None
