@@ -155,7 +155,7 @@ def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:
         taken = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
         for name in variables:
             if not isinstance(name, str) or name in taken:
-                raise ConfigError(f"chat_template_kwargs: {name!r} is not for you to set")
+                raise ConfigError(f"chat_template_kwargs: {name!r} is no variable that a request may set")
     return variables
 
 
