@@ -16,7 +16,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from blendrag.engine import compat
 
 HEADS, SIZE = 2, 64
-RUNNER = SimpleNamespace(attn_groups=[[SimpleNamespace(kernel_block_size=None)]])
+RUNNER = SimpleNamespace(attn_groups=[[SimpleNamespace(kernel_block_size=None, kv_cache_spec=None)]])
 
 
 def config(model_dir: Path, **options: Any) -> Any:

@@ -48,8 +48,8 @@ def test_runner_refuses_the_laboratorys_processor(check: Callable[[Any], None]) 
 
 
 def test_serving_loads_a_processor(tmp_path: Any) -> None:
-    assert engine_args(Settings.load(), tmp_path, _LABORATORY)["logits_processors"] == list(NAMES)
-    assert engine_args(Settings.load(), tmp_path, SERVING)["logits_processors"] == []
+    assert engine_args(Settings.load(), model_dir, _LABORATORY)["logits_processors"] == list(NAMES)
+    assert engine_args(Settings.load(), model_dir, SERVING)["logits_processors"] == []
 
 
 def test_output_ids_are_looked_for_where_a_runner_has_none() -> None:
