@@ -47,7 +47,7 @@ def test_runner_refuses_the_laboratorys_processor(check: Callable[[Any], None]) 
         check(asking([1.5]))
 
 
-def test_serving_loads_a_processor(tmp_path: Any) -> None:
+def test_serving_loads_a_processor(model_dir: Any) -> None:
     assert engine_args(Settings.load(), model_dir, _LABORATORY)["logits_processors"] == list(NAMES)
     assert engine_args(Settings.load(), model_dir, SERVING)["logits_processors"] == []
 
