@@ -197,17 +197,22 @@ def _missing_from(folder: Path) -> str | None:
     if not (folder / "config.json").is_file():
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
         return "it has no config.json" + (f"; did you mean its folder {inner[0]}?" if inner else "")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        absent = sorted(shard for shard in shards if not (folder / shard).is_file())
-        return (
-            f"it lacks {len(absent)} of {len(shards)} weights files, such as {absent[0]}" if absent else None
-        )
-    if not any(folder.glob("*.safetensors")):
+    weights = weight_files(folder)
+    if absent := [file.name for file in weights if not file.is_file()]:
+        return f"it lacks {len(absent)} of {len(weights)} weights files, such as {absent[0]}"
+    if not weights:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
         return "it has no *.safetensors weights" + (" (pickled weights are not read)" if pickled else "")
     return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those that a model folder should have: its index says which, where there are several sets."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return sorted(folder / name for name in set(named))
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _looks_like_path(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blendrag.machine import Machine
 
@@ -11,9 +11,7 @@ from blendrag.machine import Machine
 class EngineFacts:
     """What a running engine is.
 
-    reason: why its model cannot be blended; None if it can. What follows is of a model that can. mask: how
-    scattered tokens are masked; mask_ms: what each way to do so took. decoder: the class of ours that runs
-    its layers. num_kv_heads, head_size: of one layer's K or V.
+    reason: why its model cannot be blended; None if it can. mask: how scattered tokens are masked then.
     """
 
     architecture: str
@@ -24,11 +22,7 @@ class EngineFacts:
     block_size: int
     reason: str | None
     mask: str = ""
-    mask_ms: dict[str, float] = field(default_factory=dict)
-    decoder: str = ""
     num_layers: int = 0
-    num_kv_heads: int = 0
-    head_size: int = 0
 
     def machine(self, model: str) -> Machine:
         """What it runs on. model: as the user names it."""

@@ -29,13 +29,16 @@ _ENGINE_SETTINGS = (
 
 # vLLM's engine arguments that blendrag's settings have under another name.
 _RENAMED = {"enable_prefix_caching": "prefix_caching", "served_model_name": "model"}
+_RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
 # Those that would take the place of its connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
-# Those with which the same folder is another model: its KV would be taken for this one's.
+# Those with which the same folder is another model, whose KV would be taken for this one's, or has another
+# tokenizer than the client.
 _OTHER_MODEL = frozenset(
     {
-        "hf_config_path", "hf_overrides", "model_class_overrides", "model_weights", "quantization",
-        "quantization_config",
+        "config_format", "hf_config_path", "hf_overrides", "load_format", "model_class_overrides",
+        "model_weights", "quantization", "quantization_config", "skip_tokenizer_init", "tokenizer",
+        "tokenizer_mode", "tokenizer_revision",
     }
 )  # fmt: skip
 
@@ -156,20 +159,20 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
+    renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
     for name in settings.engine_args:
-        _refuse(name, args.keys(), compat.argument_names())
+        _refuse(name, renamed.get(name, name), args.keys(), compat.argument_names())
     return settings.engine_args | {name: value for name, value in args.items() if value is not None}
 
 
-def _refuse(name: str, ours: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError if ``engine_args`` cannot have an argument of this name."""
-    setting = _RENAMED.get(name, name)
+def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError if ``engine_args`` cannot have an argument of this name. setting: what ours would be."""
     if setting in Settings.model_fields:
         reason = f"it is the setting {setting}"
     elif name in ours or name in _CONNECTORS:
         reason = "blendrag sets it itself"
     elif name in _OTHER_MODEL:
-        reason = "stored KV is of the model as it is in its folder: convert that one"
+        reason = "model and tokenizer are as they are in the folder: convert those"
     elif name not in known:
         reason = f"vLLM has no such engine argument{closest(name, known)}"
     else:

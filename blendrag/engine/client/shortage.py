@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blendrag.models import weight_files
+
 
 def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
     """In what an engine with these arguments exceeds the device's memory, and what to set; None: in nothing
@@ -16,7 +18,7 @@ def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
         plan = compat.memory_plan(dict(arguments))
     except Exception:  # then it is something else that keeps the engine from starting
         return None
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in weight_files(model))
     room = plan.share - weights if plan.cache is None else plan.cache
     sizes = f"its weights take {_gib(weights)} of the {_gib(plan.device)} that the device has"
     if room <= 0 or weights > plan.device:

@@ -50,19 +50,12 @@ class BlendWorker:
         if facts["reason"]:
             return facts
         extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
-        mask, mask_ms = choose_mask(decoder, cache, extra.get("mask", "auto"))
-        facts |= {"mask": mask, "mask_ms": mask_ms}
+        mask = choose_mask(decoder, cache, extra.get("mask", "auto"))
         loaded = LoadedModel(decoder, cache, mask == "dense")
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
         compat.get_kv_transfer_group().bind(self._blendrag)
-        heads, size = decoder.kv_shape
-        return facts | {
-            "decoder": type(decoder).__name__,
-            "num_layers": decoder.num_layers,
-            "num_kv_heads": heads,
-            "head_size": size,
-        }
+        return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
     def blendrag_call(self, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only

@@ -22,17 +22,17 @@ _TOKENS, _RATIO, _REPEATS = 3072, 0.15, 7
 _MARGIN = 0.75
 
 
-def choose_mask(decoder: Decoder, cache: PagedCache, wanted: str = "auto") -> tuple[Mask, dict[str, float]]:
-    """The one that is wanted, or the faster one, of those that this model and device have; and what one layer
-    took either way, in milliseconds, where there are two."""
+def choose_mask(decoder: Decoder, cache: PagedCache, wanted: Mask | Literal["auto"]) -> Mask:
+    """The one that is wanted, or the faster one, of those that this model and device have."""
     if cache.by_kernel:
-        return "kernel", {}
+        return "kernel"
     scores = [compat.scores_of(attention) for attention in decoder.attentions]
     if scores[0] is None or not all(each is not None and each.bare for each in scores):
-        return "runs", {}
+        return "runs"
+    if wanted != "auto":
+        return wanted
     times = measure(make_probe(decoder, cache, _TOKENS, _RATIO), scores[0])
-    faster = times["dense"] < _MARGIN * times["runs"]
-    return ("dense" if wanted == "dense" or (wanted == "auto" and faster) else "runs"), times
+    return "dense" if times["dense"] < _MARGIN * times["runs"] else "runs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.attention.scores import Scores
 from blendrag.engine import compat
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
@@ -72,13 +71,15 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     positions = probe.positions.cpu()
     errors = {}
     for layer, attention in enumerate(decoder.attentions):
-        scores = compat.scores_of(attention) or Scores(attention.impl.scale)
+        scores = compat.scores_of(attention)
+        if scores is None:  # as on a CPU alone
+            continue
         kind = scores.window, scores.soft_cap, scores.sinks is None
         if kind not in errors:
             sinks = None if scores.sinks is None else scores.sinks.cpu()
             reference = dense_attention(query, key, value, positions, replace(scores, sinks=sinks))
             errors[kind] = relative_error(probe.paged(layer).cpu(), reference)
-    return max(errors.values())
+    return max(errors.values(), default=0.0)
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -70,9 +70,7 @@ def run_context(settings: Settings, options: ContextOptions, progress: Progress)
 
         def kv(name: str, prefix: SharedPrefix, further: int | None, tokens: int) -> torch.Tensor:
             progress.note(f"prefill: {name}")
-            contexts = (
-                [()] * len(texts) if further is None else _before(texts, options.before, further, tokens)
-            )
+            contexts = _before(texts, options.before, further, tokens)
             found = _prefilled(engine, settings, prefix, contexts, [each[options.before :] for each in texts])
             progress.advance()
             return found
@@ -84,7 +82,8 @@ def run_context(settings: Settings, options: ContextOptions, progress: Progress)
             apart = (kv(name, prefix, further, tokens) - reference).square().sum((-1, -2)) / norm
             by_place = apart[:, 1:].mean((0, 1))
             deviation[name] = {part: _by_distance(row) for part, row in zip("KV", by_place, strict=True)}
-        return ContextResults(deviation, tokens, Setup.of(engine, settings, options, ()))
+        setup = Setup.of(engine, settings.model_copy(update={"codec": "raw"}), options, ())
+        return ContextResults(deviation, tokens, setup)
 
 
 def _texts(tokenizer: Any, given: Sequence[str] | None, options: ContextOptions) -> list[Ids]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blendrag.engine.recipe import Recipe
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import Blending
+from blendrag.lab.arms import Blending, recipe_of
 from blendrag.lab.bench.floors import CHECK_LAYER, Floors, analyse
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import PromptMaker, check_prompts
@@ -18,7 +17,6 @@ from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread, spread
 from blendrag.lab.texts import text_pieces
 from blendrag.lab.worker.operations import PieceTimes
-from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.settings import Settings
 
@@ -67,6 +65,8 @@ class KernelResults:
 def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) -> KernelResults:
     """Raises ConfigError, ModelError (also for a model whose layers run whole), PromptTooLongError,
     EngineError."""
+    blend = {"selector": "hkvd", "metric": "v", "threshold": None, "check_layers": (CHECK_LAYER,)}
+    settings = settings.model_copy(update=blend | {"recompute_ratio": options.ratio})
     with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")
@@ -84,8 +84,7 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) 
             progress.note("ingest")
             store.fill(store.chunks)
             progress.advance()
-            recipe = Recipe(store.id, (), BlendOptions(options.ratio, "hkvd", check_layers=(CHECK_LAYER,)))
-            arm = Blending([[trial] for trial in trials], recipe)
+            arm = Blending([[trial] for trial in trials], recipe_of(settings, store.id))
             served = measure(engine, {arm.name: arm}, progress)[arm.name]
         ttft_ms = spread([sample.ttft_ms for sample in served])
         return KernelResults(analyse(measured), ttft_ms, Setup.of(engine, settings, options, prompts))

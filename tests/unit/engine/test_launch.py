@@ -43,7 +43,9 @@ def test_misspelt_argument_is_named_without_the_right_one() -> None:
         ("worker_extension_cls", "blendrag sets it itself"),
         ("kv_transfer_config", "blendrag sets it itself"),
         ("kv_offloading_size", "blendrag sets it itself"),
-        ("quantization", "convert that one"),
+        ("kv_cache_memory_bytes", "it is the setting kv_cache_gib"),
+        ("quantization", "convert those"),
+        ("load_format", "convert those"),
     ],
 )
 def test_argument_that_is_set_elsewhere_is_taken_twice(name: str, remedy: str) -> None:
