@@ -14,19 +14,13 @@ pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.timeout(1500
 
 TESTS = (
     "test_boundaries.py::test_recomputing_every_token_gives_full_prefills_answer",
-    "test_boundaries.py::test_recomputing_nothing_gives_what_a_reference_implementation_of_reuse_gives",
     "test_prefix_cache.py::test_the_same_recipe_again_hits_the_prefix_cache",
-    "test_prefix_cache.py::test_a_long_rest_behind_a_prefix_hit_is_blended",
     "test_prefix_cache.py::test_blend_that_fails_behind_a_prefix_hit_spoils_the_answer",
-    "test_prompts.py::test_a_fresh_tail_longer_than_one_fused_prefill_is_left_to_the_engine",
     "test_prompts.py::test_a_damaged_file_is_recomputed_reported_and_replaced",
-    "test_prompts.py::test_a_deleted_chunk_is_computed_and_can_be_stored_again",
     "test_prompts.py::test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer",
-    "test_remote_tier.py::test_server_in_trouble_costs_time_and_no_answer_and_its_recovery_is_noticed",
     "test_serving.py::test_16_requests_at_once_give_the_texts_they_give_one_by_one",
     "test_serving.py::test_preempted_requests_give_the_texts_of_undisturbed_ones",
     "test_slices.py::test_request_that_gives_up_while_it_is_blended_keeps_its_blocks",
-    "test_slices.py::test_store_that_closes_under_a_blend_ends_in_a_wrong_answer",
 )
 
 

@@ -131,6 +131,8 @@ def test_report_of_a_request_that_has_ended_is_kept_for_ever(bench: Bench) -> No
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=128),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        use_v2_model_runner=False,
     )
     connector = BlendConnector(config, KVConnectorRole.SCHEDULER, None)
     request: Any = SimpleNamespace(

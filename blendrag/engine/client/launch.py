@@ -166,7 +166,8 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
 
 
 def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError if ``engine_args`` cannot have an argument of this name. setting: what ours would be."""
+    """Raise ConfigError if ``engine_args`` cannot have an argument of this name. setting: that ours would
+    have."""
     if setting in Settings.model_fields:
         reason = f"it is the setting {setting}"
     elif name in ours or name in _CONNECTORS:
