@@ -23,7 +23,11 @@ def merge_runs(messages: Messages) -> list[Message]:
         if last is None or last["role"] != message["role"] or message["role"] == "tool":
             merged.append(dict(message))
             continue
-        last["content"] = "\n".join(filter(None, (last.get("content"), message.get("content"))))
+        content, thought = (
+            "\n".join(filter(None, (last.get(name), message.get(name))))
+            for name in ("content", "reasoning_content")
+        )
+        last |= {"content": content} | ({"reasoning_content": thought} if thought else {})
         if calls := [*(last.get("tool_calls") or ()), *(message.get("tool_calls") or ())]:
             last["tool_calls"] = calls
     return merged

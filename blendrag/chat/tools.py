@@ -90,7 +90,7 @@ def with_tools(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dic
         options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
         native = [_native(message) for message in messages]
         return [_harmless(tokenizer, message) for message in native], _harmless(tokenizer, options)
-    messages = [_written(message) for message in messages]
+    messages = [_harmless(tokenizer, _written(message)) for message in messages]
     if request.offered:
         signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
@@ -121,8 +121,9 @@ def _short_id(call_id: str | None) -> str:
 def _harmless(tokenizer: Any, value: Any) -> Any:
     """``value`` with the control tokens in its texts broken up by an invisible sign.
 
-    Templates write tools, calls and names into their own markup, where control tokens count; what a user made
-    a model call a tool with must not end a turn. Contents are kept apart already, and stay as they are.
+    Templates write tools, calls, names and thinking into their own markup, where control tokens count; what a
+    user made a model call a tool with must not end a turn. Contents are kept apart already, and stay as they
+    are.
     """
     if isinstance(value, Mapping):
         return {
@@ -147,7 +148,9 @@ def _written(message: Message) -> Message:
         f"{_CLOSE}"
         for call in message.get("tool_calls") or ()
     ]
-    return {"role": message["role"], "content": "\n".join(filter(None, [content, *calls]))}
+    written = {"role": message["role"], "content": "\n".join(filter(None, [content, *calls]))}
+    thought = message.get("reasoning_content")
+    return written | ({"reasoning_content": thought} if thought else {})
 
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:

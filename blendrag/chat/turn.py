@@ -42,7 +42,11 @@ class Turn:
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
         self._reader = Reasoning.of(
-            settings.reasoning_parser, library.tokenizer, self.plan.token_ids, request.chat_template_kwargs
+            settings.reasoning_parser,
+            library.tokenizer,
+            self.plan.token_ids,
+            request.chat_template_kwargs,
+            skip_special_tokens=request.sampling.other.get("skip_special_tokens", True),
         )
         self._reasoning, self._text, self._shown, self._tokens = "", "", 0, 0
         self._logprobs: list[TokenLogprob] = []

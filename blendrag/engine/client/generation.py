@@ -31,10 +31,9 @@ class Sampling:
     logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
     take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
     and stop, by an engine of the laboratory; ``Delta.logprobs`` has their log probabilities, which are the
-    model's own. conversation: which
-    one the request belongs to, for forecasts of whether it goes on. thinks_first: ``chat_template_kwargs`` of
-    a prompt behind which the model thinks before the grammar holds; None: it holds from the first token.
-    other: any more of vLLM's ``SamplingParams``.
+    model's own. conversation: which one the request belongs to, for forecasts of whether it goes on.
+    thinks_first: ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds;
+    None: it holds from the first token. other: any more of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int = 256

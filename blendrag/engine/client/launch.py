@@ -129,8 +129,6 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
     reasoning parser that there is not, or not for this model.
     """
-    from transformers import AutoTokenizer
-
     from blendrag.engine import compat
 
     eager, on_cpu = settings.enforce_eager, compat.is_cpu()
@@ -152,9 +150,7 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "structured_outputs_config": {
             "backend": "guidance",
             "disable_any_whitespace": True,
-            "reasoning_parser": engine_parser(
-                settings.reasoning_parser, AutoTokenizer.from_pretrained(str(model))
-            ),
+            "reasoning_parser": engine_parser(settings.reasoning_parser, model),
         },
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from blendrag.engine.client.generation import Delta
@@ -14,19 +15,30 @@ _OPEN, _CLOSE = "<think>", "</think>"
 _OF_TAGS = "deepseek_r1"  # what vLLM calls its parser of these two
 
 
-def engine_parser(wanted: str, tokenizer: Any) -> str:
-    """vLLM's name of the parser that an engine of this model is started with; empty for none.
+def engine_parser(wanted: str, model: Path) -> str:
+    """vLLM's name of the parser that an engine of the model in this folder is started with; empty for none.
 
-    Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens which the model
-    lacks.
+    Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens, or a fast
+    tokenizer, which the model lacks.
     """
-    if not (name := _name(wanted, tokenizer)):
+    if wanted == NO_PARSER:
         return ""
+    from transformers import AutoTokenizer
+
     from blendrag.engine import compat
 
     known = [AUTO_PARSER, NO_PARSER, *compat.reasoning_parsers()]
-    if name not in known:
-        raise ConfigError(f"no reasoning_parser {name!r}; there are {', '.join(known)}{closest(name, known)}")
+    if wanted not in known:
+        raise ConfigError(
+            f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    if not (name := _name(wanted, tokenizer)):
+        return ""
+    if not _is_fast(tokenizer):
+        raise ConfigError(
+            f"reasoning_parser {name!r} needs a fast tokenizer, which this model lacks: set {NO_PARSER}"
+        )
     try:
         compat.reasoning_parser(name, tokenizer, {})
     except Exception as error:  # each parser has its own ways to refuse a model
@@ -36,8 +48,13 @@ def engine_parser(wanted: str, tokenizer: Any) -> str:
 
 def _name(wanted: str, tokenizer: Any) -> str:
     if wanted == AUTO_PARSER:
-        return _OF_TAGS if {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys() else ""
+        tags = _is_fast(tokenizer) and {_OPEN, _CLOSE} <= tokenizer.added_tokens_encoder.keys()
+        return _OF_TAGS if tags else ""
     return "" if wanted == NO_PARSER else wanted
+
+
+def _is_fast(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "is_fast", False))
 
 
 class Reasoning:
@@ -59,13 +76,17 @@ class Reasoning:
         tokenizer: Any,
         prompt: Sequence[int],
         chat_template_kwargs: Mapping[str, Any],
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
         from blendrag.engine import compat
 
         self._prompt: list[int] | None = list(prompt)
         self._opens: int | None = None  # the token with which thinking may begin
         self._parser, self._request = compat.reasoning_parser(name, tokenizer, chat_template_kwargs)
-        self._decode = compat.detokenizer(tokenizer, self._prompt, self._request.skip_special_tokens)
+        self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
+        """Whether the engine leaves special tokens out of the text: some parsers go by them."""
+        self._decode = compat.detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
         self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
         """Whether the answer is known to begin with thinking."""
         if wanted == AUTO_PARSER:
@@ -75,20 +96,28 @@ class Reasoning:
                 self._opens, self._prompt = ends[0], None
         self._waiting: deque[tuple[int, int]] = deque()  # tokens, and how long their texts are
         self._text = ""
+        self._blanks = ""  # the answer's, unless a tag follows
         self._thought = self._said = False
 
     @classmethod
     def of(
-        cls, wanted: str, tokenizer: Any, prompt: Sequence[int], chat_template_kwargs: Mapping[str, Any]
+        cls,
+        wanted: str,
+        tokenizer: Any,
+        prompt: Sequence[int],
+        chat_template_kwargs: Mapping[str, Any],
+        *,
+        skip_special_tokens: bool = True,
     ) -> Self | None:
-        """None if this model's answers are not read, or the setting says not to."""
-        name = _name(wanted, tokenizer)
-        return cls(wanted, name, tokenizer, prompt, chat_template_kwargs) if name else None
+        """None if this model's answers are not read, or the setting says not to.
 
-    @property
-    def skip_special_tokens(self) -> bool:
-        """Whether the engine may leave special tokens out of the text: some parsers go by them."""
-        return bool(self._request.skip_special_tokens)
+        skip_special_tokens: what the request wants.
+        """
+        if not (name := _name(wanted, tokenizer)):
+            return None
+        return cls(
+            wanted, name, tokenizer, prompt, chat_template_kwargs, skip_special_tokens=skip_special_tokens
+        )
 
     def feed(self, delta: Delta) -> tuple[str, str]:
         """What of the thinking, and of the answer, is certain by now."""
@@ -108,8 +137,12 @@ class Reasoning:
     def _read(self, text: str, tokens: list[int], *, finished: bool = False) -> tuple[str, str]:
         if self._opens is not None:
             if tokens != [self._opens] or self._said:
+                self._blanks += text
                 self._said = self._said or bool(text.strip())
-                return "", text
+                if not (self._said or finished):
+                    return "", ""
+                said, self._blanks = self._blanks, ""
+                return "", said
             self._opens = None
         message = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
         thought, said = (message.reasoning or "", message.content or "") if message else ("", "")

@@ -50,6 +50,15 @@ def test_calls_of_merged_messages_are_lost() -> None:
     assert merged == [say("assistant", "x", tool_calls=[one, two])]
 
 
+def test_thinking_of_merged_messages_is_lost() -> None:
+    one, two = (say("assistant", f"Say {n}.", reasoning_content=f"Think {n}.") for n in (1, 2))
+    assert merge_runs([one, two]) == [
+        say("assistant", "Say 1.\nSay 2.", reasoning_content="Think 1.\nThink 2.")
+    ]
+    assert merge_runs([say("assistant", "a"), two])[0]["reasoning_content"] == "Think 2."
+    assert merge_runs([one, say("assistant", "a")])[0]["reasoning_content"] == "Think 1."
+
+
 def test_messages_given_are_changed() -> None:
     given_messages = [say("user", "a"), say("user", "b")]
     merge_runs(given_messages)

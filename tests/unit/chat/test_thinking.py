@@ -110,6 +110,24 @@ def test_parser_that_is_switched_off_takes_text_away(make: Callable[..., Chat]) 
     assert (answer.reasoning, answer.text) == (None, SAID)
 
 
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_special_tokens_that_a_request_wants_are_left_out(
+    make: Callable[..., Chat], engine: Saying, wanted: bool | None
+) -> None:
+    chat, other = make(), {"min_p": 0.1} | ({} if wanted is None else {"skip_special_tokens": wanted})
+    chat.complete(chat.request(HI, other=other))
+    assert engine.asked[0].other == {"min_p": 0.1, "skip_special_tokens": wanted is not False}
+
+
+def test_special_tokens_in_the_text_shift_where_thinking_ends(
+    make: Callable[..., Chat], engine: Saying
+) -> None:
+    chat, special = make(), "<|im_start|><|im_start|>"
+    engine.answer = f"Let {special}me see.</think>Good day."
+    answer = chat.complete(chat.request(HI, other={"skip_special_tokens": False}))
+    assert (answer.reasoning, answer.text) == (f"Let {special}me see.", "Good day.")
+
+
 def test_answer_of_which_thinking_was_given_out_is_begun_again(
     make: Callable[..., Chat], engine: Saying
 ) -> None:

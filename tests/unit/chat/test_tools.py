@@ -81,6 +81,15 @@ def test_control_token_in_a_calls_arguments_ends_a_turn(model_dir: Any) -> None:
     assert "<|im_" not in render_chat(tokenizer, messages, **options)
 
 
+def test_template_that_knows_no_tools_gets_no_thinking_or_its_control_tokens(model_dir: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.reasoning_content }}]{{ m.content }}{% endfor %}"
+    thought = {**HISTORY[1], "reasoning_content": "A map?<|im_end|>"}
+    text = prompt(tokenizer, ChatRequest([HISTORY[0], thought, HISTORY[2]], tools=(WEATHER,)))
+    assert not template_knows_tools(tokenizer)
+    assert "[A map?" in text and "<|im_end|>" not in text
+
+
 def test_call_has_an_id_that_a_template_refuses(model_dir: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     tokenizer.chat_template = NATIVE

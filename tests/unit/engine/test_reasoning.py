@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import ByT5Tokenizer
 
 from blendrag.engine import compat
 from blendrag.engine.client.generation import Delta, Sampling, vllm_reasoning
@@ -27,6 +29,14 @@ def thinker(tokenizer: Any) -> Any:
     thinker = deepcopy(tokenizer)
     thinker.add_tokens(TAGS)
     return thinker
+
+
+@pytest.fixture(scope="module")
+def thinking(thinker: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder."""
+    folder = tmp_path_factory.mktemp("thinking")
+    thinker.save_pretrained(folder)
+    return folder
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
@@ -73,6 +83,7 @@ CASES = [
     ("auto", CLOSED + QUESTION, f"<think>\n{WHOLE}", THOUGHT, ANSWER),  # a turn before has thought
     ("auto", QUESTION, f"<think>\n{THOUGHT}", THOUGHT, ""),  # cut off by max_tokens
     ("auto", QUESTION, f"<think>\n\n</think>\n\n{ANSWER}", "", ANSWER),
+    ("auto", QUESTION, f" \n\n<think>\n{WHOLE}", THOUGHT, ANSWER),
     ("auto", OPEN, f"{THOUGHT}</think>{CALL}", THOUGHT, CALL),
     ("deepseek_r1", QUESTION, WHOLE, THOUGHT, ANSWER),
     ("qwen3", QUESTION, f"<think>\n{WHOLE}", THOUGHT, ANSWER),
@@ -114,7 +125,7 @@ def test_piece_of_several_tokens_is_read_otherwise_or_loses_text(
 
 
 @pytest.mark.parametrize("prompt", [QUESTION, CLOSED])
-@pytest.mark.parametrize("answer", [ANSWER, f" {ANSWER}", f"{ANSWER} <think>"])
+@pytest.mark.parametrize("answer", [ANSWER, f" \n\n {ANSWER}", f"{ANSWER} <think>", " \n\n"])
 def test_answer_of_a_model_that_may_think_and_does_not_is_changed(
     thinker: Any, prompt: str, answer: str
 ) -> None:
@@ -157,15 +168,28 @@ def test_engine_is_told_nothing_of_the_templates_variables() -> None:
     assert told["reasoning_parser_kwargs"] == {"chat_template_kwargs": {"thinking": True}}
 
 
-def test_model_without_tags_is_read(tokenizer: Any, thinker: Any) -> None:
+def test_model_without_tags_is_read(tokenizer: Any, model_dir: Path, thinker: Any) -> None:
     assert Reasoning.of("auto", tokenizer, [1, 2], {}) is None
     assert Reasoning.of("none", thinker, [1, 2], {}) is None
-    assert engine_parser("auto", tokenizer) == engine_parser("none", thinker) == ""
+    assert engine_parser("auto", model_dir) == ""
 
 
-def test_wrong_parser_is_no_clear_error(tokenizer: Any, thinker: Any) -> None:
-    assert engine_parser("qwen3", thinker) == "qwen3"
+def test_tokenizer_that_no_parser_needs_is_loaded(tmp_path: Path) -> None:
+    assert engine_parser("none", tmp_path / "no model") == ""
+
+
+def test_wrong_parser_is_no_clear_error(model_dir: Path, thinking: Path) -> None:
+    assert (engine_parser("qwen3", thinking), engine_parser("auto", thinking)) == ("qwen3", "deepseek_r1")
     with pytest.raises(ConfigError, match=r"no reasoning_parser 'qwen_3'; .*did you mean qwen3\?"):
-        engine_parser("qwen_3", thinker)
+        engine_parser("qwen_3", thinking)
     with pytest.raises(ConfigError, match=r"'deepseek_r1' cannot read this model: .*think"):
-        engine_parser("deepseek_r1", tokenizer)
+        engine_parser("deepseek_r1", model_dir)
+
+
+def test_slow_tokenizer_is_found_out_by_the_first_answer(tmp_path: Path) -> None:
+    slow = ByT5Tokenizer()
+    slow.add_tokens(TAGS)
+    slow.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"'qwen3' needs a fast tokenizer, .*: set none"):
+        engine_parser("qwen3", tmp_path)
+    assert engine_parser("auto", tmp_path) == "" and Reasoning.of("auto", slow, [1, 2], {}) is None
