@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,10 @@ from blendrag.engine.client.launch import (
 )
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
-from one_engine import cut_model
 
 
 def arguments(**options: Any) -> dict[str, Any]:
-    return engine_args(Settings.load(**options), cut_model(), SERVING)
+    return engine_args(Settings.load(reasoning_parser="none", **options), Path("model"), SERVING)
 
 
 def test_vllms_argument_does_not_reach_it() -> None:
