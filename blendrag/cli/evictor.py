@@ -239,10 +239,10 @@ def _print_evaluation(results: Judged, console: Console) -> None:
 def _print_quality(metrics: Metrics, console: Console) -> None:
     what = f"{metrics.examples:,} prompts of {metrics.conversations:,} conversations"
     title = f"{what}, {metrics.goes_on:.0%} go on"
-    table = table_with("AUC", "Brier", "log loss", "calibration error", title=title)
+    table = table_with("predictor", "AUC", "Brier", "log loss", "calibration error", title=title)
     found = metrics.lpc
     numbers = (found.auc, found.brier, found.log_loss, found.calibration_error)
-    table.add_row(*(f"{number:.3f}" for number in numbers))
+    table.add_row("lpc", *(f"{number:.3f}" for number in numbers))
     console.print(table)
     if found.auc > _TOO_GOOD:
         console.print(

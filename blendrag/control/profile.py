@@ -16,7 +16,6 @@ from blendrag.store.identity import ALONE, KVIdentity
 VERSION = 1
 _REMEDY = "run blendrag profile"
 NO_PROFILE = f"there is no profile of this model on this machine: {_REMEDY}"
-_SAME_MACHINE = ("cpu", "threads", "device", "dtype", "vllm")
 
 
 class _Measured(BaseModel):
@@ -109,17 +108,26 @@ def profile_path(cache_dir: Path, digest: str, device: str) -> Path:
 
 
 def load_profile(
-    cache_dir: Path, digest: str, machine: Machine, selector: str | None = None
+    cache_dir: Path,
+    digest: str,
+    selector: str | None = None,
+    *,
+    cpu: str,
+    threads: int,
+    device: str,
+    dtype: str,
+    vllm: str,
 ) -> Profile | str:
     """The profile of this model on this machine, or why there is none that could be used.
 
-    ``selector``: the one in use; None: not compared. A profile is a help: nothing about it is an error.
+    ``selector``: the one in use; None: not compared. The others are facts of the machine that times depend
+    on. A profile is a help: nothing about it is an error.
     """
-    path = profile_path(cache_dir, digest, machine.device)
+    path = profile_path(cache_dir, digest, device)
     profile = _read(path, digest)
     if isinstance(profile, str):
         return profile
-    whose = profile.unlike(selector, **{name: getattr(machine, name) for name in _SAME_MACHINE})
+    whose = profile.unlike(selector, cpu=cpu, threads=threads, device=device, dtype=dtype, vllm=vllm)
     return f"the profile {str(path)!r} is {whose}: {_REMEDY} again" if whose else profile
 
 

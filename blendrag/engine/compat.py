@@ -1,4 +1,4 @@
-"""Every name of vLLM that blendrag uses, in one place, for vLLM 0.32 and 0.33; no other module imports vLLM.
+"""Every name of vLLM that blendrag uses, in one place, for vLLM 0.32; no other module imports vLLM.
 
 Outside of vLLM's own processes this module is imported when an engine is wanted: it takes seconds.
 """

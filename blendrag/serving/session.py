@@ -16,6 +16,7 @@ from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
 from blendrag.eviction import make_policy
+from blendrag.machine import cpu
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
@@ -80,8 +81,16 @@ class EngineSession:
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not self._settings.controller or not any_profile(cache_dir, digest):
             return None
-        machine = facts.machine(self._settings.model)
-        found = load_profile(cache_dir, digest, machine, self._settings.selector)
+        found = load_profile(
+            cache_dir,
+            digest,
+            self._settings.selector,
+            cpu=cpu(),
+            threads=facts.threads,
+            device=facts.device,
+            dtype=facts.dtype,
+            vllm=facts.vllm,
+        )
         if isinstance(found, Profile):
             return found
         if found != NO_PROFILE and not self._warned:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blendrag.control.profile import Profile, load_profile, profile_digest, profile_path
 from blendrag.errors import StoreError
 from blendrag.store.identity import KVIdentity
-from paper_machine import MACHINE, make_profile
+from paper_machine import MACHINE, make_profile, times_of
 
 IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
 DIGEST = profile_digest(IDENTITY)
@@ -26,7 +26,7 @@ def saved(folder: Path) -> Path:
 
 
 def reason(folder: Path, **machine: Any) -> str:
-    found = load_profile(folder, DIGEST, replace(MACHINE, **machine))
+    found = load_profile(folder, DIGEST, **times_of(replace(MACHINE, **machine)))
     assert isinstance(found, str), "the profile was accepted"
     assert "blendrag profile" in found, "the reason says no remedy"
     return found
@@ -34,7 +34,7 @@ def reason(folder: Path, **machine: Any) -> str:
 
 def test_profile_that_changes_on_disk_is_not_saved(tmp_path: Path) -> None:
     saved(tmp_path)
-    assert load_profile(tmp_path, DIGEST, MACHINE) == make_profile(identity=DIGEST)
+    assert load_profile(tmp_path, DIGEST, **times_of(MACHINE)) == make_profile(identity=DIGEST)
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == [f"{DIGEST}-cpu.json"]
 
 
@@ -50,8 +50,8 @@ def test_profile_of_another_machine_is_ignored(tmp_path: Path, key: str) -> None
 
 def test_profile_of_another_selector_is_ignored(tmp_path: Path) -> None:
     saved(tmp_path)
-    assert isinstance(load_profile(tmp_path, DIGEST, MACHINE, "hkvd"), Profile)
-    found = load_profile(tmp_path, DIGEST, MACHINE, "query")
+    assert isinstance(load_profile(tmp_path, DIGEST, "hkvd", **times_of(MACHINE)), Profile)
+    found = load_profile(tmp_path, DIGEST, "query", **times_of(MACHINE))
     assert isinstance(found, str)
     assert "'hkvd', not 'query': run blendrag profile again" in found
 
