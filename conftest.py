@@ -33,10 +33,10 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def tokenizer(model_dir: Path) -> Any:
-    """That model's tokenizer."""
-    from transformers import AutoTokenizer
+    """That model's, shared with whatever runs in this process: a test that changes it takes a copy."""
+    from blendrag.models import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(model_dir)
+    return load_tokenizer(model_dir)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Turn a model's name into a folder: the packaged default, a local folder, or a hub id.
+"""Turn a model's name into a folder: the packaged default, a local folder, or a hub id; and its tokenizer.
 
 Nothing heavy is imported until it is needed, so the command line can say ``--help`` quickly.
 """
@@ -14,9 +14,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -39,6 +40,20 @@ def model_window(model: Path) -> int | None:
     config |= config.get("text_config") or {}
     window: int | None = config.get("max_position_embeddings")
     return window
+
+
+def load_tokenizer(model: Path) -> Any:
+    """The tokenizer, of transformers, in a model's folder: one for all who ask, so nobody may change it. Read
+    again when a file of the folder has changed. Raises what transformers does."""
+    files = ((file.name, file.stat()) for file in sorted(model.iterdir()) if file.is_file())
+    return _load_tokenizer(model, tuple((name, facts.st_mtime_ns, facts.st_size) for name, facts in files))
+
+
+@lru_cache(maxsize=4)
+def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model))
 
 
 def resolve_model(

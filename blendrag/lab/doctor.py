@@ -16,6 +16,7 @@ from blendrag.lab.running import lab_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import next_token_kl
 from blendrag.lab.worker.operations import ModelCheck
+from blendrag.models import load_tokenizer
 from blendrag.serving.identity import prefix_ids
 from blendrag.settings import Settings
 
@@ -83,11 +84,9 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
 
 class _Check:
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        from transformers import AutoTokenizer
-
         self.engine, self.settings = engine, settings
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(engine.model_path))
-        self.prefix = prefix_ids(settings, engine.model_path, self.tokenizer)
+        self.tokenizer: Any = load_tokenizer(engine.model_path)
+        self.prefix = prefix_ids(settings, engine.model_path)
 
     def rows(self) -> list[Row]:
         texts = [[self._encode(topics[name])[:_CHUNK_TOKENS] for name in names] for names, _ in _PROMPTS]

@@ -9,6 +9,7 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import ModelError, PromptTooLongError
+from blendrag.models import load_tokenizer
 from blendrag.prompt import encode_document
 from blendrag.prompt.template import Part, encode_markup, implied_bos, render_parts
 from blendrag.settings import Settings
@@ -57,9 +58,7 @@ class PromptMaker:
     @classmethod
     def of(cls, engine: Engine, settings: Settings, system_prompt: str | None = None) -> PromptMaker:
         """For the engine's model. system_prompt: another than that of the settings."""
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(engine.model_path))
+        tokenizer = load_tokenizer(engine.model_path)
         system = settings.system_prompt if system_prompt is None else system_prompt
         return cls(tokenizer, system_prompt=system, separator=settings.separator)
 

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import ModelError
-from blendrag.models import model_digest
+from blendrag.models import load_tokenizer, model_digest
 from blendrag.prompt import shared_prefix, start_prefix
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity, prefix_name
 
 
-def prefix_ids(settings: Settings, model_path: Path, tokenizer: Any = None) -> tuple[int, ...]:
+def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
     """Token ids behind which chunks are prefilled, as ``settings.shared_prefix`` says."""
     if settings.shared_prefix == "none":
         return ()
-    if tokenizer is None:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(model_path))
+    tokenizer = load_tokenizer(model_path)
     if settings.shared_prefix == "start":
         return start_prefix(tokenizer)
     return shared_prefix(tokenizer, settings.system_prompt, settings.separator)

@@ -16,7 +16,7 @@ from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
 from blendrag.forecast.folder import default_folder
 from blendrag.forecast.trace_log import TraceLog, trace_path
-from blendrag.models import model_window, resolve_model
+from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
 from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
@@ -51,14 +51,12 @@ class Library:
     """
 
     def __init__(self, root: Path, settings: Settings) -> None:
-        from transformers import AutoTokenizer
-
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         check_codec(settings.codec)
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model_path))
-        self._prefix = prefix_ids(settings, model_path, self.tokenizer)
+        self.tokenizer: Any = load_tokenizer(model_path)
+        self._prefix = prefix_ids(settings, model_path)
         self.identity = kv_identity(settings, model_path, self._prefix)
         window = settings.max_model_len or model_window(model_path)
         self.contexts = Contexts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,14 @@ from safetensors.torch import save_file
 
 from blendrag import models
 from blendrag.errors import MissingDependencyError, ModelNotFoundError
-from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, model_digest, resolve_embedder, resolve_model
+from blendrag.models import (
+    DEFAULT_EMBEDDER,
+    DEFAULT_MODEL,
+    load_tokenizer,
+    model_digest,
+    resolve_embedder,
+    resolve_model,
+)
 from blendrag.settings import Settings
 
 
@@ -45,6 +53,16 @@ def test_packaged_default_is_complete_and_speaks_the_chat_template(tokenizer: An
     )
     assert text.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tokenizer_is_read_twice_or_outlives_its_files(model_dir: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_dir / name, tmp_path)
+    first = load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path) is first
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    changed = load_tokenizer(tmp_path)
+    assert changed.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False) == "Hello!"
 
 
 def test_default_is_not_unpacked_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

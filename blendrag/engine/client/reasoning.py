@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from blendrag.engine.client.generation import Delta
 from blendrag.errors import ConfigError
+from blendrag.models import load_tokenizer
 from blendrag.settings import AUTO_PARSER, NO_PARSER, closest
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -23,8 +24,6 @@ def engine_parser(wanted: str, model: Path) -> str:
     """
     if wanted == NO_PARSER:
         return ""
-    from transformers import AutoTokenizer
-
     from blendrag.engine import compat
 
     known = [AUTO_PARSER, NO_PARSER, *compat.reasoning_parsers()]
@@ -32,7 +31,7 @@ def engine_parser(wanted: str, model: Path) -> str:
         raise ConfigError(
             f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    tokenizer = load_tokenizer(model)
     if not (name := _name(wanted, tokenizer)):
         return ""
     if not _is_fast(tokenizer):

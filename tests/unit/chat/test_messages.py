@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from blendrag.chat.messages import fit_template, merge_runs
 from blendrag.errors import ModelError
@@ -22,10 +22,10 @@ REFUSING = "{{ raise_exception('never') }}"
 
 
 @pytest.fixture
-def strict(model_dir: Any) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    tokenizer.chat_template = ALTERNATING
-    return tokenizer
+def strict(tokenizer: Any) -> Any:
+    strict = copy(tokenizer)
+    strict.chat_template = ALTERNATING
+    return strict
 
 
 def say(role: str, content: str, **more: Any) -> dict[str, Any]:

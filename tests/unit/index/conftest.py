@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from blendrag.embedder import Embedder
-from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, resolve_embedder, resolve_model
+from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL, load_tokenizer, resolve_embedder, resolve_model
 from blendrag.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """Of the packaged model, or of the folder that BLENDRAG_TEST_MODEL names."""
-    from transformers import AutoTokenizer
-
-    folder = os.environ.get("BLENDRAG_TEST_MODEL")
-    return AutoTokenizer.from_pretrained(folder or resolve_model(DEFAULT_MODEL, Settings.load().cache_dir))
+    folder = os.environ.get("BLENDRAG_TEST_MODEL") or DEFAULT_MODEL
+    return load_tokenizer(resolve_model(folder, Settings.load().cache_dir))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
-from functools import cache
+from copy import copy
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from blendrag.prompt import KnownText, Recogniser, encode_document
 def with_template(tokenizer: Any) -> Callable[[str], Any]:
     """The default tokenizer under another chat template."""
 
-    @cache
     def change(template: str) -> Any:
-        changed = deepcopy(tokenizer)
+        changed = copy(tokenizer)
         changed.chat_template = template
         return changed
 

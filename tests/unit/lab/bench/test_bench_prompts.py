@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from copy import deepcopy
+from copy import copy
 from typing import Any
 
 import pytest
@@ -81,7 +81,7 @@ def test_system_prompt_is_lost_where_the_template_has_no_system_role(tokenizer: 
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "<user>{{ m.content }}</user>{% endfor %}<model>"
     )
-    other = deepcopy(tokenizer)
+    other = copy(tokenizer)
     other.chat_template = template
     prompt = PromptMaker(other, system_prompt="Answer.", separator="\n\n").make(POOL[:1], "What is it?")
     (_, start, length) = prompt.spans[0]
