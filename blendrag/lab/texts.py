@@ -24,7 +24,8 @@ _BADGE = re.compile(r"^\s*(\[?!\[|\.\. (image|_|\|)|:\w+:|<).*$\n?", re.MULTILIN
 
 def package_names() -> list[str]:
     """Installed packages, each once, by name."""
-    return sorted({str(dist.name).lower() for dist in metadata.distributions() if dist.name})
+    names = (dist.name for dist in metadata.distributions())  # each is read from a file
+    return sorted({str(name).lower() for name in names if name})
 
 
 def description(package: str) -> str:

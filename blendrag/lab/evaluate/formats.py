@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -206,8 +206,12 @@ class _SquadArticle(BaseModel):
 
 def _among_paragraphs(articles: Sequence[_SquadArticle], seed: int, count: int) -> Iterator[list[Question]]:
     for article in articles:
+        before: dict[str, str] = {}  # by paragraph, each once
+        texts = [each.context for each in article.paragraphs]
+        for at, text in enumerate(texts):
+            before.setdefault(text, "\n\n".join(texts[:at]))
         yield [
-            _squad_question(article, paragraph.context, asked, seed, count)
+            _squad_question(before, paragraph.context, asked, seed, count)
             for paragraph in article.paragraphs
             for asked in paragraph.qas
             if asked.answers  # SQuAD 2.0 asks what no paragraph answers
@@ -215,16 +219,18 @@ def _among_paragraphs(articles: Sequence[_SquadArticle], seed: int, count: int) 
 
 
 def _squad_question(
-    article: _SquadArticle, context: str, asked: _SquadQuestion, seed: int, count: int
+    before: Mapping[str, str], context: str, asked: _SquadQuestion, seed: int, count: int
 ) -> Question:
-    others = dict.fromkeys(each.context for each in article.paragraphs if each.context != context)
+    others = [text for text in before if text != context]
     rng = random.Random(f"{seed}:{asked.id}")
-    documents = [context, *rng.sample(list(others), min(count - 1, len(others)))]
+    documents = [context, *rng.sample(others, min(count - 1, len(others)))]
     rng.shuffle(documents)
-    texts = [each.context for each in article.paragraphs]
-    before = tuple("\n\n".join(texts[: texts.index(document)]) for document in documents)
     return Question(
-        asked.id, asked.question, tuple(dict.fromkeys(asked.answers)), tuple(documents), before=before
+        asked.id,
+        asked.question,
+        tuple(dict.fromkeys(asked.answers)),
+        tuple(documents),
+        before=tuple(before[document] for document in documents),
     )
 
 
