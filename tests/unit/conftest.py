@@ -1,11 +1,23 @@
-"""What the tests of forecasts, of their use and of their training share: a predictor that learned a rule."""
+"""What several packages' tests share: the command line, and a predictor that learned a rule."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
+import typer.testing
 
 from blendrag.lab.eviction.learn_predictor import Trained, train_on_file
 from word_embedder import features, write_dialogs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def command_line_built_once() -> Iterator[None]:
+    """As in a shell. Typer's runner would build all commands from their signatures, for each one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import distributions, metadata, requires, version
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,24 @@ def project(folder: Path) -> dict[str, Any]:
     return table
 
 
+@cache
 def pins() -> list[tuple[str, Version]]:
     """Every package of every lock file with its version."""
     found = [each for lock in (ROOT / "requirements").glob("*.lock") for each in requirements(lock)]
     return [(canonicalize_name(each.name), Version(str(each.specifier).removeprefix("=="))) for each in found]
 
 
+@cache
 def installed() -> list[str]:
     """The locked packages that this Python needs."""
     here = {canonicalize_name(one.name) for one in distributions()}
     return [name for name, _ in pins() if name in here]
+
+
+@cache
+def asked_for(package: str) -> list[Requirement]:
+    """What an installed package asks for, on any machine."""
+    return [Requirement(line) for line in requires(package) or []]
 
 
 def requirements(path: Path) -> list[Requirement]:
@@ -79,7 +88,7 @@ def test_package_that_only_some_pythons_need_is_locked(python: str) -> None:
     asked = {
         canonicalize_name(requirement.name)
         for name in installed()
-        for requirement in map(Requirement, requires(name) or [])
+        for requirement in asked_for(name)
         if requirement.marker is None or requirement.marker.evaluate(version_info)
     }
     assert asked - {name for name, _ in pins()} <= LEFT_OUT
@@ -95,7 +104,7 @@ def test_what_a_package_asks_for_is_locked(folder: Path) -> None:
 
 def test_setuptools_that_llama_index_refuses_is_not_locked() -> None:
     locked = dict(pins())["setuptools"]
-    asked = [r for r in map(Requirement, requires("llama-index-core") or []) if r.name == "setuptools"]
+    asked = [r for r in asked_for("llama-index-core") if r.name == "setuptools"]
     overrides = requirements(ROOT / "requirements" / "cpu-overrides.txt")
     for requirement in asked + [r for r in overrides if r.name == "setuptools"]:
         assert requirement.specifier.contains(locked), requirement

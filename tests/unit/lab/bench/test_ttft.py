@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
-from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Blending, Sample
@@ -31,6 +28,7 @@ from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
 from paper_machine import MACHINE
+from shown import check_picture, check_table
 
 START = Point(6, 512, 0.15, "raw")
 
@@ -165,16 +163,9 @@ def test_table_is_cut_off_or_picture_is_see_through(
     shown: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    printed = io.StringIO()
-    table(found, Console(file=printed, width=80))
-    text = printed.getvalue()
-    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-    assert all(part in " ".join(text.split()) for part in (*shown, "A CPU [model]"))
+    check_table(partial(table, found), *shown, "A CPU [model]")
     draw(found, tmp_path / "out.png")
-    pixels = imread(tmp_path / "out.png")
-    assert pixels.shape[2] == 3 or bool(np.all(pixels[:, :, 3] == 1.0))
-    assert np.allclose(pixels[0, 0, :3], 1.0)
-    assert len(np.unique(pixels[:, :, :3].reshape(-1, 3), axis=0)) > 5
+    check_picture(tmp_path / "out.png")
 
 
 def test_json_has_other_fields_than_promised() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
-from rich.console import Console
 
 from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
 from blendrag.lab.bench.load import Alone, LoadArm, LoadOptions, LoadResults, Run
@@ -21,6 +18,7 @@ from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
 from paper_machine import MACHINE
+from shown import check_picture, check_table
 
 
 def setup(options: Any) -> Setup[Any]:
@@ -82,16 +80,9 @@ def test_table_is_cut_off_or_picture_is_see_through(
     shown: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
-    printed = io.StringIO()
-    table(results, Console(file=printed, width=80))
-    text = printed.getvalue()
-    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
-    assert all(part in " ".join(text.split()) for part in (*shown, "A CPU [model]"))
+    check_table(partial(table, results), *shown, "A CPU [model]")
     draw(results, tmp_path / "out.png")
-    pixels = imread(tmp_path / "out.png")
-    assert pixels.shape[2] == 3 or bool(np.all(pixels[:, :, 3] == 1.0))
-    assert np.allclose(pixels[0, 0, :3], 1.0)
-    assert len(np.unique(pixels[:, :, :3].reshape(-1, 3), axis=0)) > 5
+    check_picture(tmp_path / "out.png")
 
 
 def test_json_has_other_fields_than_promised() -> None:

@@ -69,9 +69,9 @@ def test_answer_that_no_document_has_is_not_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_same_seed_does_not_give_other_rows(name: str) -> None:
-    rows = read(name, 20, seed=3)
-    assert rows[:7] == read_questions(data(name), find_format(name), 7, seed=3)
-    assert rows != read(name, 20, seed=4)
+    rows = read(name)
+    assert rows[:7] == read_questions(data(name), find_format(name), 7)
+    assert rows != read(name, seed=1)
 
 
 @pytest.mark.parametrize(
