@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from one_engine import ENGINE, cut_model
+from thinking_model import thinking_model
 
 if TYPE_CHECKING:
     from blendrag.engine.client.engine import Engine
@@ -38,6 +39,12 @@ def tokenizer(model_dir: Path) -> Any:
     from blendrag.models import load_tokenizer
 
     return load_tokenizer(model_dir)
+
+
+@pytest.fixture(scope="session")
+def thinking_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the same model with tags for thinking (see ``thinking_model``)."""
+    return thinking_model(tmp_path_factory.mktemp("thinking"))
 
 
 @pytest.fixture(scope="session")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blendrag import BlendIndex
 from blendrag.errors import ConfigError
-from thinking_model import thinking_model
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
@@ -20,9 +20,11 @@ OFF = {"enable_thinking": False}
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory, engine_options: dict[str, Any]) -> Iterator[BlendIndex]:
-    folder = tmp_path_factory.mktemp("thinking")
-    options = {**engine_options, "model": str(thinking_model(folder)), "min_cached_tokens": 16}
+def index(
+    tmp_path_factory: pytest.TempPathFactory, thinking_dir: Path, engine_options: dict[str, Any]
+) -> Iterator[BlendIndex]:
+    folder = tmp_path_factory.mktemp("index")
+    options = {**engine_options, "model": str(thinking_dir), "min_cached_tokens": 16}
     with pytest.raises(ConfigError, match=r"no reasoning_parser 'qwen_3'; .*did you mean qwen3\?"):
         BlendIndex.open(folder / "wrong", **options, reasoning_parser="qwen_3").start()
     with BlendIndex.open(folder / "index", **options) as opened:

@@ -12,7 +12,6 @@ from llama_index.core.base.llms.types import ChatResponse, TextBlock, ThinkingBl
 from llama_index.core.llms import ChatMessage
 
 from llama_index.llms.blendrag import BlendLLM
-from thinking_model import thinking_model
 
 SAID, THOUGHT, TEXT = "Let me see.\n</think>\n\nGood day.", "Let me see.\n", "Good day."
 HI = [ChatMessage("Hi.")]
@@ -20,8 +19,8 @@ OFF = {"enable_thinking": False}
 
 
 @pytest.fixture
-def make(make_llm: Callable[..., BlendLLM], scripted: Any, tmp_path: Path) -> Callable[..., BlendLLM]:
-    scripted.answers, model = [SAID], str(thinking_model(tmp_path))
+def make(make_llm: Callable[..., BlendLLM], scripted: Any, thinking_dir: Path) -> Callable[..., BlendLLM]:
+    scripted.answers, model = [SAID], str(thinking_dir)
     return lambda **options: make_llm(model=model, **options)
 
 

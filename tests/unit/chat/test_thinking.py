@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.errors import ConfigError, EngineError
 from blendrag.prompt import assemble, decode
 from engine_facts import FACTS
-from thinking_model import thinking_model
 
 HI = [{"role": "user", "content": "Hi."}]
 SAID = "Let me see.\n</think>\n\nGood day."
@@ -52,9 +52,9 @@ class Saying:
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlendIndex]:
+def index(tmp_path_factory: pytest.TempPathFactory, thinking_dir: Path) -> Iterator[BlendIndex]:
     folder = tmp_path_factory.mktemp("index")
-    with BlendIndex.open(folder / "index", model=str(thinking_model(folder)), blend=False) as opened:
+    with BlendIndex.open(folder, model=str(thinking_dir), blend=False) as opened:
         yield opened
 
 

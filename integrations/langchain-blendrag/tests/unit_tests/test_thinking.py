@@ -14,7 +14,6 @@ from langchain_core.output_parsers import StrOutputParser
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import ChatBlend
 from langchain_rig import Scripted
-from thinking_model import thinking_model
 
 pytestmark = pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
 
@@ -23,8 +22,10 @@ CALL: Any = {"name": "clock", "args": {}, "id": "a"}
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ChatBlend]]:
-    model, made = str(thinking_model(tmp_path)), []
+def make(
+    tmp_path: Path, thinking_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ChatBlend]]:
+    model, made = str(thinking_dir), []
 
     def make(**options: Any) -> ChatBlend:
         llm = ChatBlend(model=model, kv_dir=tmp_path / "kv", blend=False, **options)
