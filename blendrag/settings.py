@@ -53,6 +53,9 @@ class Settings(BaseSettings):
     # Model and engine
     model: str = Field(DEFAULT_MODEL, description="Packaged default, a local folder, or a hub id.")
     revision: str | None = Field(None, description="Hub revision of the model.")
+    lora: str | None = Field(
+        None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
     kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
@@ -33,6 +34,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
@@ -42,6 +44,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
 
+from blendrag.adapter import Adapter
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
 
@@ -102,6 +105,26 @@ def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**arguments, kv_transfer_config=KVTransferConfig(**connector))
     )
+
+
+_MERGING = "blendrag_merging"
+
+
+def merging_loader(adapter: Adapter) -> dict[str, Any]:
+    """Engine arguments with which the adapter is merged into the weights."""
+    return {"load_format": _MERGING, "model_loader_extra_config": {"adapter": str(adapter.folder)}}
+
+
+@register_model_loader(_MERGING)
+class _MergingLoader(DefaultModelLoader):
+    """vLLM's usual one with another source of weights. Workers have it when they import this module."""
+
+    def __init__(self, load_config: Any) -> None:
+        self._adapter = Adapter(Path(load_config.model_loader_extra_config["adapter"]))
+        super().__init__(replace(load_config, load_format="auto", model_loader_extra_config={}))
+
+    def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._adapter.merged(super().get_all_weights(model_config, model))
 
 
 class MemoryPlan(NamedTuple):
@@ -211,8 +234,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     parallel = vllm_config.parallel_config
     if parallel.world_size_across_dp > 1:  # others would wait for a rank that blends, or lack its KV
         return "parallel engines (tensor, pipeline, data, expert, context) are not blended yet"
-    if vllm_config.lora_config or vllm_config.speculative_config:
-        return "LoRA and speculative decoding cannot be combined with blending"
+    if vllm_config.speculative_config:
+        return "speculative decoding cannot be combined with blending"
     layers = decoder_layers(model)
     if not layers:
         return f"{type(model).__name__} has no model.layers"

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from blendrag.adapter import adapter_for
 from blendrag.errors import ModelError
 from blendrag.models import load_tokenizer, model_digest
 from blendrag.prompt import shared_prefix, start_prefix
@@ -27,7 +30,7 @@ def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
 def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()) -> KVIdentity:
     """What the KV of this model's chunks depends on, if they are prefilled behind ``prefix``.
 
-    Raises ModelError for an unreadable ``config.json``.
+    Raises ModelError for an unreadable ``config.json``, or an adapter of another model.
     """
     try:
         config: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
@@ -35,9 +38,14 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
         raise ModelError(f"cannot read {str(model_path / 'config.json')!r}: {error}") from error
     config |= config.get("text_config") or {}
     heads = config.get("num_attention_heads") or 0
+    name, weights = settings.model, model_digest(model_path)
+    if settings.lora is not None:
+        adapter = adapter_for(model_path, settings.lora)
+        name += f" with {settings.lora}"
+        weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest()).encode())
     return KVIdentity(
-        model=settings.model,
-        weights=model_digest(model_path),
+        model=name,
+        weights=weights,
         dtype=settings.dtype,
         num_layers=config.get("num_hidden_layers") or 0,
         num_kv_heads=config.get("num_key_value_heads") or heads,

@@ -112,7 +112,8 @@ def _root(settings: Settings, kv_dir: Path | None) -> Path:
 def default_kv_dir(settings: Settings) -> Path:
     """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
     they are used."""
-    model = tuple((name, getattr(settings, name)) for name in ("model", "revision", "dtype", "cache_dir"))
+    names = ("model", "revision", "lora", "dtype", "cache_dir")
+    model = tuple((name, getattr(settings, name)) for name in names)
     return _kv_dir((*model, *_of_kv(settings)))
 
 

@@ -37,7 +37,7 @@ class KVIdentity:
     """Everything a chunk's KV depends on, apart from its tokens and those of its context.
 
     model: name shown to people; not part of the digest, since a model may be known by several.
-    weights: digest of config, weights and tokenizer.
+    weights: digest of config, weights and any adapter that is merged into them.
     dtype: as the settings say it; "auto" leaves it to the engine (see ``Layout``).
     prefix: how chunks are prefilled: "alone", or ``prefix_name`` of the tokens they stood behind.
     namespace: the tenant; equal text in two namespaces has two keys.

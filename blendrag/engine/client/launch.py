@@ -15,20 +15,25 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from blendrag.adapter import adapter_for
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
 from blendrag.settings import Settings, closest
 
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (
-    "model", "revision", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype", "gpu_memory_utilization",
-    "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask", "prefix_caching",
-    "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser", "layers_in_flight", "blend_share",
-    "claim", "cache_dir",
+    "model", "revision", "lora", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype",
+    "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask",
+    "prefix_caching", "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser",
+    "layers_in_flight", "blend_share", "claim", "cache_dir",
 )  # fmt: skip
 
 # vLLM's engine arguments that blendrag's settings have under another name.
-_RENAMED = {"enable_prefix_caching": "prefix_caching", "served_model_name": "model"}
+_RENAMED = {
+    "enable_lora": "lora",
+    "enable_prefix_caching": "prefix_caching",
+    "served_model_name": "model",
+}
 _RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
 # Those that would take the place of its connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
@@ -127,7 +132,7 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
     """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart.
 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
-    reasoning parser that there is not, or not for this model.
+    reasoning parser that there is not, or not for this model. ModelError for an adapter of another model.
     """
     from blendrag.engine import compat
 
@@ -155,6 +160,8 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
+    if settings.lora is not None:
+        args |= compat.merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
     for name in settings.engine_args:
         _refuse(name, renamed.get(name, name), args.keys(), compat.argument_names())

@@ -92,8 +92,9 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
     """What a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
-        "model", "revision", "dtype", "codec", "shared_prefix", "context_tokens", "check_layers", "threshold",
-        "mask", "separator", "chunk_tokens", "blend_share", "enforce_eager", "max_num_batched_tokens",
+        "model", "revision", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "check_layers",
+        "threshold", "mask", "separator", "chunk_tokens", "blend_share", "enforce_eager",
+        "max_num_batched_tokens",
     )  # fmt: skip
     return {
         "data": options.data.name,

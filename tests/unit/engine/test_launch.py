@@ -40,6 +40,7 @@ def test_misspelt_argument_is_named_without_the_right_one() -> None:
         ("prefix_caching", "it is the setting prefix_caching"),
         ("tensor_parallel_size", "it is the setting tensor_parallel_size"),
         ("revision", "it is the setting revision"),
+        ("enable_lora", "it is the setting lora"),
         ("worker_extension_cls", "blendrag sets it itself"),
         ("kv_transfer_config", "blendrag sets it itself"),
         ("kv_offloading_size", "blendrag sets it itself"),

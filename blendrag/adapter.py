@@ -1,0 +1,115 @@
+"""LoRA adapters in PEFT's format. They are merged into a model's weights while those are read, so that no
+layer knows of them: what is computed is what a fine-tuned model computes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from blendrag.errors import ModelError
+from blendrag.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve_adapter, weight_files, weights_digest
+
+if TYPE_CHECKING:
+    import torch
+
+_FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
+_FLOATS = frozenset({"F32", "F16", "BF16"})
+
+# Options of PEFT with which an adapter is more than the product of its factors, scaled alike for all weights.
+_MORE = (
+    "alora_invocation_tokens", "alpha_pattern", "fan_in_fan_out", "layer_replication", "rank_pattern",
+    "use_bdlora", "use_dora", "use_qalora",
+)  # fmt: skip
+# Its ways to begin that change the weights below, too.
+_OTHER_BASES = ("corda", "loftq", "olora", "pissa")
+
+
+class Adapter:
+    """One that can be merged: each of its weights is W + scale * B A, with A [rank, in] and B [out, rank].
+
+    Raises ModelNotFoundError if the folder holds none, ModelError if it is another kind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        begun = str(config.get("init_lora_weights")).lower()
+        more = [f"{name}={config[name]!r}" for name in _MORE if config.get(name)]
+        if begun.startswith(_OTHER_BASES):
+            more.append(f"init_lora_weights={begun!r}")
+        if config.get("peft_type") != "LORA":
+            more.append(f"peft_type={config.get('peft_type')!r}")
+        rank = config.get("r") or 1
+        self._scale = config.get("lora_alpha", rank) / (rank**0.5 if config.get("use_rslora") else rank)
+        self._file = folder / ADAPTER_WEIGHTS
+        self._digest = weights_digest({"scale": self._scale}, [self._file])
+        with safe_open(self._file, "np") as factors:
+            found = {name: _FACTOR.fullmatch(name) for name in factors.keys()}  # noqa: SIM118
+        more += sorted(name for name, match in found.items() if match is None)
+        if more:
+            raise ModelError(
+                f"the adapter {str(folder)!r} is more than LoRA ({more[0]}): merge it with PEFT"
+                " (merge_and_unload), and name the new model's folder"
+            )
+        self._modules = sorted({match[1] for match in found.values() if match})
+
+    def digest(self) -> str:
+        """Of what it changes weights by: 32 hex digits."""
+        return self._digest
+
+    def check(self, model: Path) -> None:
+        """Raise ModelError if it was not made for the model in this folder, or cannot be merged into it."""
+        shapes: dict[str, tuple[list[int], str]] = {}
+        for file in weight_files(model):
+            with safe_open(file, "np") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    part = weights.get_slice(name)
+                    shapes[name] = part.get_shape(), part.get_dtype()
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        with safe_open(self._file, "np") as factors:
+            for module in self._modules:
+                (rank, columns), (rows, other) = (
+                    factors.get_slice(name).get_shape() for name in _factors(module)
+                )
+                shape, dtype = shapes.get(f"{module}.weight", ([], ""))
+                if "quantization_config" in config or dtype not in {*_FLOATS, ""}:
+                    raise ModelError(
+                        f"the weights of {str(model)!r} are quantised, and no adapter is merged into such:"
+                        " merge it into those that they were made of, and quantise the result"
+                    )
+                if rank != other or shape != [rows, columns]:
+                    raise ModelError(
+                        f"the adapter {str(self.folder)!r} was made for another model than {str(model)!r},"
+                        f" which has no {module}.weight of {rows} x {columns}"
+                    )
+
+    def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's weights by name, as they come; those that the adapter changes are float32."""
+        changed = {f"{module}.weight": module for module in self._modules}
+        with safe_open(self._file, "pt") as factors:
+            for name, weight in weights:
+                if name in changed:
+                    a, b = (factors.get_tensor(factor).float() for factor in _factors(changed[name]))
+                    weight = weight.float() + self._scale * (b @ a)
+                yield name, weight
+
+
+def adapter_for(model: Path, name: str) -> Adapter:
+    """The adapter that ``name`` stands for, a folder or a hub id, for the model in folder ``model``. Raises
+    ModelNotFoundError or ModelError."""
+    try:
+        adapter = Adapter(resolve_adapter(name))
+        adapter.check(model)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"cannot read the adapter {name!r}: {error}") from error
+    return adapter
+
+
+def _factors(module: str) -> tuple[str, str]:
+    """The names of A and B in an adapter's file."""
+    return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"

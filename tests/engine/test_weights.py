@@ -1,0 +1,71 @@
+"""Blending with quantised weights and with a LoRA adapter: small models with random weights, real engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from blendrag.engine.client.generation import Sampling
+from blendrag.lab.doctor import run_doctor
+from blendrag.lab.running import lab_engine
+from blendrag.models import model_digest
+from blendrag.settings import Settings
+from lora_adapter import make_adapter
+from quantised_model import FORMATS, small_model
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
+
+PROMPT = tuple(range(100, 164))
+
+
+def settings(model: Path, **options: Any) -> Settings:
+    return Settings.load(model=str(model), max_model_len=2048, kv_cache_gib=1, **options)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "int8" else pytest.mark.models) for name in FORMATS]
+)
+def test_quantised_weights_blend_to_something_else_than_full_prefill(
+    tmp_path: Path, tokenizer: Any, name: str
+) -> None:
+    model = small_model(tmp_path / "quantised", tokenizer, FORMATS[name])
+    assert model_digest(model) != model_digest(small_model(tmp_path / "original", tokenizer))
+    report = run_doctor(settings(model))
+    assert report.passed, [row for row in report.rows if not row.ok]
+
+
+def test_adapter_is_not_in_what_is_generated_or_blended(tmp_path: Path, tokenizer: Any) -> None:
+    import transformers
+
+    model = small_model(tmp_path / "model", tokenizer)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    names = [
+        f"model.layers.{layer}.{part}" for layer in (0, 2) for part in ("self_attn.k_proj", "mlp.up_proj")
+    ]
+    modules = {name: reference.get_submodule(name) for name in names}
+    adapter = make_adapter(tmp_path / "lora", {name: module.weight.shape for name, module in modules.items()})
+    with_adapter = settings(model, lora=str(adapter), dtype="float32")
+    engine = lab_engine(with_adapter)
+    try:
+        report = run_doctor(with_adapter)
+        assert report.passed, [row for row in report.rows if not row.ok]
+        answer = engine.generate(PROMPT, Sampling(max_tokens=1, temperature=0.0, logprobs=20))
+    finally:
+        engine.release()
+
+    def difference() -> float:
+        with torch.inference_mode():
+            expected = reference(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)
+        return max(abs(logprob - float(expected[token])) for token, logprob in answer.logprobs[0].items())
+
+    assert difference() > 0.5, "the test sees an adapter that is left out"
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for name, module in modules.items():
+        a, b = (factors[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
+        product = 2 * (b @ a)  # lora_alpha / r
+        module.register_forward_hook(lambda _, x, y, product=product: y + x[0] @ product.T)
+    assert difference() < 0.01
