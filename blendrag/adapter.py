@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from blendrag.errors import ModelError
-from blendrag.models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, resolve_adapter, weight_files, weights_digest
+from blendrag.models import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    quantisation,
+    resolve_adapter,
+    weight_files,
+    weights_digest,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -70,14 +77,14 @@ class Adapter:
                 for name in weights.keys():  # noqa: SIM118
                     part = weights.get_slice(name)
                     shapes[name] = part.get_shape(), part.get_dtype()
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        quantised = quantisation(model) is not None
         with safe_open(self._file, "np") as factors:
             for module in self._modules:
                 (rank, columns), (rows, other) = (
                     factors.get_slice(name).get_shape() for name in _factors(module)
                 )
                 shape, dtype = shapes.get(f"{module}.weight", ([], ""))
-                if "quantization_config" in config or dtype not in {*_FLOATS, ""}:
+                if quantised or dtype not in {*_FLOATS, ""}:
                     raise ModelError(
                         f"the weights of {str(model)!r} are quantised, and no adapter is merged into such:"
                         " merge it into those that they were made of, and quantise the result"

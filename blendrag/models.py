@@ -1,5 +1,5 @@
-"""Turn the name of a model or an adapter into a folder: the packaged default, a local one, or a hub id's; and a
-model's tokenizer.
+"""Turn the name of a model or an adapter into a folder: the packaged default, a local folder, or a hub id; and
+a model's tokenizer.
 
 Nothing heavy is imported until it is needed, so the command line can say ``--help`` quickly.
 """
@@ -56,6 +56,13 @@ def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(model))
+
+
+def quantisation(model: Path) -> str | None:
+    """How ``config.json`` says that a model's weights are quantised, such as "awq"; None: not at all."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    method: str | None = (config.get("quantization_config") or {}).get("quant_method")
+    return method
 
 
 def resolve_model(

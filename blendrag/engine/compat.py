@@ -5,6 +5,7 @@ Outside of vLLM's own processes this module is imported when an engine is wanted
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,8 @@ __all__ = [  # passed on; the functions below use the rest
     "get_kv_transfer_group",
     "process_dict_updates",
 ]
+
+LOGGER = logging.getLogger("vllm")  # above all of its own
 
 # Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(

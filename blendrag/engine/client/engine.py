@@ -43,6 +43,7 @@ from blendrag.engine.client.shortage import shortage
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
+from blendrag.engine.start_error import kept, one_line
 from blendrag.errors import (
     ConfigError,
     EngineBusyError,
@@ -52,7 +53,7 @@ from blendrag.errors import (
     PromptTooLongError,
 )
 from blendrag.machine import warn_of_emulation
-from blendrag.models import resolve_model
+from blendrag.models import quantisation, resolve_model
 from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
@@ -131,7 +132,10 @@ class Engine:
             except Exception as error:
                 if not self._closed and (short := shortage(self.model_path, args)):
                     raise EngineError(f"{self.settings.model} does not fit: {short}") from error
-                raise
+                cause = kept(self._sockets.name) or one_line(error)
+                if how := quantisation(self.model_path):
+                    cause += f"; if that is for the format of its weights ({how}), take another"
+                raise RuntimeError(cause) from error
         try:
             facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
         except BaseException:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.adapter import adapter_for
+from blendrag.engine import start_error
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
 from blendrag.settings import Settings, closest
@@ -95,13 +96,14 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
 def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
     """What vLLM and its processes read while they start, except what the user has set.
 
-    ``sockets``: folder for the sockets between them, which vLLM does not remove.
+    ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
     """
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
         "VLLM_RPC_BASE_PATH": sockets,
+        start_error.VARIABLE: str(start_error.file_in(sockets)),
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",

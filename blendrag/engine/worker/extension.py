@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from blendrag.engine import compat
+from blendrag.engine import compat, start_error
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
@@ -16,6 +16,8 @@ from blendrag.engine.worker.mask_choice import choose_mask
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
+
+start_error.keep(compat.LOGGER)  # vLLM imports this module before a worker loads its model
 
 
 class BlendWorker:
