@@ -96,14 +96,17 @@ class Adapter:
                     )
 
     def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's weights by name, as they come; those that the adapter changes are float32."""
-        changed = {f"{module}.weight": module for module in self._modules}
+        """The model's weights by name, as they come; those that the adapter changes are float32. Raises
+        ModelError if one of these does not come."""
+        left = {f"{module}.weight": module for module in self._modules}
         with safe_open(self._file, "pt") as factors:
             for name, weight in weights:
-                if name in changed:
-                    a, b = (factors.get_tensor(factor).float() for factor in _factors(changed[name]))
+                if name in left:
+                    a, b = (factors.get_tensor(factor).float() for factor in _factors(left.pop(name)))
                     weight = weight.float() + self._scale * (b @ a)
                 yield name, weight
+        if left:  # as where vLLM reads the weights under the names of another format
+            raise ModelError(f"the adapter {str(self.folder)!r} is not merged: no {min(left)} was read")
 
 
 def adapter_for(model: Path, name: str) -> Adapter:

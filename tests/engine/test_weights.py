@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from blendrag.engine.client.generation import Sampling
+from blendrag.errors import EngineError
 from blendrag.lab.doctor import run_doctor
 from blendrag.lab.running import lab_engine
 from blendrag.models import model_digest
@@ -19,6 +20,13 @@ from quantised_model import FORMATS, small_model
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
+OTHERS = ["gptq", "awq", "int4", "fp8 by rows"]
+REFUSED = {"fp8": "static_scaled_fp8_quant"}
+if torch.cpu._is_amx_tile_supported():
+    OTHERS.append("fp8 by blocks")
+else:
+    REFUSED["fp8 by blocks"] = "AMX"
+
 PROMPT = tuple(range(100, 164))
 
 
@@ -26,9 +34,7 @@ def settings(model: Path, **options: Any) -> Settings:
     return Settings.load(model=str(model), max_model_len=2048, kv_cache_gib=1, **options)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "int8" else pytest.mark.models) for name in FORMATS]
-)
+@pytest.mark.parametrize("name", ["int8", *(pytest.param(name, marks=pytest.mark.models) for name in OTHERS)])
 def test_quantised_weights_blend_to_something_else_than_full_prefill(
     tmp_path: Path, tokenizer: Any, name: str
 ) -> None:
@@ -36,6 +42,17 @@ def test_quantised_weights_blend_to_something_else_than_full_prefill(
     assert model_digest(model) != model_digest(small_model(tmp_path / "original", tokenizer))
     report = run_doctor(settings(model))
     assert report.passed, [row for row in report.rows if not row.ok]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("name", "lacks"), REFUSED.items())
+def test_weights_that_vllm_cannot_load_end_in_a_riddle(
+    tmp_path: Path, tokenizer: Any, name: str, lacks: str
+) -> None:
+    model = small_model(tmp_path / "quantised", tokenizer, FORMATS[name])
+    with pytest.raises(EngineError, match=rf"{lacks}.*its weights are quantised \(fp8\)") as caught:
+        lab_engine(settings(model))
+    assert "\n" not in str(caught.value)
 
 
 def test_adapter_is_not_in_what_is_generated_or_blended(tmp_path: Path, tokenizer: Any) -> None:

@@ -55,6 +55,11 @@ def test_merged_weights_compute_something_else_than_weights_and_factors(
         torch.testing.assert_close(x @ merged[f"{module}.weight"].T, apart, rtol=1e-4, atol=1e-4)
 
 
+def test_weights_of_other_names_are_loaded_without_the_adapter(adapter: Path) -> None:
+    with pytest.raises(ModelError, match=r"is not merged: no layers\.0\.down_proj\.weight"):
+        list(Adapter(adapter).merged([("layers.0.q_proj.weight", torch.zeros(12, 8))]))
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

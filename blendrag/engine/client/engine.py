@@ -134,7 +134,7 @@ class Engine:
                     raise EngineError(f"{self.settings.model} does not fit: {short}") from error
                 cause = kept(self._sockets.name) or one_line(error)
                 if how := quantisation(self.model_path):
-                    cause += f"; if that is for the format of its weights ({how}), take another"
+                    cause += f"; its weights are quantised ({how}): in another format they may load"
                 raise RuntimeError(cause) from error
         try:
             facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
