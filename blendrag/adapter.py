@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 
-# Options of PEFT with which an adapter is more than the product of its factors, scaled alike for all weights.
+# Options of PEFT with which an adapter is more than the product of its factors, scaled alike everywhere.
 _MORE = (
     "alora_invocation_tokens", "alpha_pattern", "fan_in_fan_out", "layer_replication", "rank_pattern",
     "use_bdlora", "use_dora", "use_qalora",
@@ -39,70 +39,58 @@ _OTHER_BASES = ("corda", "loftq", "olora", "pissa")
 class Adapter:
     """One that can be merged: each of its weights is W + scale * B A, with A [rank, in] and B [out, rank].
 
-    Raises ModelNotFoundError if the folder holds none, ModelError if it is another kind.
+    digest: of what it changes weights by, 32 hex digits. Raises ModelNotFoundError if the folder holds none,
+    ModelError if it is another kind.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        begun = str(config.get("init_lora_weights")).lower()
-        more = [f"{name}={config[name]!r}" for name in _MORE if config.get(name)]
-        if begun.startswith(_OTHER_BASES):
-            more.append(f"init_lora_weights={begun!r}")
-        if config.get("peft_type") != "LORA":
-            more.append(f"peft_type={config.get('peft_type')!r}")
-        rank = config.get("r") or 1
-        self._scale = config.get("lora_alpha", rank) / (rank**0.5 if config.get("use_rslora") else rank)
         self._file = folder / ADAPTER_WEIGHTS
-        self._digest = weights_digest({"scale": self._scale}, [self._file])
+        config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        rank = config.get("r") or 1
+        alpha = config.get("lora_alpha") or rank
+        self._scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+        self.digest = weights_digest({"scale": self._scale}, [self._file])
         with safe_open(self._file, "np") as factors:
-            found = {name: _FACTOR.fullmatch(name) for name in factors.keys()}  # noqa: SIM118
-        more += sorted(name for name, match in found.items() if match is None)
-        if more:
-            raise ModelError(
-                f"the adapter {str(folder)!r} is more than LoRA ({more[0]}): merge it with PEFT"
-                " (merge_and_unload), and name the new model's folder"
-            )
-        self._modules = sorted({match[1] for match in found.values() if match})
-
-    def digest(self) -> str:
-        """Of what it changes weights by: 32 hex digits."""
-        return self._digest
+            names = {name: _FACTOR.fullmatch(name) for name in sorted(factors.keys())}
+            if more := [*_more(config), *(name for name, match in names.items() if match is None)]:
+                raise ModelError(
+                    f"the adapter {str(folder)!r} is more than LoRA ({more[0]}): merge it with PEFT"
+                    " (merge_and_unload), and name the new model's folder"
+                )
+            weights = {f"{match[1]}.weight" for match in names.values() if match}
+            self._shapes = {name: _shape(factors, name) for name in sorted(weights)}
 
     def check(self, model: Path) -> None:
         """Raise ModelError if it was not made for the model in this folder, or cannot be merged into it."""
-        shapes: dict[str, tuple[list[int], str]] = {}
+        shapes, types = {}, set()
         for file in weight_files(model):
             with safe_open(file, "np") as weights:
-                for name in weights.keys():  # noqa: SIM118
-                    part = weights.get_slice(name)
-                    shapes[name] = part.get_shape(), part.get_dtype()
-        quantised = quantisation(model) is not None
-        with safe_open(self._file, "np") as factors:
-            for module in self._modules:
-                (rank, columns), (rows, other) = (
-                    factors.get_slice(name).get_shape() for name in _factors(module)
+                for name in self._shapes.keys() & weights.keys():
+                    weight = weights.get_slice(name)
+                    shapes[name] = weight.get_shape()
+                    types.add(weight.get_dtype())
+        if quantisation(model) or types - _FLOATS:
+            raise ModelError(
+                f"the weights of {str(model)!r} are quantised, and no adapter is merged into such: merge it"
+                " into those that they were made of, and quantise the result"
+            )
+        for name, (rows, columns) in self._shapes.items():
+            if shapes.get(name) != [rows, columns]:
+                raise ModelError(
+                    f"the adapter {str(self.folder)!r} was made for another model than {str(model)!r},"
+                    f" which has no {name} of {rows} x {columns}"
                 )
-                shape, dtype = shapes.get(f"{module}.weight", ([], ""))
-                if quantised or dtype not in {*_FLOATS, ""}:
-                    raise ModelError(
-                        f"the weights of {str(model)!r} are quantised, and no adapter is merged into such:"
-                        " merge it into those that they were made of, and quantise the result"
-                    )
-                if rank != other or shape != [rows, columns]:
-                    raise ModelError(
-                        f"the adapter {str(self.folder)!r} was made for another model than {str(model)!r},"
-                        f" which has no {module}.weight of {rows} x {columns}"
-                    )
 
     def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's weights by name, as they come; those that the adapter changes are float32. Raises
         ModelError if one of these does not come."""
-        left = {f"{module}.weight": module for module in self._modules}
+        left = set(self._shapes)
         with safe_open(self._file, "pt") as factors:
             for name, weight in weights:
                 if name in left:
-                    a, b = (factors.get_tensor(factor).float() for factor in _factors(left.pop(name)))
+                    left.remove(name)
+                    a, b = (factors.get_tensor(factor).float() for factor in _factors(name))
                     weight = weight.float() + self._scale * (b @ a)
                 yield name, weight
         if left:  # as where vLLM reads the weights under the names of another format
@@ -120,6 +108,24 @@ def adapter_for(model: Path, name: str) -> Adapter:
     return adapter
 
 
-def _factors(module: str) -> tuple[str, str]:
+def _more(config: dict[str, Any]) -> list[str]:
+    """Options of an adapter that its factors do not show."""
+    more = [f"{name}={config[name]!r}" for name in _MORE if config.get(name)]
+    begun = config.get("init_lora_weights")
+    if str(begun).lower().startswith(_OTHER_BASES):
+        more.append(f"init_lora_weights={begun!r}")
+    if config.get("peft_type") != "LORA":
+        more.append(f"peft_type={config.get('peft_type')!r}")
+    return more
+
+
+def _factors(weight: str) -> tuple[str, str]:
     """The names of A and B in an adapter's file."""
+    module = weight.removesuffix(".weight")
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
+
+
+def _shape(factors: Any, weight: str) -> tuple[int, int]:
+    """[out, in] of the weight that two factors change."""
+    a, b = (factors.get_slice(name).get_shape() for name in _factors(weight))
+    return b[0], a[1]

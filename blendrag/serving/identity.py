@@ -42,7 +42,7 @@ def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()
     if settings.lora is not None:
         adapter = adapter_for(model_path, settings.lora)
         name += f" with {settings.lora}"
-        weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest()).encode())
+        weights = xxhash.xxh3_128_hexdigest((weights + adapter.digest).encode())
     return KVIdentity(
         model=name,
         weights=weights,
