@@ -116,6 +116,22 @@ def test_adapter_that_is_not_whole_is_merged(
         adapter_for(model, str(adapter))
 
 
+def test_adapter_that_is_not_there_is_a_riddle(
+    model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match=r"no LoRA adapter folder .*; did you mean adapter\?"):
+        adapter_for(model, str(adapter.with_name("adaptr")))
+    with pytest.raises(
+        ModelNotFoundError, match=r"no LoRA adapter 'someone/some-adapter': .* cannot be reached"
+    ):
+        adapter_for(model, "someone/some-adapter")
+    with pytest.raises(
+        ModelNotFoundError, match=r"is not a LoRA adapter folder: it has no adapter_config\.json"
+    ):
+        adapter_for(model, str(model))
+
+
 def test_factor_without_the_other_is_merged(model: Path, adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     factors = load_file(file)
