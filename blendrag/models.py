@@ -1,5 +1,5 @@
-"""Turn the name of a model or an adapter into a folder: the packaged default, a local folder, or a hub id; and
-a model's tokenizer.
+"""Turn the name of a model or an adapter into a folder: the packaged default, a local folder, or a hub id;
+and a model's tokenizer.
 
 Nothing heavy is imported until it is needed, so the command line can say ``--help`` quickly.
 """
