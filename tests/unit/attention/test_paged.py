@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blendrag.attention.paged import PagedRows, paged_attention
+from blendrag.attention.paged import paged_attention
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
-from kernels import DEVICE, needs_kernels
+from device import DEVICE, needs_kernels
+from paged_cache import Cache
 from places import ROOT
 
 pytestmark = needs_kernels
@@ -22,37 +23,6 @@ pytestmark = needs_kernels
 SEQUENCES = st.lists(st.sets(st.integers(0, 150), min_size=1, max_size=30), min_size=1, max_size=3)
 # Groups that fill a tile, that do not, and of more heads than one has lanes for.
 HEADS = st.sampled_from([(1, 1), (4, 2), (3, 1), (14, 2), (70, 1)])
-
-
-class Cache:
-    """Sequences of random keys and values in blocks in random order. All else is NaN: reading it shows."""
-
-    def __init__(
-        self, lengths: list[int], kv_heads: int, size: int, block_size: int, layout: str, seed: int
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        counts = [-(-length // block_size) for length in lengths]
-        order = torch.randperm(sum(counts) + 2, generator=generator)
-        self.table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
-        shape = [order.numel(), kv_heads, block_size, 2 * size]
-        if layout == "NHD":
-            memory = torch.full([shape[0], shape[2], shape[1], shape[3]], torch.nan).transpose(1, 2)
-        else:
-            memory = torch.full(shape, torch.nan)
-        memory = memory.to(DEVICE)
-        self.key, self.value = memory.transpose(1, 2).split(size, -1)
-        self.whole = []
-        for line, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-            blocks, order = order[:count], order[count:]
-            self.table[line, :count] = blocks
-            at = torch.arange(length)
-            key_value = torch.randn(2, length, kv_heads, size, generator=generator)
-            for cache, tensor in zip((self.key, self.value), key_value, strict=True):
-                cache[blocks[at // block_size], at % block_size] = tensor.to(DEVICE)
-            self.whole.append(key_value)
-
-    def rows(self, positions: torch.Tensor, sequences: torch.Tensor) -> PagedRows:
-        return PagedRows(*(each.int().to(DEVICE) for each in (positions, sequences, self.table)))
 
 
 def attended(
@@ -119,12 +89,11 @@ def test_no_row_sees_a_key_too_many_or_too_few(
     ],
 )
 def test_small_types_lose_more_than_they_round(dtype: torch.dtype) -> None:
-    cache = Cache([130], 2, 64, 16, "NHD", 1)
-    cache.key, cache.value = cache.key.to(dtype), cache.value.to(dtype)
+    cache = Cache([130], 2, 64, 16, "NHD", 1, dtype)
     positions = torch.arange(3, 130, 4)
     query = torch.randn(positions.numel(), 8, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
     found = attended(query, cache, positions, torch.zeros_like(positions), Scores(0.125))
-    key, value = cache.whole[0].to(dtype)
+    key, value = cache.whole[0]
     exact = dense_attention(query, key, value, positions, Scores(0.125))
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.01)

@@ -26,7 +26,7 @@ from blendrag.attention.runs import dense_attention
 from blendrag.engine import compat
 from blendrag.engine.worker.paged import PagedCache, Pages
 from blendrag.engine.worker.selfcheck import mask_error
-from kernels import needs_interpreter
+from device import needs_interpreter
 
 HEADS, KV_HEADS, SIZE, BLOCK_SIZE, BLOCKS = 4, 2, 16, 8, 12
 GPU_BACKENDS = [FlashAttentionBackend, TritonAttentionBackend]

@@ -15,6 +15,7 @@ from blendrag.load.trace import Trace
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import Opened, TierSpec
+from device import DEVICE
 from stores import Chunk, make_chunk, open_stack, put, register, wanted
 
 DEEP = KVIdentity("deep", "weights-1", "bfloat16", num_layers=12, num_kv_heads=2, head_size=8)
@@ -55,8 +56,7 @@ class Bench:
             LoadSpan(one, length, whole_rows(one.head) if filled and self.store.replicas.wants(one) else None)
             for one, length in zip(opened, lengths, strict=False)
         ]
-        layout, cpu = self.store.layout, torch.device("cpu")
-        return self._loader.load(spans, layout, cpu, self.trace, filled)
+        return self._loader.load(spans, self.store.layout, torch.device(DEVICE), self.trace, filled)
 
     def finish(self) -> None:
         """Until the loader's thread has nothing left to do, nor the one behind it."""

@@ -29,7 +29,7 @@ def expected(bench: Any, lengths: Sequence[int]) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.cpu().contiguous().view(torch.uint8)
 
 
 def fetched(layers: StoredLayers, numbers: Sequence[int]) -> dict[int, torch.Tensor]:

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from blendrag.errors import ConfigError
 from blendrag.store.codec import Codec, make_codec
+from device import DEVICE
 
 LOSSY = ("fp8", "int8", "int4")
 ALL = ("raw", *LOSSY)
@@ -19,11 +20,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def both_ways(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     """All layers encoded, then decoded one by one from copies of their rows."""
-    tokens = kv.shape[2]
+    kv, tokens = kv.to(DEVICE), kv.shape[2]
     out = torch.full_like(kv, float("nan"), dtype=codec.dtype)
     for layer, row in enumerate(codec.encode(kv)):
         codec.decode(row.clone(), tokens, out[layer, 0], out[layer, 1])
-    return out
+    return out.cpu()
 
 
 @st.composite
@@ -113,11 +114,11 @@ def test_largest_numbers_overflow(name: str, dtype: torch.dtype) -> None:
 def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data: st.DataObject) -> None:
     codec, tokens = make_codec(name, *kv.shape[3:], kv.dtype), kv.shape[2]
     n = data.draw(st.integers(0, tokens))
-    whole, row = both_ways(codec, kv)[0], codec.encode(kv)[0]
-    cached = torch.full((n + 2, *kv.shape[3:]), 7.0, dtype=kv.dtype)  # of which a part is the chunk's
-    value = torch.empty(n, *kv.shape[3:], dtype=kv.dtype)
+    whole, row = both_ways(codec, kv)[0], codec.encode(kv.to(DEVICE))[0]
+    cached = torch.full((n + 2, *kv.shape[3:]), 7.0, dtype=kv.dtype, device=DEVICE)  # a part is the chunk's
+    value = torch.empty(n, *kv.shape[3:], dtype=kv.dtype, device=DEVICE)
     codec.decode(row, tokens, cached[1 : n + 1], value)
-    assert torch.equal(cached[1 : n + 1], whole[0, :n]) and torch.equal(value, whole[1, :n])
+    assert torch.equal(cached[1 : n + 1].cpu(), whole[0, :n]) and torch.equal(value.cpu(), whole[1, :n])
     assert (cached[[0, -1]] == 7).all()
 
 

@@ -1,5 +1,5 @@
-"""Where Triton's kernels can run: by its interpreter, which has to be chosen before Triton is imported, as
-`make kernel` does it; or on a GPU."""
+"""Where tests of tensors run: on a GPU if there is one. Triton's kernels run there, or by its interpreter, which
+has to be chosen before Triton is imported, as `make kernel` does it."""
 
 from __future__ import annotations
 
