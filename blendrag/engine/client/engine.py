@@ -52,7 +52,7 @@ from blendrag.errors import (
     GenerationTimeoutError,
     PromptTooLongError,
 )
-from blendrag.machine import warn_of_emulation
+from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import quantisation, resolve_model
 from blendrag.settings import Settings
 
@@ -88,6 +88,7 @@ class Engine:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="blendrag-engine", daemon=True)
         self._thread.start()
+        warn_of_idle_gpu()
         note("starting the engine")
         start = self._submit(self._start())
         try:
