@@ -5,7 +5,7 @@ KERNEL := $(VENV)/kernel
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel lint clean
+.PHONY: help setup demo test unit kernel gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
+	@echo "make gpu     on a machine with a GPU: what runs there, with tables (25 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -41,7 +42,16 @@ $(KERNEL): requirements/kernel.lock
 # Apart from the other packages: torch and vLLM change what they do where they find Triton.
 kernel: setup
 	@$(MAKE) --no-print-directory $(KERNEL)
-	TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL):$$PYTHONPATH $(BIN)/pytest -q tests/unit/attention tests/unit/engine/test_paged_cache.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL):$$PYTHONPATH $(BIN)/pytest -q \
+		tests/unit/attention tests/unit/engine/test_paged_cache.py tests/gpu/test_tensors.py
+
+# In the environment that is active, or PYTHON's: that of $(VENV) computes on the CPU.
+STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \
+	$(or $(PYTHON),python3) tests/gpu/stages.py $(STAGE)
+
+gpu:
+	$(eval REFUSED := $(shell $(STAGES) --check))$(if $(REFUSED),$(error $(REFUSED)))
+	@$(STAGES)
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine"

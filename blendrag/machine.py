@@ -99,7 +99,7 @@ def warn_of_emulation(dtype: str) -> None:
 
 
 def idle_gpu() -> str | None:
-    """Why an NVIDIA GPU of this machine is not used, and what to install; None where there is none, or it is."""
+    """Why an NVIDIA GPU of this machine is not used, and what to install. None: it is, or there is none."""
     if not _NVIDIA.exists():
         return None
     import torch

@@ -1,5 +1,5 @@
-"""Where tests of tensors run: on a GPU if there is one. Triton's kernels run there, or by its interpreter, which
-has to be chosen before Triton is imported, as `make kernel` does it."""
+"""Where tests of tensors run: on a GPU if there is one. Triton's kernels run there, or by its interpreter,
+which has to be chosen before Triton is imported, as `make kernel` does it."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def test_user_is_not_told_what_would_be_faster_or_told_for_nothing(
     )
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch computes on GPUs")
 def test_gpu_that_the_builds_cannot_use_is_passed_over_in_silence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

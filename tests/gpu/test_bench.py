@@ -1,0 +1,76 @@
+"""`blendrag bench ttft` and `load` on long prompts. Every arm is checked to be what it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Sampling
+from blendrag.lab.bench.load import LoadOptions, run_load
+from blendrag.lab.bench.load_report import print_load
+from blendrag.lab.bench.ttft import TtftOptions, run_ttft
+from blendrag.lab.bench.ttft_report import print_ttft
+from blendrag.lab.texts import text_pieces
+from blendrag.progress import SILENT
+from blendrag.settings import Settings
+from device import DEVICE
+from tables import Tables
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.engine]
+
+if DEVICE == "cuda":  # 4K, 8K and 32K tokens with all that stands around them
+    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS = 512, (8, 16, 62), 3, 4.0
+else:
+    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS = 48, (4,), 1, 1.0
+RATIOS = (0.05, 0.15, 0.3)
+QUESTION = 512  # tokens, with system text and template, at most
+TRIES = 2
+
+
+@pytest.fixture(params=CHUNKS)
+def chunks(request: pytest.FixtureRequest, engine: Engine) -> int:
+    """Of a prompt."""
+    count: int = request.param
+    if count * CHUNK_TOKENS + QUESTION > engine.max_model_len:
+        pytest.skip("longer than the model's window")
+    return count
+
+
+def test_prompt_of_this_length_is_prefilled_plainly(
+    chunks: int, settings: Settings, tokenizer: Any, tables: Tables, tmp_path: Path
+) -> None:
+    data = (
+        tmp_path / "texts.jsonl"
+    )  # as many chunks as a prompt has, and no more: the KV of 32K tokens is large
+    texts = (tokenizer.decode(ids) for ids in text_pieces(tokenizer, chunks, CHUNK_TOKENS * 5 // 4))
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = TtftOptions("ratio", RATIOS, chunks, CHUNK_TOKENS, REPEATS, data, ingest=True)
+    results = run_ttft(settings, options, SILENT)
+    keep("ttft", results.to_dict())
+    print_ttft(results, tables.console)
+    assert [f"blend@{ratio:g}" in results.arms for ratio in RATIOS] == [True] * len(RATIOS)
+
+
+def test_requests_of_this_length_are_prefilled_plainly_under_load(
+    chunks: int, engine: Engine, settings: Settings, tables: Tables
+) -> None:
+    ids = [[token] * chunks * CHUNK_TOKENS for token in (5, 6)]  # the first one warms up
+    alone = [engine.generate(each, Sampling(max_tokens=1)).ttft_s for each in ids][-1]
+    seconds = max(SECONDS, 6 * alone)  # at half the rate that it can do alone, three requests
+    options = LoadOptions(chunks, CHUNK_TOKENS, max(16, chunks), seconds=seconds, tries=TRIES)
+    results = run_load(settings, options, SILENT)
+    keep("load", results.to_dict())
+    print_load(results, tables.console)
+    assert not any(run.not_blended for run in results.arms["blended"].runs)
+
+
+def keep(bench: str, results: dict[str, Any]) -> None:
+    """Beside the tables, for pictures and pages."""
+    if tables := os.environ.get("GPU_TABLES"):
+        with Path(tables).with_suffix(".jsonl").open("a", encoding="utf-8") as file:
+            print(json.dumps({"bench": bench} | results, default=str), file=file)

@@ -1,0 +1,27 @@
+"""Tables that grow by a row at a time."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from rich.console import Console
+
+
+class Tables:
+    """Written to ``file`` in Markdown as rows come: of a run that is cut off, what it has found is kept."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._columns = file, [""]
+        self.console = Console(file=file, width=140)
+
+    def add(self, **cells: str) -> None:
+        """A row of the last table, or of a new one for other columns. ``_`` stands for a blank."""
+        if list(cells) != self._columns:
+            self._columns = list(cells)
+            headings = [name.replace("_", " ") for name in cells]
+            print(f"\n{_line(headings)}\n{_line(['---', *['---:'] * (len(cells) - 1)])}", file=self._file)
+        print(_line(list(cells.values())), file=self._file, flush=True)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
