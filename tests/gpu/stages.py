@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The options of pyproject.toml are for plugins that only our own environment is sure to have.
 PYTEST = ("-m", "pytest", "-q", "-ra", "-o", "addopts=--import-mode=importlib --strict-markers")
-OF_TENSORS = ("attention", "load", "select", "store/test_codecs.py")
+OF_TENSORS = ("attention", "load", "store/test_codecs.py")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def test_stage_leaves_no_tables_or_those_of_the_last_run(script: dict[str, Any],
     assert script["run"]("tensors", script["Stage"](1, ("gpu/test_tensors.py",)), tmp_path)
     tables = (tmp_path / "tensors.md").read_text()
     assert "of the last run" not in tables
-    for piece in ("codec", "loader", "scores", "selector"):
+    for piece in ("codec", "loader", "selector"):
         assert f"| {piece} |" in tables
 
 

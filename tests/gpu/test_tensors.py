@@ -27,7 +27,6 @@ from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
 from blendrag.store.record import Record
 from blendrag.store.tiers import Opened, TierSpec
-from cached_tokens import on_device
 from device import DEVICE, needs_kernels
 from paged_cache import Cache
 from stores import Chunk, get, make_chunk, open_stack, put, register, wanted
@@ -42,6 +41,8 @@ else:  # Triton's interpreter is slow, and has no bfloat16
 CHUNKS, CHUNK_TOKENS = 8, LENGTHS[0] // 8
 SHARE = 0.15  # of the tokens are recomputed
 EPS = torch.finfo(DTYPE).eps  # what one rounding may change
+ASKING = 32  # tokens of a question
+OTHERS = 0.05  # of the tokens may be others: which are the last ones taken hangs on the last digits
 CHECKED = 64  # rows of the kernel: the CPU would take minutes for all
 
 
@@ -179,42 +180,37 @@ def stored(store: KVStore, chunks: list[Chunk]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_scores_that_selectors_go_by_are_others_on_a_gpu(tables: Tables, length: int) -> None:
-    fresh, stored, asking = (random(length, KV_HEADS, SIZE, seed=seed) for seed in range(3))
-    query, at = random(32, HEADS, SIZE, seed=3), torch.arange(length, length + 32)
+def test_scores_of_a_gpu_lead_selectors_to_other_tokens(tables: Tables, length: int) -> None:
+    fresh, stored = (random(length, KV_HEADS, SIZE, seed=seed) for seed in (1, 2))
+    asking = random(ASKING, KV_HEADS, SIZE)
+    query, at = random(ASKING, HEADS, SIZE, seed=3), torch.arange(length, length + ASKING)
 
     def deviates(device: str) -> torch.Tensor:
         own, other = fresh.to(device), stored.to(device)
         return deviation("v", own, own, other, other)[0].cpu()
 
     def attends(device: str) -> torch.Tensor:
-        keys = stored.to(device), asking[:32].to(device)
+        keys = stored.to(device), asking.to(device)
         return question_attention(query.to(device), at.to(device), *keys, at.to(device), SIZE**-0.5).cpu()
 
     # Sums in float32; and a softmax of what was rounded to the type of the keys, summed.
-    for name, scores, limit in (("deviation", deviates, 1e-5), ("attention", attends, 16 * EPS)):
-        expected = scores("cpu")
-        error = largest(scores(DEVICE) - expected) / largest(expected)
-        tables.add(scores=name, tokens=f"{length:,}", error=f"{error:.1e}", limit=f"{limit:.1e}")
-        assert error <= limit
+    for name, scores, limit in (("hkvd", deviates, 1e-5), ("query", attends, 16 * EPS)):
+        expected, found = scores("cpu"), scores(DEVICE)
+        error = largest(found - expected) / largest(expected)
+        wanted, taken = selected(name, expected), selected(name, found)
+        tables.add(
+            selector=name,
+            tokens=f"{length:,}",
+            error=f"{error:.1e}",
+            limit=f"{limit:.1e}",
+            recomputed=f"{len(taken):,}",
+            others=f"{len(taken - wanted):,}",
+        )
+        assert error <= limit and len(taken - wanted) <= len(wanted) * OTHERS
 
 
-@pytest.mark.parametrize("name", ["query", "hkvd", "gradual", "first_k", "random"])
-def test_same_scores_select_other_tokens_on_a_gpu(tables: Tables, name: str) -> None:
-    length = LENGTHS[-1]
-    deviates, attention = torch.rand(2, length, generator=torch.Generator().manual_seed(4))
-    attention = (attention * 100).round()  # many are alike: the first of them are taken
-    places = torch.arange(length) % CHUNK_TOKENS
-    tokens = CachedTokens(places, torch.full((length,), CHUNK_TOKENS), length, deviates, 1.0, attention)
+def selected(name: str, scores: torch.Tensor) -> set[int]:
+    places = torch.arange(len(scores))
+    tokens = CachedTokens(places, torch.full_like(places, len(scores)), len(scores), scores, 1.0, scores)
     selector = make_selector(BlendOptions(SHARE, selector=name))
-    layer, moved = selector.check_layers(LAYERS)[0], on_device(tokens)
-    expected, found = selector.select(layer, tokens), selector.select(layer, moved).cpu()
-    others = len(set(found.tolist()) ^ set(expected.tolist()))
-    tables.add(
-        selector=name,
-        tokens=f"{length:,}",
-        recomputed=f"{found.numel():,}",
-        others_than_on_a_CPU=str(others),
-        ms=f"{milliseconds(lambda: selector.select(layer, moved)):.2f}",
-    )
-    assert not others
+    return set(selector.select(selector.check_layers(LAYERS)[0], tokens).tolist())

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from hypothesis import strategies as st
 
 from blendrag.select import CachedTokens
-from device import DEVICE
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=5)  # of a request's chunks
 
@@ -25,13 +22,3 @@ def tokens_of(lengths: list[int], seed: int = 0) -> CachedTokens:
         norm=2.0,
         attention=torch.rand(total, generator=generator),
     )
-
-
-def on_device(tokens: CachedTokens) -> CachedTokens:
-    """The same, where there is a GPU on that."""
-    moved = {
-        name: tensor.to(DEVICE)
-        for name in ("offsets", "lengths", "deviation", "attention")
-        if (tensor := getattr(tokens, name)) is not None
-    }
-    return replace(tokens, **moved)

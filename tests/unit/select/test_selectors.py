@@ -21,7 +21,7 @@ from blendrag.select import (
 )
 from blendrag.select.gradual import Gradual, schedule
 from blendrag.select.interface import budget
-from cached_tokens import LENGTHS, on_device, tokens_of
+from cached_tokens import LENGTHS, tokens_of
 
 NAMES = ["hkvd", "gradual", "first_k", "query", "random", "all", "none"]
 RATIOS = st.floats(0, 1, allow_subnormal=False)
@@ -29,7 +29,7 @@ RATIOS = st.floats(0, 1, allow_subnormal=False)
 
 def chosen(name: str, options: BlendOptions, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:
     selector = make_selector(replace(options, selector=name))
-    return selector.select(selector.check_layers(layers)[0], on_device(tokens)).cpu()
+    return selector.select(selector.check_layers(layers)[0], tokens)
 
 
 # -- what every selector promises -----------------------------------------------------------------------
