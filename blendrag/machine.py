@@ -20,6 +20,7 @@ from blendrag.version import __version__
 
 _NVIDIA = Path("/dev/nvidiactl")  # made by the driver
 
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A machine, and what runs on it, as far as times depend on it. cores: as many as the process may use;

@@ -119,7 +119,7 @@ def test_record_that_cannot_be_read_gives_another_answer(
 
 
 def test_failure_behind_a_prefix_hit_gives_another_answer(bench: Bench, judge: Callable[..., None]) -> None:
-    questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]  # too long to be left to the engine
+    questions = [bench.pieces[number].token_ids * 3 for number in (8, 9)]  # too long to be left to the engine
     one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
     expected, forced = full(bench, two)
     ask(bench, one, forced, selector="best")

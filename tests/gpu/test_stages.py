@@ -33,6 +33,7 @@ def script() -> dict[str, Any]:
         (["STAGE=tensor"], "there are tensors, doctor, llama, mistral, faults; did you mean tensors?"),
         (["STAGE=model"], "no stage 'model'"),
         (["STAGE=llama", "MODEL=somewhere"], "there are tensors, doctor, model, faults"),
+        (["MODEL=somewhere"], "MODEL=somewhere is not the folder of a model"),
     ],
 )
 def test_what_cannot_run_is_more_than_a_line_or_another_exit_code(words: list[str], said: str) -> None:
