@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.generation import Sampling
 from blendrag.lab.bench.load import LoadOptions, run_load
 from blendrag.lab.bench.load_report import print_load
+from blendrag.lab.bench.timed import exactly
 from blendrag.lab.bench.ttft import TtftOptions, run_ttft
 from blendrag.lab.bench.ttft_report import print_ttft
 from blendrag.lab.texts import text_pieces
@@ -29,7 +30,7 @@ else:
     CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS = 48, (4,), 1, 1.0
 RATIOS = (0.05, 0.15, 0.3)
 QUESTION = 512  # tokens, with system text and template, at most
-TRIES = 2
+TOKENS, TRIES = 16, 2  # of an answer under load; rates
 
 
 @pytest.fixture(params=CHUNKS)
@@ -59,10 +60,14 @@ def test_prompt_of_this_length_is_prefilled_plainly(
 def test_requests_of_this_length_are_prefilled_plainly_under_load(
     chunks: int, engine: Engine, settings: Settings, tables: Tables
 ) -> None:
-    ids = [[token] * chunks * CHUNK_TOKENS for token in (5, 6)]  # the first one warms up
-    alone = [engine.generate(each, Sampling(max_tokens=1)).ttft_s for each in ids][-1]
-    seconds = max(SECONDS, 6 * alone)  # at half the rate that it can do alone, three requests
-    options = LoadOptions(chunks, CHUNK_TOKENS, max(16, chunks), seconds=seconds, tries=TRIES)
+    for token in (5, 6):  # the first one warms up
+        begin = time.perf_counter()
+        engine.generate([token] * chunks * CHUNK_TOKENS, exactly(TOKENS))
+        alone = time.perf_counter() - begin
+    seconds = max(
+        SECONDS, 6 * alone
+    )  # three requests at the lowest rate, which is half of what it can do alone
+    options = LoadOptions(chunks, CHUNK_TOKENS, max(16, chunks), TOKENS, seconds, TRIES)
     results = run_load(settings, options, SILENT)
     keep("load", results.to_dict())
     print_load(results, tables.console)
