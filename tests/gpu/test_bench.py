@@ -26,12 +26,11 @@ from tables import Tables
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.engine]
 
 if DEVICE == "cuda":  # 4K, 8K and 32K tokens with all that stands around them
-    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS = 512, (8, 16, 62), 3, 4.0
+    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS, TOKENS, TRIES = 512, (8, 16, 62), 3, 4.0, 16, 2
 else:
-    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS = 48, (4,), 1, 1.0
+    CHUNK_TOKENS, CHUNKS, REPEATS, SECONDS, TOKENS, TRIES = 48, (4,), 1, 1.0, 4, 1
 RATIOS = (0.05, 0.15, 0.3)
 QUESTION = 512  # tokens, with system text and template, at most
-TOKENS, TRIES = 16, 2  # of an answer under load; rates
 
 
 @pytest.fixture(params=CHUNKS)
