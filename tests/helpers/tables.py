@@ -31,7 +31,7 @@ class Tables:
 
 class _AsMarkdown(RenderHook):
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [Text(f"{markdown(each)}\n") if isinstance(each, Table) else each for each in renderables]
+        return [Text(f"\n{markdown(each)}\n") if isinstance(each, Table) else each for each in renderables]
 
 
 def _line(cells: list[str]) -> str:
