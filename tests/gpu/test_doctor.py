@@ -6,47 +6,56 @@ from typing import Any
 
 import pytest
 
-from blendrag.errors import EngineError
-from blendrag.lab.doctor import run_doctor
+from blendrag.errors import BlendragError, EngineError
+from blendrag.lab.doctor import Row, run_doctor
+from blendrag.lab.running import lab_engine
 from blendrag.settings import Settings
 from device import DEVICE
 from tables import Tables
 
-if DEVICE == "cuda":  # each is an engine of its own
-    BACKENDS, EAGER, ENGINE = (
-        ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"),
-        (True, False),
-        pytest.mark.own_engine,
-    )
+if DEVICE == "cuda":  # an engine for each
+    BACKENDS, EAGER, ENGINE = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"), (True, False), "own_engine"
 else:
-    BACKENDS, EAGER, ENGINE = ("CPU_ATTN",), (True,), pytest.mark.engine
+    BACKENDS, EAGER, ENGINE = ("CPU_ATTN",), (True,), "engine"
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, ENGINE]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, getattr(pytest.mark, ENGINE)]
+
+
+def settings_of(backend: str, eager: bool, engine_options: dict[str, Any]) -> Settings:
+    if DEVICE == "cpu":
+        return Settings.load(**engine_options)
+    return Settings.load(enforce_eager=eager, engine_args={"attention_backend": backend})
+
+
+def checked(settings: Settings) -> tuple[bool, list[Row]]:
+    """Whether an engine starts with these settings; what was checked, or why it did not."""
+    try:
+        engine = lab_engine(settings)
+    except EngineError as error:
+        return False, [Row("starts", str(error), "", False)]
+    try:
+        return True, list(run_doctor(settings).rows)
+    except BlendragError as error:
+        return True, [Row("ends", str(error), "", False)]
+    finally:
+        engine.release()
 
 
 @pytest.mark.parametrize("eager", EAGER, ids=lambda eager: "eager" if eager else "graphs")
 def test_backend_starts_and_cannot_be_trusted(
     eager: bool, engine_options: dict[str, Any], tables: Tables
 ) -> None:
-    started, failed = [], []
+    verdicts: list[bool] = []
     for backend in BACKENDS:
-        options = (
-            {"enforce_eager": eager, "engine_args": {"attention_backend": backend}}
-            if DEVICE == "cuda"
-            else {}
-        )
-        try:
-            report = run_doctor(Settings.load(**engine_options, **options))
-        except EngineError as error:
+        started, rows = checked(settings_of(backend, eager, engine_options))
+        verdicts += [row.ok for row in rows if started]
+        for row in rows:
             tables.add(
-                backend=backend, graphs=str(not eager), check="start", value=str(error), limit="", ok=""
+                backend=backend,
+                mode="eager" if eager else "graphs",
+                check=row.check,
+                value=row.value,
+                limit=row.limit,
+                ok=str(row.ok),
             )
-            continue
-        started.append(backend)
-        failed += [(backend, row) for row in report.rows if not row.ok]
-        for row in report.rows:
-            tables.add(
-                backend=backend, graphs=str(not eager), check=row.check, value=row.value, limit=row.limit,
-                ok="ok" if row.ok else "FAILED",
-            )  # fmt: skip
-    assert started and not failed
+    assert verdicts and all(verdicts)

@@ -35,4 +35,5 @@ class _AsMarkdown(RenderHook):
 
 
 def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    whole = (" ".join(cell.split()).replace("|", r"\|") for cell in cells)
+    return f"| {' | '.join(whole)} |"
