@@ -54,8 +54,8 @@ gpu:
 	@$(STAGES)
 
 test: lint
-	$(BIN)/pytest -n auto -m "not engine"
-	$(BIN)/pytest -m engine
+	$(BIN)/pytest -n auto -m "not engine and not models"
+	$(BIN)/pytest -m "engine and not gpu"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
