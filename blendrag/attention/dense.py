@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -14,22 +16,24 @@ def masked_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    positions: torch.Tensor,
+    positions: npt.NDArray[np.int64],
     scores: Scores,
 ) -> torch.Tensor:
     """Attention of scattered queries, [m, heads, d] at ascending ``positions``, over keys 0..n-1.
 
-    key and value: [n, kv_heads, d]. scores: bare ones. Returns [m, heads, d]. Computed in bands of queries,
-    each over the keys up to its last position, so that about half of what lies behind the mask is never
-    touched.
+    key and value: [n, kv_heads, d], on a CPU. scores: bare ones. Returns [m, heads, d]. Computed in bands of
+    queries, each over the keys up to its last position, so that about half of what lies behind the mask is
+    never touched.
     """
     assert scores.bare, "no cap and no sinks: torch's kernels know neither"
     out = torch.empty_like(query)
     keys, values = (t.transpose(0, 1)[None] for t in (key, value))
-    for band in torch.arange(positions.numel(), device=positions.device).chunk(_BANDS):
-        rows = slice(int(band[0]), int(band[-1]) + 1)
-        end = int(positions[rows][-1]) + 1
-        mask = scores.in_sight(positions[rows], torch.arange(end, device=positions.device))
+    size = -(-len(positions) // _BANDS)
+    for begin in range(0, len(positions), size):
+        rows = slice(begin, begin + size)
+        at = positions[rows]
+        end = int(at[-1]) + 1
+        mask = scores.in_sight(torch.from_numpy(at), torch.arange(end))
         part = scaled_dot_product_attention(
             query[rows].transpose(0, 1)[None],
             keys[:, :, :end],

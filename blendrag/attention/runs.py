@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from blendrag.attention.scores import Scores
@@ -12,35 +14,34 @@ from blendrag.attention.scores import Scores
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Runs of consecutive positions. Each is a request whose last query is the last token of its sequence,
-    so that a backend's bottom-right aligned causal mask is exact for it.
+    so that a backend's bottom-right aligned causal mask is exact for it. On the host.
 
     query_start: [runs + 1] int32, where each run starts among the selected tokens.
     seq_lens: [runs] int32, last position + 1.
     sequences: [runs] int64, the sequence that each is in.
     """
 
-    query_start: torch.Tensor
-    seq_lens: torch.Tensor
-    sequences: torch.Tensor
+    query_start: npt.NDArray[np.int32]
+    seq_lens: npt.NDArray[np.int32]
+    sequences: npt.NDArray[np.int64]
     max_query_len: int
 
     @property
     def count(self) -> int:
-        return self.seq_lens.numel()
+        return len(self.seq_lens)
 
 
-def find_runs(positions: torch.Tensor, sequences: torch.Tensor) -> Runs:
-    """Runs of ``positions``, [m] int64, m > 0, each in its one of ``sequences``, [m] int64."""
-    m = positions.numel()
+def find_runs(positions: npt.NDArray[np.int64], sequences: npt.NDArray[np.int64]) -> Runs:
+    """Runs of ``positions``, [m], m > 0, each in its one of ``sequences``, [m]."""
+    m = len(positions)
     assert m > 0, "a forward over no tokens is skipped by the caller"
     apart = (positions[1:] != positions[:-1] + 1) | (sequences[1:] != sequences[:-1])
-    breaks = torch.nonzero(apart, as_tuple=True)[0] + 1
-    edges = torch.cat([breaks.new_zeros(1), breaks, breaks.new_full((1,), m)])
+    edges = np.concatenate([[0], np.flatnonzero(apart) + 1, [m]])
     return Runs(
-        query_start=edges.to(torch.int32),
-        seq_lens=(positions[edges[1:] - 1] + 1).to(torch.int32),
+        query_start=edges.astype(np.int32),
+        seq_lens=(positions[edges[1:] - 1] + 1).astype(np.int32),
         sequences=sequences[edges[:-1]],
-        max_query_len=int((edges[1:] - edges[:-1]).max()),
+        max_query_len=int(np.diff(edges).max()),
     )
 
 

@@ -369,16 +369,16 @@ def attention_metadata(
 
     block_table: [sequences, blocks] int32.
     """
-    device = slots.device
+    query_start = torch.from_numpy(runs.query_start)
     common = CommonAttentionMetadata(
-        query_start_loc=runs.query_start.to(device),
-        query_start_loc_cpu=runs.query_start.cpu(),
-        seq_lens=runs.seq_lens.to(device),
+        query_start_loc=query_start,
+        query_start_loc_cpu=query_start,
+        seq_lens=torch.from_numpy(runs.seq_lens),
         num_reqs=runs.count,
         num_actual_tokens=slots.numel(),
         max_query_len=runs.max_query_len,
         max_seq_len=int(runs.seq_lens.max()),
-        block_table_tensor=block_table[runs.sequences],
+        block_table_tensor=block_table[torch.from_numpy(runs.sequences)],
         slot_mapping=slots,
         causal=True,
     )

@@ -15,9 +15,11 @@ def squared_deviation(fresh: torch.Tensor, stored: torch.Tensor) -> torch.Tensor
     return (fresh.float() - stored.float()).square_().flatten(1).sum(1)
 
 
-def squared_norm(kv: torch.Tensor) -> float:
-    """Mean squared L2 norm of [n, kv_heads, head_size], the unit thresholds are given in."""
-    return float(kv.float().square().flatten(1).sum(1).mean()) if kv.shape[0] else 1.0
+def squared_norm(kv: torch.Tensor) -> torch.Tensor:
+    """Mean squared L2 norm of [n, kv_heads, head_size], the unit thresholds are given in; 1 of nothing."""
+    if not kv.shape[0]:
+        return kv.new_ones((), dtype=torch.float32)
+    return kv.float().square().flatten(1).sum(1).mean()
 
 
 def deviation(
@@ -27,10 +29,12 @@ def deviation(
     stored_k: torch.Tensor,
     stored_v: torch.Tensor,
 ) -> tuple[torch.Tensor, float]:
-    """Deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads, head_size]."""
-    if metric == "v":
-        return squared_deviation(fresh_v, stored_v), squared_norm(fresh_v)
-    if metric == "k":
-        return squared_deviation(fresh_k, stored_k), squared_norm(fresh_k)
-    both = squared_deviation(fresh_k, stored_k) + squared_deviation(fresh_v, stored_v)
-    return both, squared_norm(fresh_k) + squared_norm(fresh_v)
+    """Deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads, head_size].
+
+    Both come back to the host, in one copy, as that waits for whatever the device has to do.
+    """
+    pairs = [(fresh_k, stored_k)] * ("k" in metric) + [(fresh_v, stored_v)] * ("v" in metric)
+    scores = torch.stack([squared_deviation(fresh, stored) for fresh, stored in pairs]).sum(0)
+    norms = torch.stack([squared_norm(fresh) for fresh, _ in pairs])
+    both = torch.cat([scores, norms]).cpu()
+    return both[: len(scores)], sum(both[len(scores) :].tolist())

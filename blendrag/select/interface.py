@@ -13,7 +13,8 @@ from blendrag.options import BlendOptions
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """The cached tokens a selector chooses from: all of them at its first check layer, survivors later.
+    """The cached tokens a selector chooses from: all of them at its first check layer, survivors later. All
+    tensors are on the CPU.
 
     offsets: [n] int64, place of each token inside its chunk.
     lengths: [n] int64, length of the chunk each token belongs to.

@@ -21,7 +21,7 @@ class All(StaticSelector):
     """Every token: full prefill through the fused path. The upper boundary."""
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
-        return torch.arange(tokens.offsets.numel(), device=tokens.offsets.device)
+        return torch.arange(tokens.offsets.numel())
 
 
 @register_selector("none")
@@ -52,4 +52,4 @@ class Random(StaticSelector, RankedSelector):
     def rank(self, tokens: CachedTokens) -> torch.Tensor:
         n = tokens.offsets.numel()
         order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
-        return order.to(tokens.offsets.device, torch.float32)
+        return order.to(torch.float32)

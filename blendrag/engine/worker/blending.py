@@ -164,7 +164,7 @@ class RequestBlend:
         if selector.reads_question and not self._asks:
             options = replace(options, selector=WITHOUT_QUESTION)
             selector = self._selector_of(options)
-        tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks], model.cache.device)
+        tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks])
         begin = _first_needed(order.written, [span for span, _ in chunks])
         left = tokens.behind(begin)
         only_left = begin > 0 and not selector.reads_question  # else it asks all that stands before
@@ -186,8 +186,8 @@ class RequestBlend:
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
             prefix=begin,
-            cached=left.cached.numel(),
-            fresh=left.fresh.numel(),
+            cached=left.cached.size,
+            fresh=left.fresh.size,
             recomputed=recomputed,
             missing=self._missing,
             selector=options.selector,
@@ -213,7 +213,7 @@ class RequestBlend:
             attention = yield from QuestionPass(forward, stored, question).run()
         # What stands before all that is cached is not changed by any repair.
         tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[attention.numel() - tokens.cached.numel() :]
+        attention = attention[attention.numel() - tokens.cached.size :]
         # Not dense: for that, all of the stored KV would be needed again.
         behind = replace(forward, tokens=tokens, dense=False)
         return (yield from FusedPrefill(behind, None, selector, attention).run())

@@ -15,9 +15,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected
+from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.slices import exhaust
 from blendrag.store.contexts import Ids
@@ -120,16 +122,14 @@ class ChunkPrefill:
         """
         decoder, device, forgotten = self._decoder, self._cache.device, self._forgotten
         plan, count = Forward.of(self._prefix, chunks, self._known), len(self._known.ids)
-        ids, positions, sequences = (
-            torch.tensor(each, device=device) for each in (plan.ids, plan.positions, plan.sequences)
-        )
+        positions, sequences = np.array(plan.positions), np.array(plan.sequences)
         # Contiguous: kernels read positions as they lie in memory.
-        borrowed = torch.tensor(plan.borrowed, dtype=torch.int64).reshape(-1, 3).T.contiguous()
-        sources, (at, into) = borrowed[0], borrowed[1:].to(device).unbind()
+        borrowed: Ints = np.array(plan.borrowed, np.int64).reshape(-1, 3).T.copy()
+        sources, at = torch.from_numpy(borrowed[0]), upload(borrowed[1], device)
         pages = self._cache.scratch(plan.whole)
         addresses = pages.addresses(positions, sequences)
-        computed, known = pages.places(positions, sequences), pages.places(at, into)
-        rows = decoder.embed(ids, positions)
+        computed, known = pages.places(positions, sequences), pages.places(*borrowed[1:])
+        rows = decoder.embed(upload(np.array(plan.ids), device), Indices.of(positions, device))
         shape = (decoder.num_layers, 2, count + len(plan.ids), *decoder.kv_shape)
         kv = torch.empty(shape, dtype=rows.states.dtype)
         if self._kv is not None:

@@ -12,36 +12,37 @@ from typing import Any
 import torch
 
 from blendrag.engine import compat
+from blendrag.engine.worker.indices import Indices
 from blendrag.errors import ModelNotSupportedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some tokens between two layers. positions: [rows] int64. states and residual: the residual stream,
-    [rows, hidden_size] each; no ``residual`` before layer 0."""
+    """Some tokens between two layers. states and residual: the residual stream, [rows, hidden_size] each; no
+    ``residual`` before layer 0."""
 
-    positions: torch.Tensor
+    positions: Indices
     states: torch.Tensor
     residual: torch.Tensor | None
 
     def __len__(self) -> int:
-        return self.positions.numel()
+        return len(self.positions)
 
-    def at(self, which: torch.Tensor | slice | None) -> Rows:
+    def at(self, which: Indices | slice | None) -> Rows:
         """Only these of them; None: all."""
         if which is None:
             return self
-        residual = None if self.residual is None else self.residual[which]
-        return Rows(self.positions[which], self.states[which], residual)
+        rows = which if isinstance(which, slice) else which.device
+        residual = None if self.residual is None else self.residual[rows]
+        return Rows(self.positions[which], self.states[rows], residual)
 
-    @staticmethod
-    def joined(parts: Sequence[Rows]) -> Rows:
-        """One or more parts as one."""
+    def joined(self, parts: Sequence[Rows]) -> Rows:
+        """These rows behind a layer that was computed in several parts, or what is left of them by one."""
         if len(parts) == 1:
             return parts[0]
-        positions, states = (torch.cat([getattr(p, name) for p in parts]) for name in ("positions", "states"))
         residuals = [part.residual for part in parts if part.residual is not None]
-        return Rows(positions, states, torch.cat(residuals) if residuals else None)
+        states = torch.cat([part.states for part in parts])
+        return Rows(self.positions, states, torch.cat(residuals) if residuals else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,11 +61,11 @@ class Attended:
     """What goes on in a layer after its attention.
 
     output: [m, heads, head_size]; None after the last layer's projections: nothing reads what comes behind.
-    kept: [m] int64 indices of the rows that go on; None for all of them.
+    kept: which [m] of the rows go on; None for all of them.
     """
 
     output: torch.Tensor | None
-    kept: torch.Tensor | None = None
+    kept: Indices | None = None
 
 
 Attention = Callable[[Projected], Attended]
@@ -95,7 +96,7 @@ class Decoder(ABC):
         dtype: torch.dtype = self.vllm_config.model_config.dtype
         return dtype
 
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Rows:
+    def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
         """[n] int64 token ids to the input of layer 0."""
         return Rows(positions, self.model.embed_input_ids(token_ids), None)
 
@@ -124,15 +125,15 @@ class KnownDecoder(Decoder):
         if hasattr(module, "q_norm"):
             query, key = self._per_head(module.q_norm, query), self._per_head(module.k_norm, key)
         raw_key = key.view(kv_shape).clone() if raw_keys else None
-        query, key = module.rotary_emb(rows.positions, query, key)
+        query, key = module.rotary_emb(rows.positions.device, query, key)
         heads = query.view(query.shape[0], -1, module.head_dim)
         done = attention(Projected(heads, key.view(kv_shape), value, raw_key))
         if done.output is None:
             return rows.at(done.kept)
         positions = rows.positions
         if done.kept is not None:
-            positions, residual = positions[done.kept], residual[done.kept]
-        x, _ = module.o_proj(done.output.view(positions.numel(), -1))
+            positions, residual = positions[done.kept], residual[done.kept.device]
+        x, _ = module.o_proj(done.output.view(len(positions), -1))
         x, residual = compat.rms_norm(block.post_attention_layernorm, x, residual)
         return Rows(positions, block.mlp(x), residual)
 
@@ -147,7 +148,7 @@ class WholeLayerDecoder(Decoder):
     How layers are called, and with what, is learnt from the model's own call of its first layer.
     """
 
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> Rows:
+    def embed(self, token_ids: torch.Tensor, positions: Indices) -> Rows:
         """What the model's own forward gives to its first layer: embeddings may be scaled, for example."""
         caught: list[inspect.BoundArguments] = []
 
@@ -157,13 +158,13 @@ class WholeLayerDecoder(Decoder):
 
         hook = self.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            with compat.layer_context(self.vllm_config, {}, {}, positions.numel()):
-                self.model.model.forward(token_ids, positions, None)
+            with compat.layer_context(self.vllm_config, {}, {}, len(positions)):
+                self.model.model.forward(token_ids, positions.device, None)
         except _FirstLayerReached:
             pass
         finally:
             hook.remove()
-        return Rows(positions, self._learn(caught[0].arguments, positions), None)
+        return Rows(positions, self._learn(caught[0].arguments, positions.device), None)
 
     def _learn(self, arguments: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
         roles = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
@@ -178,7 +179,7 @@ class WholeLayerDecoder(Decoder):
         return hidden
 
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
-        kept: list[torch.Tensor | None] = []
+        kept: list[Indices | None] = []
 
         def for_all_rows(projected: Projected) -> torch.Tensor:
             done = attention(projected)
@@ -186,10 +187,11 @@ class WholeLayerDecoder(Decoder):
             if done.output is None or done.kept is None:
                 return projected.query if done.output is None else done.output
             every = torch.zeros_like(projected.query)  # what is dropped goes through the layer unused
-            every[done.kept] = done.output
+            every[done.kept.device] = done.output
             return every
 
-        arguments = {self._positions_name: rows.positions, self._states_name: rows.states, **self._others}
+        given = {self._positions_name: rows.positions.device, self._states_name: rows.states}
+        arguments = {**given, **self._others}
         if self._takes_residual:
             arguments["residual"] = rows.residual
         with (

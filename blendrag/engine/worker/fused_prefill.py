@@ -12,9 +12,11 @@ from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from blendrag.engine.worker.decoder import Projected
+from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.prompt_forward import PromptForward
 from blendrag.engine.worker.stored_kv import StoredKV
 from blendrag.select.deviation import deviation
@@ -24,8 +26,8 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    stored: None where it is in the pages already. attention: the question's, [cached], for selectors that
-    read it.
+    stored: None where it is in the pages already. attention: the question's, [cached], on the CPU, for
+    selectors that read it.
     """
 
     def __init__(
@@ -43,34 +45,32 @@ class FusedPrefill:
         cached tokens were recomputed, mean over the layers from the selector's first choice on."""
         forward, tokens, layers = self._forward, self._forward.tokens, self._forward.decoder.num_layers
         checks = self._selector.check_layers(layers)
-        repaired = torch.arange(tokens.cached.numel(), device=tokens.cached.device)
+        repaired: Ints = np.arange(tokens.cached.size)
         if checks[0] == 0:
-            repaired = self._selector.select(0, self._candidates(repaired))
+            repaired = self._selector.select(0, self._candidates(repaired)).numpy()
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
         recomputed: list[int] = []  # per layer from the first choice on
         for layer in range(layers):
-            reuses = repaired.numel() < tokens.cached.numel()
-            check = layer > 0 and layer in checks and tokens.cached.numel() > 0
+            reuses = repaired.size < tokens.cached.size
+            check = layer > 0 and layer in checks and tokens.cached.size > 0
             if self._stored is not None and (reuses or check):
                 yield from self._stored.arrival(layer)
             stored = self._stored.write(layer) if reuses and self._stored is not None else None
             if len(rows):  # else only stored KV is left to write
-                scattered = check or len(rows) < tokens.ids.numel()
+                scattered = check or len(rows) < tokens.ids.size
                 whole = forward.whole(stored) if scattered and forward.dense else None
                 look = partial(self._choose, layer, repaired) if check else None
                 rows = yield from forward.layer(layer, rows, whole, look, check)
-                repaired = tokens.repaired(rows.positions) if check else repaired
+                repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:
-                recomputed.append(repaired.numel())
+                recomputed.append(repaired.size)
         return round(sum(recomputed) / len(recomputed))
 
-    def _choose(
-        self, layer: int, repaired: torch.Tensor, positions: torch.Tensor, projected: Projected
-    ) -> torch.Tensor:
-        """Indices of the rows that go on: all but the cached tokens that the selector drops."""
-        candidates, tokens = self._candidates(repaired), self._forward.tokens
+    def _choose(self, layer: int, repaired: Ints, positions: Indices, projected: Projected) -> Indices:
+        """The rows that go on: all but the cached tokens that the selector drops."""
+        candidates, tokens, device = self._candidates(repaired), self._forward.tokens, self._forward.device
         stored = None
         if self._selector.reads_deviation:
             assert self._stored is not None, "a selector that reads the question reads no deviation"
@@ -78,21 +78,21 @@ class FusedPrefill:
         begin = time.perf_counter()
         if stored is not None:
             assert projected.raw_key is not None, "asked for at check layers"
-            at = torch.searchsorted(positions, tokens.cached[repaired])
-            fresh = projected.raw_key[at], projected.value[at]
-            kept = (part[repaired] for part in stored)
+            at = upload(np.searchsorted(positions.host, tokens.cached[repaired]), device)
+            fresh, left = (projected.raw_key[at], projected.value[at]), upload(repaired, device)
+            kept = (part[left] for part in stored)
             scores, norm = deviation(self._selector.options.metric, *fresh, *kept)
             candidates = replace(candidates, deviation=scores, norm=norm)
-        chosen = self._selector.select(layer, candidates)
+        chosen = self._selector.select(layer, candidates).numpy()
         self._forward.watch.select_s += time.perf_counter() - begin
-        return torch.searchsorted(positions, tokens.computed(repaired[chosen]))
+        return Indices.of(np.searchsorted(positions.host, tokens.computed(repaired[chosen])), device)
 
-    def _candidates(self, repaired: torch.Tensor) -> CachedTokens:
+    def _candidates(self, repaired: Ints) -> CachedTokens:
         """The cached tokens that were not dropped yet."""
         tokens, attention = self._forward.tokens, self._attention
         return CachedTokens(
-            tokens.offsets[repaired],
-            tokens.lengths[repaired],
-            tokens.cached.numel(),
-            attention=None if attention is None else attention[repaired],
+            torch.from_numpy(tokens.offsets[repaired]),
+            torch.from_numpy(tokens.lengths[repaired]),
+            tokens.cached.size,
+            attention=None if attention is None else attention[torch.from_numpy(repaired)],
         )

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from blendrag.attention.dense import masked_attention
 from blendrag.attention.scores import Scores
 from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Decoder
+from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.paged import Addresses, PagedCache, Pages
 
 Mask = Literal["runs", "dense", "kernel"]
@@ -41,7 +43,7 @@ class Probe:
 
     pages: Pages
     addresses: Addresses
-    positions: torch.Tensor
+    positions: Ints
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
@@ -65,9 +67,9 @@ def make_probe(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
         return torch.randn(shape, generator=generator).to(device, dtype)
 
     key, value = (random(tokens, *decoder.kv_shape) for _ in range(2))
-    pages.write(0, pages.places(torch.arange(tokens, device=device)), key, value)
-    at = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values.to(device)
-    query = random(at.numel(), attention.num_heads, attention.head_size)
+    pages.write(0, pages.places(np.arange(tokens)), key, value)
+    at: Ints = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values.numpy()
+    query = random(at.size, attention.num_heads, attention.head_size)
     return Probe(pages, pages.addresses(at), at, query, key, value)
 
 

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
+from blendrag.engine.worker.indices import Ints, upload
 
 # What some rows need to attend to their sequence, in any layer. A dict: the backend's, by attention layer.
 Addresses = PagedRows | dict[str, Any]
@@ -38,69 +40,70 @@ class PagedCache:
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
         """Those of one request, the first ``written`` tokens of which are there."""
-        return Pages(self, torch.tensor([block_ids], device=self.device), written)
+        return Pages(self, np.array([block_ids]), written)
 
     def scratch(self, lengths: Sequence[int]) -> Pages:
         """Room for sequences of these lengths apart from the engine's: for one layer at a time, whichever."""
-        table = torch.zeros(len(lengths), -(-max(lengths) // self.block_size), dtype=torch.int64)
+        table = np.zeros((len(lengths), -(-max(lengths) // self.block_size)), np.int64)
         first = 0
         for row, length in enumerate(lengths):
             count = -(-length // self.block_size)
-            table[row, :count] = torch.arange(first, first + count)
+            table[row, :count] = range(first, first + count)
             first += count
-        return Pages(self, table.to(self.device), memory=compat.scratch_cache(self.attentions[0], first))
+        return Pages(self, table, memory=compat.scratch_cache(self.attentions[0], first))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where some rows go, in every layer alike. slots: [m] int64, of those that are written. which: their [m]
-    indices among the rows; None: all."""
+    """Where some rows go, in every layer alike: to ``slots``, [m] int64, those from ``first`` on."""
 
     slots: torch.Tensor
-    which: torch.Tensor | None = None
+    first: int = 0
 
 
 class Pages:
-    """Blocks of some sequences, [sequences, blocks] int64. ``memory``: a scratch cache that they are in.
+    """Blocks of some sequences, [sequences, blocks]. ``memory``: a scratch cache that they are in.
 
-    Positions are [n] int64, in the sequence (the sequences, [n]) that a method is told of.
+    Positions are [n], in the sequence (the sequences, [n]) that a method is told of; ascending, where some
+    tokens are there already. They and what follows from them are computed on the host.
     """
 
     def __init__(
         self,
         cache: PagedCache,
-        block_ids: torch.Tensor,
+        block_ids: Ints,
         written: int = 0,
         memory: torch.Tensor | None = None,
     ) -> None:
         self._cache, self._block_ids, self._written, self._memory = cache, block_ids, written, memory
-        self._table = block_ids.to(torch.int32)
+        self._table = upload(block_ids.astype(np.int32), cache.device)
 
-    def places(self, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Places:
+    @property
+    def device(self) -> torch.device:
+        return self._cache.device
+
+    def places(self, positions: Ints, sequences: Ints | int = 0) -> Places:
         """For :meth:`write`, in any layer; what is there already is not written again."""
-        slots = self._slots(positions, sequences)
-        if not self._written:
-            return Places(slots)
-        which = torch.nonzero(positions >= self._written, as_tuple=True)[0]
-        return Places(slots[which], which)
+        first = int(np.searchsorted(positions, self._written)) if self._written else 0
+        return Places(upload(self._slots(positions, sequences)[first:], self.device), first)
 
     def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write [n, kv_heads, head_size] K (with RoPE) and V."""
-        if places.which is not None:
-            key, value = key[places.which], value[places.which]
         if places.slots.numel():
-            attention = self._cache.attentions[layer]
-            compat.write_kv(attention, key, value, self._of(attention), places.slots)
+            attention, first = self._cache.attentions[layer], places.first
+            compat.write_kv(attention, key[first:], value[first:], self._of(attention), places.slots)
 
-    def addresses(self, positions: torch.Tensor, sequences: torch.Tensor | int = 0) -> Addresses:
+    def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
         """For :meth:`attend`, in any layer: rows that see their sequence up to these positions."""
-        if isinstance(sequences, int):
-            sequences = torch.full_like(positions, sequences)
+        sequences = np.broadcast_to(sequences, positions.shape)
         if self._cache.by_kernel:
-            return PagedRows(positions.to(torch.int32), sequences.to(torch.int32), self._table)
-        slots = self._slots(positions, sequences)
-        runs = find_runs(positions, sequences)
-        return compat.attention_metadata(self._cache.runner, runs, self._table, slots)
+            # Each apart: the kernel is compiled again for memory that is aligned in another way.
+            at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
+            return PagedRows(at, of, self._table)
+        slots = torch.from_numpy(self._slots(positions, sequences))
+        return compat.attention_metadata(
+            self._cache.runner, find_runs(positions, sequences), self._table, slots
+        )
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
         """Attention of [n, heads, head_size] over K and V that are written; same shape."""
@@ -115,6 +118,7 @@ class Pages:
     def _of(self, attention: Any) -> torch.Tensor:
         return attention.kv_cache if self._memory is None else self._memory
 
-    def _slots(self, positions: torch.Tensor, sequences: torch.Tensor | int) -> torch.Tensor:
+    def _slots(self, positions: Ints, sequences: Ints | int) -> Ints:
         size = self._cache.block_size
-        return self._block_ids[sequences, positions // size] * size + positions % size
+        slots: Ints = self._block_ids[sequences, positions // size] * size + positions % size
+        return slots

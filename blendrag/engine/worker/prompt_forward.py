@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
+import numpy as np
 import torch
 
 from blendrag.attention.dense import masked_attention
 from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
+from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.paged import Addresses, Pages, Places
 from blendrag.engine.worker.slices import Pace
 from blendrag.load.trace import Trace
@@ -28,28 +30,25 @@ class CachedSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptTokens:
-    """A prompt's tokens, and which of them have stored KV. All int64, on the device.
+    """A prompt's tokens, and which of them have stored KV. On the host.
 
     ids: [n]. cached: [c] positions, ascending; offsets and lengths, [c]: of each its place in its chunk, and
     the chunk's length. fresh: [f] positions, ascending, of those that are computed in any case.
     """
 
-    ids: torch.Tensor
-    cached: torch.Tensor
-    offsets: torch.Tensor
-    lengths: torch.Tensor
-    fresh: torch.Tensor
+    ids: Ints
+    cached: Ints
+    offsets: Ints
+    lengths: Ints
+    fresh: Ints
 
     @classmethod
-    def of(cls, ids: Sequence[int], spans: Sequence[CachedSpan], device: torch.device) -> Self:
-        none = [torch.zeros(0, dtype=torch.int64)]
-        cached = torch.cat([torch.arange(s.start, s.start + s.length) for s in spans] or none)
-        offsets = torch.cat([torch.arange(s.length) for s in spans] or none)
-        lengths = torch.cat([torch.full((s.length,), s.length) for s in spans] or none)
-        is_fresh = torch.ones(len(ids), dtype=torch.bool)
-        is_fresh[cached] = False
-        tensors = (torch.tensor(ids), cached, offsets, lengths, torch.nonzero(is_fresh, as_tuple=True)[0])
-        return cls(*(tensor.to(device) for tensor in tensors))
+    def of(cls, ids: Sequence[int], spans: Sequence[CachedSpan]) -> Self:
+        none = [np.zeros(0, np.int64)]
+        cached = np.concatenate([np.arange(s.start, s.start + s.length) for s in spans] or none)
+        offsets = np.concatenate([np.arange(s.length) for s in spans] or none)
+        lengths = np.concatenate([np.full(s.length, s.length) for s in spans] or none)
+        return cls(np.array(ids), cached, offsets, lengths, np.delete(np.arange(len(ids)), cached))
 
     def behind(self, position: int) -> Self:
         """Only those at this position and behind it."""
@@ -62,13 +61,13 @@ class PromptTokens:
             fresh=self.fresh[self.fresh >= position],
         )
 
-    def computed(self, repaired: torch.Tensor) -> torch.Tensor:
+    def computed(self, repaired: Ints) -> Ints:
         """Positions of the fresh ones and of the cached ones with these indices, ascending."""
-        return torch.sort(torch.cat([self.fresh, self.cached[repaired]])).values
+        return np.sort(np.concatenate([self.fresh, self.cached[repaired]]))
 
-    def repaired(self, positions: torch.Tensor) -> torch.Tensor:
+    def repaired(self, positions: Ints) -> Ints:
         """Indices of the cached ones at any of these positions."""
-        return torch.nonzero(torch.isin(self.cached, positions), as_tuple=True)[0]
+        return np.flatnonzero(np.isin(self.cached, positions))
 
 
 class Stopwatch:
@@ -92,8 +91,8 @@ class Stopwatch:
 
 
 KV = tuple[torch.Tensor, torch.Tensor]  # K and V, [tokens, kv_heads, head_size] each
-# Looks at a layer's projections of the rows at these positions; indices of those that go on, None for all.
-Look = Callable[[torch.Tensor, Projected], torch.Tensor | None]
+# Looks at a layer's projections of the rows at these positions; which of them go on, None for all.
+Look = Callable[[Indices, Projected], Indices | None]
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,13 @@ class PromptForward:
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
     _places: dict[tuple[int, int], Places] = field(default_factory=dict, init=False)
 
-    def embed(self, positions: torch.Tensor) -> Rows:
-        return self.decoder.embed(self.tokens.ids[positions], positions)
+    @property
+    def device(self) -> torch.device:
+        return self.pages.device
+
+    def embed(self, positions: Ints) -> Rows:
+        ids = upload(self.tokens.ids[positions], self.device)
+        return self.decoder.embed(ids, Indices.of(positions, self.device))
 
     def layer(
         self, layer: int, rows: Rows, whole: KV | None = None, look: Look | None = None, check: bool = False
@@ -137,7 +141,7 @@ class PromptForward:
             if self._pauses(end - at):
                 yield from self.pause()
             at = end
-        return Rows.joined(parts)
+        return rows.joined(parts)
 
     def pause(self, until: Callable[[], bool] = lambda: True) -> Generator[None, None, None]:
         """Once, or as often as it takes."""
@@ -150,11 +154,11 @@ class PromptForward:
 
     def whole(self, stored: KV | None) -> KV:
         """Room for all tokens' K and V of a layer; what is stored is in it."""
-        shape = (self.tokens.ids.numel(), *self.decoder.kv_shape)
-        device = self.tokens.ids.device
-        key, value = (torch.empty(shape, dtype=self.decoder.dtype, device=device) for _ in (0, 1))
+        shape = (len(self.tokens.ids), *self.decoder.kv_shape)
+        key, value = (torch.empty(shape, dtype=self.decoder.dtype, device=self.device) for _ in (0, 1))
         if stored is not None:
-            key[self.tokens.cached], value[self.tokens.cached] = stored
+            at = upload(self.tokens.cached, self.device)
+            key[at], value[at] = stored
         return key, value
 
     def _most_rows(self, check: bool) -> int | None:
@@ -162,47 +166,46 @@ class PromptForward:
         return None if check else self.pace.rows
 
     def _pauses(self, rows: int) -> bool:
-        device = self.tokens.ids.device
-        if self.pace.rows is not None and device.type != "cpu":  # else only the launch would be timed
-            torch.accelerator.synchronize(device)
+        if self.pace.rows is not None and self.device.type != "cpu":  # else only the launch would be timed
+            torch.accelerator.synchronize(self.device)
         return self.pace.pause(rows)
 
     def _attention(
         self,
         layer: int,
         at: int,
-        positions: torch.Tensor,
+        positions: Indices,
         whole: KV | None,
         look: Look | None,
         projected: Projected,
     ) -> Attended:
-        self.pages.write(layer, self._placed(at, positions), projected.key, projected.value)
+        self.pages.write(layer, self._placed(at, positions.host), projected.key, projected.value)
         if whole is not None:
-            whole[0][positions], whole[1][positions] = projected.key, projected.value
+            whole[0][positions.device], whole[1][positions.device] = projected.key, projected.value
         kept = None if look is None else look(positions, projected)
         if layer == self.decoder.num_layers - 1:
             return Attended(None, kept)
         query = projected.query
         if kept is not None:
-            query, positions = query[kept], positions[kept]
-        if whole is not None and self.dense and positions.numel() < self.tokens.ids.numel():
+            query, positions = query[kept.device], positions[kept]
+        if whole is not None and self.dense and len(positions) < len(self.tokens.ids):
             scores = compat.scores_of(self.decoder.attentions[layer])
             assert scores is not None, "the mask is not written out for such a model"
-            return Attended(masked_attention(query, *whole, positions, scores), kept)
-        return Attended(self.pages.attend(layer, query, self._addressed(at, positions)), kept)
+            return Attended(masked_attention(query, *whole, positions.host, scores), kept)
+        return Attended(self.pages.attend(layer, query, self._addressed(at, positions.host)), kept)
 
-    def _placed(self, at: int, positions: torch.Tensor) -> Places:
-        key = at, positions.numel()
+    def _placed(self, at: int, positions: Ints) -> Places:
+        key = at, len(positions)
         if key not in self._places:
             self._places[key] = self.pages.places(positions)
         return self._places[key]
 
-    def _addressed(self, at: int, positions: torch.Tensor) -> Addresses:
-        key = at, positions.numel()
+    def _addressed(self, at: int, positions: Ints) -> Addresses:
+        key = at, len(positions)
         if key not in self._addresses:
             self._addresses[key] = self.pages.addresses(self._seen(positions))
         return self._addresses[key]
 
-    def _seen(self, positions: torch.Tensor) -> torch.Tensor:
+    def _seen(self, positions: Ints) -> Ints:
         """Up to which position each of these rows sees."""
         return positions

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from functools import partial
 
+import numpy as np
 import torch
 
 from blendrag.attention.question import question_attention
 from blendrag.engine.worker.decoder import Projected
+from blendrag.engine.worker.indices import Indices
 from blendrag.engine.worker.prompt_forward import PromptForward
 from blendrag.engine.worker.stored_kv import StoredKV
 
@@ -25,15 +27,14 @@ class QuestionPass:
     def __init__(self, forward: PromptForward, stored: StoredKV, question: int) -> None:
         self._forward, self._stored, self._question = forward, stored, question
         tokens, decoder = forward.tokens, forward.decoder
-        device = tokens.cached.device
-        self._mass = torch.zeros(tokens.cached.numel(), device=device)
-        self._fresh_key = torch.empty(
-            (tokens.fresh.numel(), *decoder.kv_shape), dtype=decoder.dtype, device=device
-        )
+        self._mass = torch.zeros(tokens.cached.size, device=forward.device)
+        self._fresh = Indices.of(tokens.fresh, forward.device)
+        shape = (tokens.fresh.size, *decoder.kv_shape)
+        self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
 
     def run(self) -> Generator[None, None, torch.Tensor]:
-        """The attention, [cached] float32, summed over layers: without those below the middle, as they tell
-        less (docs/results.md), and the last, which has no output here."""
+        """The attention, [cached] float32, on the CPU, summed over layers: without those below the middle, as
+        they tell less (docs/results.md), and the last, which has no output here."""
         forward = self._forward
         self._stored.begin(0)
         rows = forward.embed(forward.tokens.fresh)
@@ -42,23 +43,20 @@ class QuestionPass:
             moved = self._stored.write(layer)
             whole = forward.whole(moved) if forward.dense else None
             rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))
+        mass = self._mass.cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
-        return self._mass
+        return mass
 
-    def _note(
-        self, layer: int, cached_key: torch.Tensor, positions: torch.Tensor, projected: Projected
-    ) -> None:
+    def _note(self, layer: int, cached_key: torch.Tensor, positions: Indices, projected: Projected) -> None:
         last = self._forward.decoder.num_layers - 1
         if layer not in range(min((last + 1) // 2, last - 1), last):
             return
-        fresh = self._forward.tokens.fresh
-        begin = int(torch.searchsorted(fresh, positions[0]))  # of this piece; those before are there
-        end = begin + positions.numel()
-        self._fresh_key[begin:end] = projected.key
-        asking = positions >= self._question
-        if asking[-1]:  # ascending: else none of them asks
+        begin = int(np.searchsorted(self._fresh.host, positions.host[0]))  # of this piece
+        end = begin + len(positions)
+        self._fresh_key[begin:end] = projected.key  # those before are there
+        first = int(np.searchsorted(positions.host, self._question))
+        if first < len(positions):  # else none of them asks
             scale = self._forward.decoder.attentions[layer].impl.scale
-            query, fresh_key = projected.query[asking], self._fresh_key[:end]
-            self._mass += question_attention(
-                query, positions[asking], cached_key, fresh_key, fresh[:end], scale
-            )
+            query, at = projected.query[first:], positions.device[first:]
+            fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
+            self._mass += question_attention(query, at, cached_key, fresh_key, fresh, scale)

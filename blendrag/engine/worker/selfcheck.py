@@ -6,12 +6,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from blendrag.attention.runs import dense_attention
 from blendrag.engine import compat
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
+from blendrag.engine.worker.indices import upload
 from blendrag.engine.worker.mask_choice import make_probe
 from blendrag.engine.worker.paged import PagedCache
 
@@ -43,7 +45,7 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     """Largest relative error, over layers, of our forward's K and V against the model's own forward."""
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
-    positions = torch.arange(ids.numel(), device=ids.device)
+    positions = np.arange(ids.numel())
     pages = cache.scratch([ids.numel()])
     addresses, places = pages.addresses(positions), pages.places(positions)
     theirs: dict[int, torch.Tensor] = {}
@@ -58,7 +60,7 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
         for layer in range(decoder.num_layers):
             stack.enter_context(tapped(decoder, layer, partial(attend, layer)))
         stack.enter_context(compat.layer_context(decoder.vllm_config, {}, {}, ids.numel()))
-        decoder.model.model.forward(ids, positions, None)
+        decoder.model.model.forward(ids, upload(positions, cache.device), None)
     return max(relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers))
 
 
@@ -68,7 +70,7 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     cache, against float32 on the CPU."""
     probe = make_probe(decoder, cache, tokens, share)
     query, key, value = probe.query.cpu(), probe.key.cpu(), probe.value.cpu()
-    positions = probe.positions.cpu()
+    positions = torch.from_numpy(probe.positions)
     errors = {}
     for layer, attention in enumerate(decoder.attentions):
         scores = compat.scores_of(attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
+from blendrag.engine.worker.indices import upload
 from blendrag.engine.worker.prompt_forward import KV, PromptForward
 from blendrag.load.layers import StoredLayer, StoredLayers
 
@@ -15,11 +16,12 @@ class StoredKV:
     def __init__(self, forward: PromptForward, layers: StoredLayers) -> None:
         self._forward, self._layers = forward, layers
         self._last: tuple[int, StoredLayer] | None = None
+        self._positions = upload(forward.tokens.cached, forward.device)
         self._places = forward.pages.places(forward.tokens.cached)
 
     def begin(self, first_layer: int) -> None:
         """No layer below this one will be asked for. Called once, before any is."""
-        if self._forward.tokens.cached.numel():
+        if self._forward.tokens.cached.size:
             self._layers.fetch_kv(first_layer)
 
     def arrival(self, layer: int) -> Generator[None, None, None]:
@@ -41,8 +43,8 @@ class StoredKV:
         """Write it to the pages; K moved to its positions, and V."""
         raw_key, value = self.at(layer)
         forward, begin = self._forward, time.perf_counter()
-        positions = forward.tokens.cached
-        key = forward.decoder.rotate_keys(layer, positions, raw_key.clone())  # a check compares the raw one
+        key = raw_key.clone()  # a check compares the raw one
+        key = forward.decoder.rotate_keys(layer, self._positions, key)
         forward.pages.write(layer, self._places, key, value)
         forward.watch.load_s += time.perf_counter() - begin
         return key, value

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from blendrag.attention.dense import masked_attention
@@ -14,7 +15,9 @@ from blendrag.attention.runs import find_runs
 from blendrag.engine import compat
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.decoder import Attended, KnownDecoder, Rows
+from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.paged import Addresses, Places
+from blendrag.engine.worker.prompt_forward import CachedSpan, PromptTokens
 from blendrag.errors import ModelNotSupportedError
 from blendrag.lab.worker.operations import LayerShape
 from blendrag.options import BlendOptions
@@ -29,7 +32,7 @@ Step = Callable[[int], Any]  # of a layer's number
 class _Rows:
     """Inputs of one layer's pieces for some of the prompt's tokens. The residual stream is overwritten."""
 
-    positions: torch.Tensor
+    positions: Indices
     states: torch.Tensor
     residual: torch.Tensor
     query: torch.Tensor
@@ -61,34 +64,32 @@ class LayerPieces:
         self._dense = model.dense
         self._random = torch.Generator().manual_seed(0)
         self.device, self._pages = model.cache.device, model.cache.scratch([tokens])
-        everywhere = torch.arange(tokens, device=self.device)
-        self._cached = torch.cat([everywhere[at : at + length] for at, length in spans])
+        self._tokens = PromptTokens.of(range(tokens), [CachedSpan(*span) for span in spans])
+        cached = self._tokens.cached
+        self._cached = upload(cached, self.device)
         self._selector = make_selector(BlendOptions(ratio, "hkvd"))
-        lengths = torch.cat([torch.full((length,), length, device=self.device) for _, length in spans])
-        self._candidates = CachedTokens(self._cached, lengths, self._cached.numel())
-        count = budget(self._cached.numel(), ratio)
-        chosen = torch.randperm(self._cached.numel(), generator=self._random)[:count]
-        fresh = torch.ones(tokens, dtype=torch.bool, device=self.device)
-        fresh[self._cached] = False
-        self._fresh = torch.nonzero(fresh, as_tuple=True)[0]
-        self._at = torch.cat([self._fresh, self._cached[chosen.to(self.device)]]).sort().values
-        self._all, self._some = self._rows(everywhere), self._rows(self._at)
-        self._stored_places = self._pages.places(self._cached)
-        stored = (self._cached.numel(), *decoder.kv_shape)
+        offsets, lengths = (torch.from_numpy(each) for each in (self._tokens.offsets, self._tokens.lengths))
+        self._candidates = CachedTokens(offsets, lengths, cached.size)
+        chosen = torch.randperm(cached.size, generator=self._random)[: budget(cached.size, ratio)]
+        self._all = self._rows(self._tokens.ids)
+        self._some = self._rows(self._tokens.computed(chosen.numpy()))
+        self._stored_places = self._pages.places(cached)
+        stored = (cached.size, *decoder.kv_shape)
         self._stored_key, self._stored_value = self._noise(*stored), self._noise(*stored)
         self._pages.write(0, self._all.places, self._all.key, self._all.value)
 
     def shape(self) -> LayerShape:
         attention = self._decoder.layers[0].self_attn
         config = self._decoder.vllm_config.model_config.hf_text_config
+        at, everywhere = self._some.positions.host, self._all.positions.host
         return LayerShape(
             layers=self._decoder.num_layers,
-            tokens=self._all.positions.numel(),
-            cached=self._cached.numel(),
-            rows=self._at.numel(),
-            runs=find_runs(self._at, torch.zeros_like(self._at)).count,
-            pairs_rows=int((self._at + 1).sum()),
-            pairs_all=int((self._all.positions + 1).sum()),
+            tokens=everywhere.size,
+            cached=self._tokens.cached.size,
+            rows=at.size,
+            runs=find_runs(at, np.zeros_like(at)).count,
+            pairs_rows=int((at + 1).sum()),
+            pairs_all=int((everywhere + 1).sum()),
             hidden=config.hidden_size,
             query=attention.q_size,
             kv=attention.kv_size,
@@ -115,8 +116,8 @@ class LayerPieces:
             "o_proj_all": lambda n: self._output(n, whole.query),
             "mlp_all": lambda n: self._feed(n, whole.states, whole.residual),
             "select": lambda n: self._select(),
-            "gather": lambda n: (whole.query[self._at], whole.residual[self._at]),
-            "metadata": lambda n: self._metadata(self._at),
+            "gather": lambda n: (whole.query[some.positions.device], whole.residual[some.positions.device]),
+            "metadata": lambda n: self._pages.addresses(some.positions.host),
         }
 
     # -- the pieces, as the fused prefill does them -------------------------------------------------------
@@ -137,12 +138,12 @@ class LayerPieces:
         parts = ((self._stored_key, self._some.key), (self._stored_value, self._some.value))
         whole = []
         for old, new in parts:
-            both = new.new_empty(self._all.positions.numel(), *new.shape[1:])
-            both[self._cached], both[self._at] = old, new
+            both = new.new_empty(len(self._all.positions), *new.shape[1:])
+            both[self._cached], both[self._some.positions.device] = old, new
             whole.append(both)
         scores = compat.scores_of(self._decoder.attentions[layer])
         assert scores is not None, "models that run piece by piece have no other attention"
-        return masked_attention(self._some.query, whole[0], whole[1], self._at, scores)
+        return masked_attention(self._some.query, whole[0], whole[1], self._some.positions.host, scores)
 
     def _output(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         projected, _ = self._decoder.layers[layer].self_attn.o_proj(heads.view(heads.shape[0], -1))
@@ -153,32 +154,29 @@ class LayerPieces:
         x, _ = compat.rms_norm(block.post_attention_layernorm, states, residual)
         return block.mlp(x)
 
-    def _select(self) -> torch.Tensor:
+    def _select(self) -> Indices:
         """Deviation by V, the tokens that deviate most, and their places among all rows."""
         fresh_key, fresh_value = self._all.key[self._cached], self._all.value[self._cached]
         scores, norm = deviation("v", fresh_key, fresh_value, self._stored_key, self._stored_value)
         chosen = self._selector.select(1, replace(self._candidates, deviation=scores, norm=norm))
-        kept = torch.cat([self._fresh, self._cached[chosen]]).sort().values
-        return torch.searchsorted(self._all.positions, kept)
+        kept = self._tokens.computed(chosen.numpy())
+        return Indices.of(np.searchsorted(self._all.positions.host, kept), self.device)
 
     # -- inputs ------------------------------------------------------------------------------------------
 
-    def _rows(self, positions: torch.Tensor) -> _Rows:
-        attention, m = self._decoder.attentions[0], positions.numel()
+    def _rows(self, positions: Ints) -> _Rows:
+        attention, m = self._decoder.attentions[0], positions.size
         hidden = self._decoder.vllm_config.model_config.hf_text_config.hidden_size
         return _Rows(
-            positions,
+            Indices.of(positions, self.device),
             self._noise(m, hidden),
             self._noise(m, hidden),
             self._noise(m, attention.num_heads, attention.head_size),
             self._noise(m, *self._decoder.kv_shape),
             self._noise(m, *self._decoder.kv_shape),
-            self._metadata(positions),
+            self._pages.addresses(positions),
             self._pages.places(positions),
         )
-
-    def _metadata(self, positions: torch.Tensor) -> Addresses:
-        return self._pages.addresses(positions)
 
     def _noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._random).to(self.device, self._decoder.dtype)

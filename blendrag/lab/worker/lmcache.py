@@ -10,11 +10,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
+from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.prompt_forward import PromptForward
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
@@ -58,22 +60,22 @@ class LMCacheForward(PromptForward):
     def _most_rows(self, check: bool) -> None:
         """Whole layers only: the mask counts the selected tokens."""
 
-    def _seen(self, positions: torch.Tensor) -> torch.Tensor:
+    def _seen(self, positions: Ints) -> Ints:
         cached = self.tokens.cached
-        if not cached.numel() or positions.numel() == cached.numel() + self.tokens.fresh.numel():
+        if not cached.size or positions.size == cached.size + self.tokens.fresh.size:
             return positions
-        return bottom_right(positions, torch.isin(positions, cached), int(cached[-1]) + 1)
+        return bottom_right(positions, np.isin(positions, cached), int(cached[-1]) + 1)
 
 
-def bottom_right(positions: torch.Tensor, selected: torch.Tensor, end: int) -> torch.Tensor:
+def bottom_right(positions: Ints, selected: npt.NDArray[np.bool_], end: int) -> Ints:
     """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
     selected tokens count as the last ones before ``end``, where the stored tokens end.
 
-    positions: [m] int64, ascending. selected: [m] bool, of the stored tokens; the others are masked exactly,
+    positions: [m], ascending. selected: [m], of the stored tokens; the others are masked exactly,
     since those systems do not blend them. Returns [m], up to which position each sees. It leaks: the i-th of
     k selected tokens sees end - k + i + 1 keys, which for a scattered one is more than its position allows.
     """
     count = int(selected.sum())
-    seen = positions.clone()
-    seen[selected] = torch.arange(end - count, end, device=positions.device)
+    seen = positions.copy()
+    seen[selected] = np.arange(end - count, end)
     return seen

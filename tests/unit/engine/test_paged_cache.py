@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -132,18 +133,18 @@ def test_rows_attend_to_another_sequence_or_place(layout: KVCacheLayout, lengths
     generator = torch.Generator().manual_seed(len(lengths))
     whole = [torch.randn(2, length, KV_HEADS, SIZE, generator=generator) for length in lengths]
     for number, key_value in enumerate(whole):
-        pages.write(0, pages.places(torch.arange(lengths[number]), number), *key_value)
-    at = [torch.arange(length)[:: 2 + number] for number, length in enumerate(lengths)]
-    positions = torch.cat(at)
-    sequences = torch.cat([torch.full_like(each, number) for number, each in enumerate(at)])
-    query = torch.randn(positions.numel(), HEADS, SIZE, generator=generator)
+        pages.write(0, pages.places(np.arange(lengths[number]), number), *key_value)
+    at = [np.arange(length)[:: 2 + number] for number, length in enumerate(lengths)]
+    positions = np.concatenate(at)
+    sequences = np.concatenate([np.full_like(each, number) for number, each in enumerate(at)])
+    query = torch.randn(positions.size, HEADS, SIZE, generator=generator)
     addresses = pages.addresses(positions, sequences if len(lengths) > 1 else 0)
     found = pages.attend(0, query, addresses)
     scores = compat.scores_of(attention)
     assert scores is not None
     for number, (key, value) in enumerate(whole):
-        own = sequences == number
-        expected = dense_attention(query[own], key, value, positions[own], scores)
+        own = torch.from_numpy(sequences == number)
+        expected = dense_attention(query[own], key, value, torch.from_numpy(at[number]), scores)
         torch.testing.assert_close(found[own], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +20,8 @@ def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
     query, key, one_hot = torch.ones(m, 1, 4), torch.ones(n, 1, 4), torch.eye(n)[:, None]
     at = torch.tensor(positions)
     exact = dense_attention(query, key, one_hot, at, Scores(0.5))[:, 0]  # [m, n]: the weight of every key
-    both = at, bottom_right(at, torch.ones(m, dtype=torch.bool), n)
-    found = [find_runs(seen, torch.zeros_like(seen)) for seen in both]
+    both = at.numpy(), bottom_right(at.numpy(), np.ones(m, bool), n)
+    found = [find_runs(seen, np.zeros_like(seen)) for seen in both]
     runs, leaky = (as_requests(each, query, key, one_hot, 0.5)[:, 0] for each in found)
     future = torch.arange(n)[None, :] > at[:, None]
     assert not exact[future].any() and not runs[future].any()
@@ -28,7 +29,7 @@ def test_bottom_right_mask_leaks_exactly_where_the_selected_are_scattered(
 
 
 def test_bottom_right_mask_leaks_for_tokens_that_were_not_selected() -> None:
-    positions = torch.tensor([0, 1, 4, 6, 9, 10])
-    selected = torch.tensor([False, False, True, True, False, False])
+    positions = np.array([0, 1, 4, 6, 9, 10])
+    selected = np.array([False, False, True, True, False, False])
     assert bottom_right(positions, selected, end=9).tolist() == [0, 1, 7, 8, 9, 10]
     assert positions.tolist() == [0, 1, 4, 6, 9, 10], "its input was changed"

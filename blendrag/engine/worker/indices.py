@@ -1,0 +1,44 @@
+"""Positions, slots and numbers of rows: the host computes with them, the device reads them.
+
+Reading a number back from a device waits for all that was launched on it. So whatever follows from a prompt's
+positions is computed on the host, and uploaded once for all layers that read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Indices:
+    """[n] int64, the same numbers on both sides."""
+
+    host: Ints
+    device: torch.Tensor
+
+    @classmethod
+    def of(cls, host: Ints, device: torch.device) -> Self:
+        return cls(host, upload(host, device))
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def __getitem__(self, which: slice | Indices) -> Indices:
+        if isinstance(which, slice):
+            return Indices(self.host[which], self.device[which])
+        return Indices(self.host[which.host], self.device[which.device])
+
+
+def upload(host: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """On the device; on a CPU, the same memory. Returns at once: what was launched before goes on."""
+    numbers = torch.from_numpy(host)
+    if device.type == "cpu":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)  # only pinned memory is not waited for
