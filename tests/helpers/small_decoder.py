@@ -1,0 +1,81 @@
+"""A small model with random weights in vLLM's own modules, without an engine: of any depth, in a second."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.worker.utils import AttentionGroup
+
+from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.worker.decoder import make_decoder
+from blendrag.engine.worker.paged import PagedCache
+
+CPU = torch.device("cpu")
+KV_HEADS, SIZE, VOCABULARY, BLOCKS = 2, 32, 50_000, 32
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": SIZE,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+
+
+def small_model(
+    folder: Path, layers: int, put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> LoadedModel:
+    """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
+    the model keeps to where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_CONFIG | {"num_hidden_layers": layers}))
+    config = EngineArgs(
+        model=str(folder),
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=1,
+    ).create_engine_config()
+    with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
+        _be_alone()
+        model = initialize_model(config)
+        generator = torch.Generator().manual_seed(0)
+        for _, weights in sorted(model.named_parameters()):
+            noise = torch.randn(weights.shape, generator=generator)
+            weights.data = 0.15 * noise if weights.dim() > 1 else 1 + 0.1 * noise
+        for module in model.modules():
+            for kept in (module._parameters, module._buffers):
+                kept.update({name: put(each.detach()) for name, each in kept.items() if each is not None})
+        process_weights_after_loading(model, config.model_config, CPU)
+        decoder = make_decoder(model.eval(), config)
+        size, first = config.cache_config.block_size, decoder.attentions[0]
+        for attention in decoder.attentions:
+            attention.kv_cache = put(torch.zeros(BLOCKS, KV_HEADS, size, 2 * SIZE))
+        names = [attention.layer_name for attention in decoder.attentions]
+        group = AttentionGroup(first.attn_backend, names, first.get_kv_cache_spec(config), 0)
+        group.create_metadata_builders(config, CPU)
+    runner: Any = SimpleNamespace(attn_groups=[[group]])
+    return LoadedModel(decoder, PagedCache(decoder.attentions, runner, size))
+
+
+def _be_alone() -> None:
+    """The only one of a group of workers, which vLLM's layers ask for."""
+    if not parallel_state.model_parallel_is_initialized():
+        meeting = Path(tempfile.mkdtemp()) / "meeting"
+        parallel_state.init_distributed_environment(1, 0, meeting.as_uri(), 0, "gloo")
+        parallel_state.initialize_model_parallel()

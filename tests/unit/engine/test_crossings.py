@@ -1,0 +1,143 @@
+"""How often a blend has the host wait for the device: the worker's own code, on a device that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+from blendrag.attention.paged import PagedRows
+from blendrag.attention.runs import dense_attention
+from blendrag.attention.scores import Scores
+from blendrag.engine import compat
+from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker import paged
+from blendrag.engine.worker.blending import LoadedModel, RequestBlend
+from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
+from blendrag.engine.worker.slices import Pace, exhaust
+from blendrag.load import loader, slots
+from blendrag.load.loader import LayerLoader
+from blendrag.options import BlendOptions
+from blendrag.store.identity import KVIdentity
+from blendrag.store.tiers import TierSpec
+from small_decoder import KV_HEADS, SIZE, small_model
+from stand_in_device import Crossings, DeviceTensor, stand_in
+from stores import make_chunk, open_stack, put, register
+
+TOKENS = (70, 96, 33)  # of the chunks
+BLOCK_IDS = [7, 3, 12, 0, 9, 30]
+
+
+def write(attention: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """As the backends' kernel does."""
+    views = compat.key_value_of(attention, cache)
+    assert views is not None
+    for view, tensor in zip(views, (key, value), strict=True):
+        view[slots // cache.shape[2], slots % cache.shape[2]] = tensor
+
+
+def attend(
+    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, rows: PagedRows, scores: Scores
+) -> torch.Tensor:
+    """As our kernel does, for one sequence."""
+    key, value = (cache[rows.block_table[0].long()].flatten(0, 1) for cache in (key_cache, value_cache))
+    return dense_attention(query, key, value, rows.positions, scores).contiguous()
+
+
+@pytest.fixture
+def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crossings]:
+    """There are no kernels for that device: plain ones take their place."""
+    monkeypatch.setattr(compat, "write_kv", write)
+    monkeypatch.setattr(paged, "paged_attention", attend)
+    monkeypatch.setattr(loader, "make_slots", slots.CudaSlots)
+    with stand_in(monkeypatch) as counted:
+        yield counted
+
+
+@torch.inference_mode()
+def model_there(folder: Path, layers: int) -> LoadedModel:
+    model = small_model(folder, layers, DeviceTensor)
+    for attention in model.decoder.attentions:
+        attention.attn_backend = TritonAttentionBackend  # in its order, a cache can be read
+    return model
+
+
+class Prompt:
+    """Three chunks between other tokens."""
+
+    def __init__(self, layers: int) -> None:
+        self.identity = KVIdentity("small", "weights-1", "float32", layers, KV_HEADS, SIZE)
+        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(TOKENS)]
+        self.ids, self.spans = list(range(20)), list[tuple[str, int, int]]()
+        for chunk in self.chunks:
+            self.spans.append((chunk.key, len(self.ids), len(chunk.token_ids)))
+            self.ids += [*chunk.token_ids, 500, 501]
+        self.ids += range(300, 330)
+
+    def blend(self, model: LoadedModel, root: Path, options: BlendOptions, written: int = 0) -> BlendReport:
+        """written: so many of its first tokens are there already."""
+        register(root, self.chunks, identity=self.identity)
+        tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
+        store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
+        for chunk in self.chunks:
+            put(store, chunk)
+        order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
+        try:
+            return exhaust(RequestBlend(model, LayerLoader(4), store, order, None, Pace()).run())
+        finally:
+            store.close()
+
+
+@pytest.mark.parametrize(
+    ("choices", "options"),
+    [
+        (1, BlendOptions(0.3, "hkvd")),
+        (1, BlendOptions(0.3, "hkvd", metric="kv", threshold=0.2)),
+        (2, BlendOptions(0.3, "hkvd", check_layers=(1, 2))),
+        (1, BlendOptions(0.3, "query")),
+        (0, BlendOptions(0.3, "first_k")),
+        (0, BlendOptions(0.3, "all")),
+        (0, BlendOptions(0.3, "none")),
+    ],
+    ids=["hkvd", "threshold", "twice", "query", "first_k", "all", "none"],
+)
+def test_host_waits_for_the_device_in_every_layer(
+    tmp_path: Path, crossings: Crossings, choices: int, options: BlendOptions
+) -> None:
+    uploads = []
+    for layers in (4, 8):
+        folder = tmp_path / str(layers)
+        model = model_there(folder, layers)
+        crossings.forget()
+        report = Prompt(layers).blend(model, folder / "kv", options, written=40)
+        assert report.recomputed or options.selector == "none"
+        assert len(crossings.waits) == choices, crossings.waits
+        uploads.append(len(crossings.uploads))
+    assert uploads[0] == uploads[1] < 25
+
+
+@pytest.fixture
+def computed(tmp_path: Path) -> torch.Tensor:
+    """KV of the prompt without a device, [layers, 2, tokens, kv_heads, head_size]."""
+    model = small_model(tmp_path / "here", 4)
+    (kv,) = prefill_chunks(model.decoder, model.cache, [ChunkTokens("", tuple(Prompt(4).ids))])
+    return kv
+
+
+def test_prompt_that_is_computed_there_has_other_kv_than_here(
+    tmp_path: Path, computed: torch.Tensor, crossings: Crossings
+) -> None:
+    """Else the counts would be of something else."""
+    model = model_there(tmp_path / "there", 4)
+    report = Prompt(4).blend(model, tmp_path / "kv", BlendOptions(1.0))
+    assert report.recomputed == sum(TOKENS)
+    for attention, (_, expected) in zip(model.decoder.attentions, computed, strict=True):
+        views = compat.key_value_of(attention, attention.kv_cache.held[BLOCK_IDS])
+        assert views is not None
+        found = views[1].flatten(0, 1)[: len(expected)]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
