@@ -77,10 +77,11 @@ class LayerLoader:
         count = min(self._in_flight, layout.num_layers)
         tokens = sum(span.length for span in spans)
         numbers, kind = 2 * tokens * layout.heads * layout.size, (count, layout.dtype, device)
-        if self._slots is None or kind != self._kind or numbers > self._slots.numbers:
+        nbytes = sum(span.opened.head.row_bytes for span in spans)
+        if self._slots is None or kind != self._kind or not self._slots.fit(numbers, nbytes):
             self.drain()
-            room = 1 << (numbers - 1).bit_length() if numbers else 0  # prompts differ: not for each a buffer
-            self._slots, self._kind = make_slots(count, room, layout.dtype, device), kind
+            self._slots = make_slots(count, _rounded(numbers), _rounded(nbytes), layout.dtype, device)
+            self._kind = kind
         return _Loading(self._thread, self._slots, count, tokens, spans, layout, trace, filled)
 
     @property
@@ -194,15 +195,16 @@ class _Loading(StoredLayers):
         with self._trace.span("load", name):
             rows = self._read(first, last)
             for layer in range(first, last):
-                slot = layer % self._count
-                both, at = self._slots.host(slot)[: self._numbers].view(self._shape), 0
-                for span, read in zip(self._spans, rows, strict=True):
-                    key, value = both[:, at : at + span.length]
-                    tokens = span.opened.head.tokens
-                    self._layout.codec.decode(read[layer - first], tokens, key, value)
-                    at += span.length
-                self._slots.send(slot, self._numbers)
+                self._slots.fill(layer % self._count, [read[layer - first] for read in rows], self._decode)
                 self._ready.put(layer)
+
+    def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
+        """A row of every span to the beginning of ``numbers``."""
+        both, at = numbers[: self._numbers].view(self._shape), 0
+        for span, row in zip(self._spans, rows, strict=True):
+            key, value = both[:, at : at + span.length]
+            self._layout.codec.decode(row, span.opened.head.tokens, key, value)
+            at += span.length
 
     def _read(self, first: int, last: int) -> list[torch.Tensor]:
         """Verified rows of every span."""
@@ -256,6 +258,11 @@ class _Loading(StoredLayers):
             tiers.append(span.opened.tier)
         if records:
             filled(records, tiers)
+
+
+def _rounded(size: int) -> int:
+    """Up to a power of two: prompts differ, and not each is worth new buffers."""
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def whole_rows(head: Head) -> torch.Tensor:

@@ -2,63 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+
+Decode = Callable[[Sequence[torch.Tensor], torch.Tensor], None]
+"""Rows of a record each, uint8, to numbers on the same device."""
 
 
 class Slots:
     """``count`` slots of ``numbers`` numbers. On the CPU a slot is used where it was filled."""
 
-    def __init__(self, count: int, numbers: int, dtype: torch.dtype) -> None:
-        self.numbers = numbers
-        self._host = torch.empty(count, numbers, dtype=dtype)
+    def __init__(
+        self, count: int, numbers: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        self._numbers = torch.empty(count, numbers, dtype=dtype, device=device)
 
-    def host(self, slot: int) -> torch.Tensor:
-        """Where a layer is decoded to; waits until the former content has left."""
-        return self._host[slot]
+    def fit(self, numbers: int, nbytes: int) -> bool:
+        """Whether a slot has room for so many numbers, in rows of so many bytes together."""
+        return numbers <= self._numbers.shape[1]
 
-    def send(self, slot: int, numbers: int) -> None:
-        """Begin to move what was decoded, the first ``numbers``, to the device."""
+    def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
+        """Have a layer's rows decoded into a slot, once its former content has been used. In the loader's
+        thread; the rows are free again when this returns."""
+        decode(rows, self._numbers[slot])
 
     def receive(self, slot: int) -> torch.Tensor:
         """The slot on the device, for the computation that is put in next."""
-        return self._host[slot]
+        return self._numbers[slot]
 
     def done(self, slot: int) -> None:
         """The computation that was put in so far is the last to use this slot."""
 
 
 class CudaSlots(Slots):
-    """Pinned buffers, each with a twin on the device, and a stream of its own for the copies between them."""
+    """Slots on the device. Rows go there as they are stored, by pinned memory, and are decoded there, since a
+    processor decodes slower than it copies. All of that is on a stream of the loader's own."""
 
-    def __init__(self, count: int, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.numbers = numbers
-        self._host = torch.empty(count, numbers, dtype=dtype, pin_memory=True)
-        self._device = torch.empty(count, numbers, dtype=dtype, device=device)
+    def __init__(
+        self, count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(count, numbers, dtype, device)
+        self._pinned = torch.empty(count, nbytes, dtype=torch.uint8, pin_memory=True)
+        self._rows = torch.empty(nbytes, dtype=torch.uint8, device=device)  # of one layer after the other
         self._stream = torch.cuda.Stream(device)
-        self._sent = [torch.cuda.Event() for _ in range(count)]
+        self._filled = [torch.cuda.Event() for _ in range(count)]
         self._done = [torch.cuda.Event() for _ in range(count)]
-        self._device.record_stream(self._stream)  # what is sent may be under way when this object goes
+        for memory in (self._numbers, self._rows):
+            memory.record_stream(self._stream)  # what is sent may be under way when this object goes
         self._stream.wait_stream(torch.cuda.current_stream(device))  # the memory may have been another's
 
-    def host(self, slot: int) -> torch.Tensor:
-        self._sent[slot].synchronize()
-        return self._host[slot]
+    def fit(self, numbers: int, nbytes: int) -> bool:
+        return super().fit(numbers, nbytes) and nbytes <= self._rows.numel()
 
-    def send(self, slot: int, numbers: int) -> None:
+    def fill(self, slot: int, rows: Sequence[torch.Tensor], decode: Decode) -> None:
+        self._filled[slot].synchronize()
+        lengths = [row.numel() for row in rows]
+        nbytes = sum(lengths)
+        torch.cat(list(rows), out=self._pinned[slot, :nbytes])
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._done[slot])
-            self._device[slot, :numbers].copy_(self._host[slot, :numbers], non_blocking=True)
-            self._sent[slot].record(self._stream)
+            self._rows[:nbytes].copy_(self._pinned[slot, :nbytes], non_blocking=True)
+            decode(self._rows[:nbytes].split(lengths), self._numbers[slot])
+            self._filled[slot].record(self._stream)
 
     def receive(self, slot: int) -> torch.Tensor:
-        torch.cuda.current_stream(self._device.device).wait_event(self._sent[slot])
-        return self._device[slot]
+        torch.cuda.current_stream(self._numbers.device).wait_event(self._filled[slot])
+        return self._numbers[slot]
 
     def done(self, slot: int) -> None:
-        self._done[slot].record(torch.cuda.current_stream(self._device.device))
+        self._done[slot].record(torch.cuda.current_stream(self._numbers.device))
 
 
-def make_slots(count: int, numbers: int, dtype: torch.dtype, device: torch.device) -> Slots:
+def make_slots(count: int, numbers: int, nbytes: int, dtype: torch.dtype, device: torch.device) -> Slots:
     if device.type == "cuda":
-        return CudaSlots(count, numbers, dtype, device)
+        return CudaSlots(count, numbers, nbytes, dtype, device)
     return Slots(count, numbers, dtype)

@@ -20,6 +20,7 @@ from stores import Chunk, make_chunk, open_stack, put, register, wanted
 
 DEEP = KVIdentity("deep", "weights-1", "bfloat16", num_layers=12, num_kv_heads=2, head_size=8)
 TOKENS = (5, 40, 9)
+HERE = torch.device(DEVICE)
 
 
 class Bench:
@@ -50,13 +51,14 @@ class Bench:
         lengths: Sequence[int] = TOKENS,
         in_flight: int = 4,
         filled: Filled | None = None,
+        device: torch.device = HERE,
     ) -> StoredLayers:
         self._loader._in_flight = in_flight
         spans = [
             LoadSpan(one, length, whole_rows(one.head) if filled and self.store.replicas.wants(one) else None)
             for one, length in zip(opened, lengths, strict=False)
         ]
-        return self._loader.load(spans, self.store.layout, torch.device(DEVICE), self.trace, filled)
+        return self._loader.load(spans, self.store.layout, device, self.trace, filled)
 
     def finish(self) -> None:
         """Until the loader's thread has nothing left to do, nor the one behind it."""

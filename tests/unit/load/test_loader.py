@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from blendrag.load import loader
 from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LoadFailedError
+from blendrag.load.slots import CudaSlots
 from blendrag.store.codec import codec_names
 from blendrag.store.record import Record
 from blendrag.store.tiers import Read, TierError
+from stand_in_device import DEVICE, stand_in
 from stores import get, same
 
 LAYERS = 12
@@ -47,6 +50,22 @@ def test_layers_are_what_the_records_hold(
     whole = expected(bench, lengths)
     with bench.load(bench.open(), lengths) as layers:
         found = fetched(layers, range(LAYERS))
+    assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(LAYERS))
+
+
+@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("ram", [0, 1 << 22])
+def test_layers_on_a_device_are_what_the_records_hold(
+    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, codec: str, ram: int
+) -> None:
+    bench, lengths = make_bench(codec, ram), (5, 33, 1)
+    whole, opened = expected(bench, lengths), bench.open()
+    monkeypatch.setattr(loader, "make_slots", CudaSlots)
+    with torch.inference_mode(), stand_in(monkeypatch):  # as the worker is
+        with bench.load(opened, lengths, device=DEVICE) as layers:
+            found = fetched(layers, range(LAYERS))
+        assert {each.device for each in found.values()} == {DEVICE}
+        found = {layer: each.cpu() for layer, each in found.items()}
     assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(LAYERS))
 
 

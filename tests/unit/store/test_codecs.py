@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from blendrag.errors import ConfigError
 from blendrag.store.codec import Codec, make_codec
 from device import DEVICE
+from stand_in_device import Crossings, DeviceTensor
 
 LOSSY = ("fp8", "int8", "int4")
 ALL = ("raw", *LOSSY)
@@ -120,6 +121,17 @@ def test_prefix_is_not_the_prefix_of_the_whole(name: str, kv: torch.Tensor, data
     codec.decode(row, tokens, cached[1 : n + 1], value)
     assert torch.equal(cached[1 : n + 1].cpu(), whole[0, :n]) and torch.equal(value.cpu(), whole[1, :n])
     assert (cached[[0, -1]] == 7).all()
+
+
+@given(kv=kvs(), name=st.sampled_from(ALL))
+def test_decoding_on_a_device_has_the_host_wait_or_gives_other_numbers(name: str, kv: torch.Tensor) -> None:
+    codec = make_codec(name, *kv.shape[3:], kv.dtype)
+    row, (key, value) = codec.encode(kv)[0], both_ways(codec, kv)[0]
+    there = [DeviceTensor(torch.empty_like(each)) for each in (key, value)]
+    with Crossings() as crossings:
+        codec.decode(DeviceTensor(row), kv.shape[2], *there)
+    assert not crossings.waits and not crossings.uploads
+    assert there[0].held.equal(key) and there[1].held.equal(value)
 
 
 @given(kv=kvs(), name=st.sampled_from(ALL))
