@@ -176,10 +176,10 @@ class DataPlane:
     # -- requests -----------------------------------------------------------------------------------------
 
     def wait_for_device(self) -> None:
-        """Until what was launched on it is done."""
+        """Until what this thread has launched on it is done."""
         device = self.model.cache.device
         if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+            torch.accelerator.current_stream(device).synchronize()
 
     def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
         """How it is blended."""

@@ -167,7 +167,7 @@ class PromptForward:
 
     def _pauses(self, rows: int) -> bool:
         if self.pace.rows is not None and self.device.type != "cpu":  # else only the launch would be timed
-            torch.accelerator.synchronize(self.device)
+            torch.accelerator.current_stream(self.device).synchronize()  # not the loader's, which is ahead
         return self.pace.pause(rows)
 
     def _attention(
