@@ -61,8 +61,8 @@ class CudaSlots(Slots):
         nbytes = sum(lengths)
         torch.cat(list(rows), out=self._pinned[slot, :nbytes])
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._done[slot])
             self._rows[:nbytes].copy_(self._pinned[slot, :nbytes], non_blocking=True)
+            self._stream.wait_event(self._done[slot])
             decode(self._rows[:nbytes].split(lengths), self._numbers[slot])
             self._filled[slot].record(self._stream)
 
