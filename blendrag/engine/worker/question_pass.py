@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from blendrag.attention.question import question_attention
+from blendrag.attention.scores import Scores
+from blendrag.engine import compat
 from blendrag.engine.worker.decoder import Projected
-from blendrag.engine.worker.indices import Indices
+from blendrag.engine.worker.indices import Indices, upload
 from blendrag.engine.worker.prompt_forward import PromptForward
 from blendrag.engine.worker.stored_kv import StoredKV
 
@@ -27,7 +29,10 @@ class QuestionPass:
     def __init__(self, forward: PromptForward, stored: StoredKV, question: int) -> None:
         self._forward, self._stored, self._question = forward, stored, question
         tokens, decoder = forward.tokens, forward.decoder
+        # Attention that is none of these ranks by its plain products: of a CPU's backend alone it may be.
+        self._scores = [compat.scores_of(each) or Scores(each.impl.scale) for each in decoder.attentions]
         self._mass = torch.zeros(tokens.cached.size, device=forward.device)
+        self._cached = upload(tokens.cached, forward.device)
         self._fresh = Indices.of(tokens.fresh, forward.device)
         shape = (tokens.fresh.size, *decoder.kv_shape)
         self._fresh_key = torch.empty(shape, dtype=decoder.dtype, device=forward.device)
@@ -56,7 +61,8 @@ class QuestionPass:
         self._fresh_key[begin:end] = projected.key  # those before are there
         first = int(np.searchsorted(positions.host, self._question))
         if first < len(positions):  # else none of them asks
-            scale = self._forward.decoder.attentions[layer].impl.scale
             query, at = projected.query[first:], positions.device[first:]
             fresh_key, fresh = self._fresh_key[:end], self._fresh.device[:end]
-            self._mass += question_attention(query, at, cached_key, fresh_key, fresh, scale)
+            self._mass += question_attention(
+                query, at, cached_key, self._cached, fresh_key, fresh, self._scores[layer]
+            )
