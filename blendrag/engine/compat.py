@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
-from vllm import SamplingParams
+from vllm import SamplingParams, envs
 from vllm import __version__ as VLLM_VERSION
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group
@@ -33,8 +33,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.exceptions import VLLMClientError
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -73,7 +73,13 @@ LOGGER = logging.getLogger("vllm")  # above all of its own
 
 # Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
 KNOWN_ARCHITECTURES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
 )
 
 # RoPE types whose angle is a function of the position alone.
@@ -84,6 +90,7 @@ _STATIC_ROPES = frozenset(
         "LinearScalingRotaryEmbedding",
         "YaRNScalingRotaryEmbedding",
         "NTKScalingRotaryEmbedding",
+        "Gemma4RotaryEmbedding",
     }
 )
 
@@ -101,13 +108,19 @@ def argument_names() -> frozenset[str]:
 
 
 def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
-    """An ``AsyncLLM`` and its processes. Blocks until they are ready, or raises what vLLM does."""
+    """An ``AsyncLLM`` and its processes. Blocks until they are ready, or raises what vLLM does.
+
+    Without the connector for models that keep a state instead of KV, in some layers or all: they are not
+    blended, and vLLM starts them only with one that tells groups of layers apart.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**arguments, kv_transfer_config=KVTransferConfig(**connector))
-    )
+    args = AsyncEngineArgs(**arguments)
+    model = args.create_model_config()
+    if not (model.is_hybrid or model.is_attention_free):
+        args.kv_transfer_config = KVTransferConfig(**connector)
+    return AsyncLLM.from_engine_args(args)
 
 
 _MERGING = "blendrag_merging"
@@ -221,14 +234,14 @@ def decoder_layers(model: Any) -> list[Any]:
 
 
 def attention_of(layer: Any) -> Any | None:
-    """The one vLLM attention module inside a decoder layer; None if there is none, or several."""
-    found = [module for module in layer.modules() if isinstance(module, Attention)]
-    return found[0] if len(found) == 1 else None
+    """The one vLLM attention module inside a decoder layer; None if there is none, or others, or a state."""
+    found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
+    return found[0] if len(found) == 1 and isinstance(found[0], Attention) else None
 
 
 def rotary_of(layer: Any) -> Any | None:
     """The rotary module inside a decoder layer."""
-    found = {id(m): m for m in layer.modules() if isinstance(m, RotaryEmbedding)}
+    found = {id(m): m for m in layer.modules() if type(m).__name__.endswith("RotaryEmbedding")}
     return next(iter(found.values())) if len(found) == 1 else None
 
 
@@ -246,6 +259,8 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
         reason = _unsupported_layer(layer)
         if reason:
             return f"layer {number}: {reason}"
+    if len({(each.num_kv_heads, each.head_size) for each in map(attention_of, layers) if each}) > 1:
+        return "KV of some of its layers has another shape than that of others"
     if len(runner.attn_groups) != 1:
         return "the model needs several KV cache groups"
     if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
@@ -253,6 +268,15 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     if any(group.kernel_block_size for group in runner.attn_groups[0]):
         return "the attention backend splits KV blocks"
     return None
+
+
+def leave_rows_whole(model: Any) -> None:
+    """Where a CPU's kernel would compute layers with windows and sinks wrongly. It divides a row's keys among
+    threads by metadata that layers without windows share, and a part that is out of sight spoils the row."""
+    found = [attention_of(layer) for layer in decoder_layers(model)]
+    scores = [scores_of(attention) for attention in found if attention is not None]
+    if is_cpu() and any(each and each.window and each.sinks is not None for each in scores):
+        envs.VLLM_CPU_ATTN_SPLIT_KV = False  # over what vLLM would read of the environment
 
 
 def _unsupported_layer(layer: Any) -> str | None:
@@ -266,7 +290,7 @@ def _unsupported_layer(layer: Any) -> str | None:
     if attention.attn_backend.forward_includes_kv_cache_update:
         return f"backend {attention.attn_backend.get_name()} does not write KV separately"
     if rotary is None:
-        return "it has no rotary position embedding"
+        return "it has no rotary position embedding of its own"
     if type(rotary).__name__ not in _STATIC_ROPES:
         return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
     return None if is_cpu() else _unread_cache(attention)

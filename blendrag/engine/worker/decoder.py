@@ -112,7 +112,7 @@ class Decoder(ABC):
 
 
 class KnownDecoder(Decoder):
-    """Llama, Mistral, Qwen2 and Qwen3: dropped rows skip attention, output projection and MLP."""
+    """Llama, Mistral, Phi3, Qwen2 and Qwen3: dropped rows skip attention, output projection and MLP."""
 
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         block = self.layers[layer]
@@ -241,7 +241,6 @@ def make_decoder(model: Any, vllm_config: Any) -> Decoder:
         and hasattr(layer.self_attn, "qkv_proj")
         and not getattr(layer.self_attn, "do_llama_4_scaling", False)
         and getattr(layer, "ada_rms_norm_t_cond", None) is None
-        and getattr(layer.self_attn, "qk_norm", True)
         for layer in compat.decoder_layers(model)
     )
     return (KnownDecoder if known and plain else WholeLayerDecoder)(model, vllm_config)

@@ -35,6 +35,7 @@ class BlendWorker:
     def blendrag_bind(self) -> dict[str, Any]:
         """Give the connector its model; facts about it. ``reason`` says why it cannot be blended."""
         model = self.model_runner.get_model()
+        compat.leave_rows_whole(model)
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
             "device": compat.device_name(self.model_runner.device),

@@ -42,17 +42,22 @@ def unfit_reason(decoder: Decoder, cache: PagedCache) -> str | None:
 
 @torch.inference_mode()
 def forward_error(decoder: Decoder, cache: PagedCache) -> float:
-    """Largest relative error, over layers, of our forward's K and V against the model's own forward."""
+    """Largest relative error, over layers, of our forward's K and V against the model's own forward, and of K
+    that is moved as stored K is."""
     ours = prefill_chunks(decoder, cache, [ChunkTokens("", tuple(_PROBE))])[0]
     ids = torch.tensor(_PROBE, device=cache.device)
     positions = np.arange(ids.numel())
+    there = upload(positions, cache.device)
     pages = cache.scratch([ids.numel()])
     addresses, places = pages.addresses(positions), pages.places(positions)
     theirs: dict[int, torch.Tensor] = {}
+    errors: list[float] = []
 
     def attend(layer: int, projected: Projected) -> torch.Tensor:
         assert projected.raw_key is not None, "taps catch it"
         theirs[layer] = torch.stack([projected.raw_key, projected.value]).cpu()
+        moved = decoder.rotate_keys(layer, there, projected.raw_key.clone())
+        errors.append(relative_error(moved, projected.key))
         pages.write(layer, places, projected.key, projected.value)
         return pages.attend(layer, projected.query, addresses)
 
@@ -60,8 +65,9 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
         for layer in range(decoder.num_layers):
             stack.enter_context(tapped(decoder, layer, partial(attend, layer)))
         stack.enter_context(compat.layer_context(decoder.vllm_config, {}, {}, ids.numel()))
-        decoder.model.model.forward(ids, upload(positions, cache.device), None)
-    return max(relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers))
+        decoder.model.model.forward(ids, there, None)
+    errors += [relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers)]
+    return max(errors)
 
 
 @torch.inference_mode()

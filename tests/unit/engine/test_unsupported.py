@@ -12,19 +12,24 @@ from vllm.config import ParallelConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
 from blendrag.engine import compat
 
 HEADS, SIZE = 2, 64
-RUNNER = SimpleNamespace(attn_groups=[[SimpleNamespace(kernel_block_size=None, kv_cache_spec=None)]])
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+FULL = FullAttentionSpec(block_size=16, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
+WINDOW = SlidingWindowSpec(
+    block_size=16, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
+)
 
 
 def config(model_dir: Path, **options: Any) -> Any:
     return EngineArgs(str(model_dir), max_model_len=512, dtype="float32", **options).create_engine_config()
 
 
-def reason(config: Any) -> str | None:
-    """Of a model of one decoder layer."""
+def reason(config: Any, rope: dict[str, Any] = ROPE, spec: KVCacheSpec = FULL) -> str | None:
+    """Of a model of one decoder layer, whose KV vLLM keeps by ``spec``."""
     layer = torch.nn.Module()
     with set_current_vllm_config(config):
         layer.attn = Attention(
@@ -35,10 +40,10 @@ def reason(config: Any) -> str | None:
             cache_config=config.cache_config,
             prefix="model.layers.0.attn",
         )
-        rope = {"rope_type": "default", "rope_theta": 10000.0}
         layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-    return compat.unsupported_reason(config, RUNNER, model)
+    group = SimpleNamespace(kernel_block_size=None, kv_cache_spec=spec)
+    return compat.unsupported_reason(config, SimpleNamespace(attn_groups=[[group]]), model)
 
 
 def test_plain_layer_is_not_blended(model_dir: Path) -> None:
@@ -66,3 +71,12 @@ def test_one_of_several_ranks_blends(model_dir: Path, ranks: dict[str, Any]) -> 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
 def test_quantised_cache_is_read_as_if_it_were_not(model_dir: Path, dtype: Any) -> None:
     assert f"quantised (kv_cache_dtype {dtype})" in (reason(config(model_dir, kv_cache_dtype=dtype)) or "")
+
+
+def test_key_is_moved_whose_angle_hangs_on_the_length_of_the_prompt(model_dir: Path) -> None:
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    assert "DynamicNTKScalingRotaryEmbedding" in (reason(config(model_dir), rope=dynamic) or "")
+
+
+def test_kv_behind_all_windows_is_taken_for_kept(model_dir: Path) -> None:
+    assert "all of its layers have windows" in (reason(config(model_dir), spec=WINDOW) or "")
