@@ -22,7 +22,9 @@ def doctor(model: options.Model = None, json: options.Json = False) -> None:
     if json:
         print_json(report.to_dict())
     else:
-        table = Table(title=f"{report.model} ({report.architecture})", title_justify="left")
+        run = f", layers {report.layers}" if report.layers else ""
+        has = f", with {' and '.join(report.attention)}" if report.attention else ""
+        table = Table(title=f"{report.model} ({report.architecture}{run}{has})", title_justify="left")
         for column in ("check", "value", "limit", ""):
             table.add_column(column, justify="right" if column in ("value", "limit") else "left")
         for row in report.rows:

@@ -29,6 +29,9 @@ _OPENING = "Some pages from a manual.\n\n"
 _CHUNK_TOKENS = 160
 _LOGPROBS = 20
 
+REUSE = "ratio 0 against full prefill, KL (what blending repairs)"
+"""The row of a :class:`DoctorReport` that says what the other ones can tell apart."""
+
 # What two orders of the same bfloat16 sums may differ by; a wrong position or mask is off by far more.
 _MAX_KL = 0.02
 _MAX_GAP = 0.1
@@ -47,12 +50,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """``unsupported``: why the model cannot be blended at all; it is then served without."""
+    """``unsupported``: why the model cannot be blended at all; it is then served without. layers, attention:
+    as :class:`ModelCheck` has them."""
 
     model: str
     architecture: str
     rows: tuple[Row, ...]
     unsupported: str | None = None
+    layers: str = ""
+    attention: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -76,8 +82,10 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
             row = Row("the model can be blended", facts.reason, "supported", False)
             return DoctorReport(settings.model, facts.architecture, (row,), facts.reason)
         tell("checking")
-        rows = _Check(engine, settings).rows()
-        return DoctorReport(settings.model, facts.architecture, tuple(rows))
+        rows, found = _Check(engine, settings).run()
+        return DoctorReport(
+            settings.model, facts.architecture, tuple(rows), None, found.layers, tuple(found.attention)
+        )
     finally:
         engine.release()
 
@@ -88,7 +96,7 @@ class _Check:
         self.tokenizer: Any = load_tokenizer(engine.model_path)
         self.prefix = prefix_ids(settings, engine.model_path)
 
-    def rows(self) -> list[Row]:
+    def run(self) -> tuple[list[Row], ModelCheck]:
         texts = [[self._encode(topics[name])[:_CHUNK_TOKENS] for name in names] for names, _ in _PROMPTS]
         with scratch_store(self.engine, self.settings, chain(*texts)) as store:
             prompts = [
@@ -102,31 +110,64 @@ class _Check:
             reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
+            cached = self.settings.prefix_caching
+            hit = [self._behind_a_hit(store, prompts[0], texts[1][:2])] if cached else []
+            sliced = self._in_slices(store, prompts[0], full[0])
         # two chunks' worth: the second stands alone once, and once behind the first
         text = list(prompts[0].token_ids)
         found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
         rows = [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
+            *hit,
+            sliced,
+            _at_most("ratio 0: stored tokens recomputed", _recomputed(reused), 0),
+            _above_zero(REUSE, _largest_kl(full, reused)),
             _at_most("scattered rows against dense float32 attention", found.mask_error, _MAX_MASK_ERROR),
             _at_most("stored KV read back from disk", _largest_change(reused, reread), 0.0),
             _at_most("layer 0: a chunk alone against behind others", found.layer0_deviation, 0.0),
-            _above_zero("last layer: the same (what blending repairs)", found.deeper_deviation),
+            _above_zero("last layer: the same", found.deeper_deviation),
         ]
         if self.prefix and self.settings.codec == "raw":  # right behind it, nothing has to be repaired
-            kl = next_token_kl(alone[0].logprobs[0], alone[1].logprobs[0])
+            kl = _largest_kl(alone[:1], alone[1:])
             rows.append(_at_most("chunk behind its shared prefix, reused whole, KL", kl, _MAX_KL))
-        return rows
+        return rows, found
 
-    def _prompt(self, store: ScratchStore, chunks: Sequence[tuple[int, ...]], question: str) -> Prompt:
-        """The chunks with blank lines between them, behind what the store has them prefilled behind."""
-        ids = self.prefix or tuple(self.tokenizer(_OPENING).input_ids)
-        spans = []
+    def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Row:
+        """The next turn of a chat, with more chunks."""
+        turn = self._prompt(store, more, _PROMPTS[1][1], prompt)
+        full = self._first_token(turn, None)
+        self._first_token(prompt, self._recipe(store, prompt, 1.0))
+        hit = self._ask(turn, self._recipe(store, turn, 1.0))
+        row = _at_most("the same behind a prefix hit, KL", _largest_kl([full], [hit]), _MAX_KL)
+        return _if(hit.report is not None and hit.report.prefix > 0, row)
+
+    def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Row:
+        """While another answer is being generated."""
+        self.engine.reset_prefix_cache()
+        other = self.engine.stream(self._encode(_OPENING), Sampling(256, 0.0, other={"ignore_eos": True}))
+        next(other)
+        sliced = self._ask(prompt, self._recipe(store, prompt, 1.0))
+        other.close()
+        row = _at_most("the same in slices, KL", _largest_kl([full], [sliced]), _MAX_KL)
+        return _if(sliced.report is not None and sliced.report.slices > 1, row)
+
+    def _prompt(
+        self,
+        store: ScratchStore,
+        chunks: Sequence[tuple[int, ...]],
+        question: str,
+        before: Prompt | None = None,
+    ) -> Prompt:
+        """The chunks with blank lines between them, behind another prompt, or what they were prefilled
+        behind."""
+        before = before or Prompt(self.prefix or tuple(self.tokenizer(_OPENING).input_ids), ())
+        ids, spans = before.token_ids, before.spans
         keys = {chunk.token_ids: chunk.key for chunk in store.chunks}
         for chunk in chunks:
-            spans.append((keys[chunk], len(ids), len(chunk)))
+            spans = (*spans, (keys[chunk], len(ids), len(chunk)))
             ids = (*ids, *chunk, *self._encode("\n\n"))
-        return Prompt((*ids, *self._encode(question)), tuple(spans))
+        return Prompt((*ids, *self._encode(question)), spans)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -136,6 +177,9 @@ class _Check:
 
     def _first_token(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
         self.engine.reset_prefix_cache()
+        return self._ask(prompt, recipe)
+
+    def _ask(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
         sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_LOGPROBS)
         return self.engine.generate(prompt.token_ids, sampling, recipe)
 
@@ -146,14 +190,21 @@ def _blended(answers: Sequence[Delta]) -> Row:
     return Row("prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers))
 
 
+def _recomputed(answers: Sequence[Delta]) -> int:
+    return sum(answer.report.recomputed for answer in answers if answer.report)
+
+
 def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Row]:
-    pairs = list(zip(full, repaired, strict=True))
-    gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in pairs)
-    kl = max(next_token_kl(one.logprobs[0], other.logprobs[0]) for one, other in pairs)
+    gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in zip(full, repaired, strict=True))
     return [
         _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
-        _at_most("ratio 1 against full prefill, KL", kl, _MAX_KL),
+        _at_most("ratio 1 against full prefill, KL", _largest_kl(full, repaired), _MAX_KL),
     ]
+
+
+def _largest_kl(full: Sequence[Delta], others: Sequence[Delta]) -> float:
+    pairs = zip(full, others, strict=True)
+    return max(next_token_kl(one.logprobs[0], other.logprobs[0]) for one, other in pairs)
 
 
 def _gap(logprobs: dict[int, float], token: int) -> float:
@@ -173,6 +224,11 @@ def _largest_change(before: Sequence[Delta], after: Sequence[Delta]) -> float:
 
 def _at_most(check: str, value: float, limit: float) -> Row:
     return Row(check, f"{value:.2g}", f"<= {limit:g}" if limit else "0", value <= limit)
+
+
+def _if(happened: bool, row: Row) -> Row:
+    """A check of something that has to have happened."""
+    return row if happened else replace(row, value="did not happen", ok=False)
 
 
 def _above_zero(check: str, value: float) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,11 @@ class ModelCheck:
     deeper_deviation: the same at the last layer: what blending has to repair (above 0 unless the check is
         blind).
     mask_error: attention of scattered tokens against a dense float32 reference.
+    layers: how they are run. attention: what it has in some of them besides the causal mask.
     """
 
+    layers: Literal["piece by piece", "whole"]
+    attention: tuple[str, ...]
     layer0_deviation: float
     deeper_deviation: float
     mask_error: float

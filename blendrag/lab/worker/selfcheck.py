@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from blendrag.engine import compat
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
+from blendrag.engine.worker.decoder import Decoder, KnownDecoder
 from blendrag.engine.worker.selfcheck import mask_error, relative_error
 from blendrag.lab.worker.operations import ModelCheck
 
@@ -22,7 +24,25 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
     whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
     return ModelCheck(
+        layers=layers_of(model.decoder),
+        attention=tuple(attention_of(model.decoder)),
         layer0_deviation=relative_error(chunk[0], whole[0, :, split:]),
         deeper_deviation=relative_error(chunk[-1], whole[-1, :, split:]),
         mask_error=mask_error(model.decoder, model.cache, tokens=300, share=0.2),
     )
+
+
+def layers_of(decoder: Decoder) -> Literal["piece by piece", "whole"]:
+    """How they are run."""
+    return "piece by piece" if isinstance(decoder, KnownDecoder) else "whole"
+
+
+def attention_of(decoder: Decoder) -> Iterator[str]:
+    """What it has in some layers besides the causal mask."""
+    scores = [each for each in map(compat.scores_of, decoder.attentions) if each is not None]
+    if any(each.window for each in scores):
+        yield "windows"
+    if any(each.soft_cap for each in scores):
+        yield "soft caps"
+    if any(each.sinks is not None for each in scores):
+        yield "sinks"
