@@ -5,7 +5,7 @@ KERNEL := $(VENV)/kernel
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel gpu lint clean
+.PHONY: help setup demo test unit kernel models gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -13,6 +13,7 @@ help:
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
+	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (25 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
@@ -52,6 +53,10 @@ STAGES = PYTHONPATH="$(CURDIR):$$PYTHONPATH" MODEL="$(MODEL)" OUT="$(OUT)" \
 gpu:
 	$(eval REFUSED := $(shell $(STAGES) --check))$(if $(REFUSED),$(error $(REFUSED)))
 	@$(STAGES)
+
+models: setup
+	UPDATE_MODELS=1 $(BIN)/pytest tests/unit/engine/test_structures.py
+	$(BIN)/pytest -m own_engine tests/engine/test_architectures.py tests/engine/test_weights.py
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine and not models"

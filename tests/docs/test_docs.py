@@ -23,6 +23,7 @@ from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
 from blendrag.serving import lease
 from blendrag.settings import Settings
+from model_shapes import SHAPES, rows
 from places import EXAMPLES, ROOT
 
 PACKAGES = sorted(ROOT.glob("integrations/*/README.md"))
@@ -178,6 +179,13 @@ def shown_default(name: str) -> str:
     if name == "cache_dir":  # depends on the user
         return "the user's cache folder"
     return f"`{Settings.model_fields[name].default!r}`"
+
+
+def test_table_of_models_is_what_make_models_checks() -> None:
+    shown = rows()
+    assert list(shown) == [shape.title for shape in SHAPES]
+    for shape in SHAPES:
+        assert (shape.reason or "blended, layers") in shown[shape.title]
 
 
 def test_yaml_that_is_shown_is_accepted(folder: Path) -> None:

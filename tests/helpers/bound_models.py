@@ -1,0 +1,109 @@
+"""What blendrag makes of models of vLLM's, without an engine.
+
+In a process of its own, since vLLM's groups of ranks are global: ``python bound_models.py OUT FOLDER...``
+writes a line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from blendrag.lab.doctor import DoctorReport, Row
+
+_BLOCK_SIZE, _BLOCKS, _TOKENS = 128, 16, 1500
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def bound(folders: Sequence[Path], out: Path) -> list[DoctorReport]:
+    """Of the models in these folders. The only check of one that can be blended is that of its mask."""
+    command = [sys.executable, __file__, str(out), *map(str, folders)]
+    done = subprocess.run(command, env={**os.environ, **_QUIET}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    return [DoctorReport(**{**each, "rows": tuple(Row(**row) for row in each["rows"])}) for each in found]
+
+
+def main(out: str, *folders: str) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import (
+        destroy_model_parallel,
+        ensure_model_parallel_initialized,
+        init_distributed_environment,
+    )
+    from vllm.engine.arg_utils import EngineArgs
+
+    torch.accelerator.empty_cache = lambda: None  # vLLM's loader calls it; a build for CPUs refuses
+    with tempfile.TemporaryDirectory() as meeting, Path(out).open("w") as lines:
+        for number, folder in enumerate(folders):
+            config = EngineArgs(folder, max_model_len=1024, enforce_eager=True).create_engine_config()
+            config.cache_config.block_size = _BLOCK_SIZE
+            with set_current_vllm_config(config):
+                if not number:
+                    init_distributed_environment(1, 0, f"file://{meeting}/ranks", 0, "gloo")
+                ensure_model_parallel_initialized(1, 1)  # its groups are others for experts
+                print(json.dumps(asdict(_report(config))), file=lines, flush=True)
+                destroy_model_parallel()
+
+
+def _report(config: Any) -> DoctorReport:
+    from vllm.model_executor.model_loader import get_model
+
+    from blendrag.engine import compat
+    from blendrag.engine.worker.decoder import make_decoder
+    from blendrag.engine.worker.paged import PagedCache
+    from blendrag.engine.worker.selfcheck import mask_error, unfit_reason
+    from blendrag.lab.worker.selfcheck import attention_of, layers_of
+
+    model = get_model(vllm_config=config)
+    runner = SimpleNamespace(attn_groups=_groups(config))
+    name = type(model).__name__
+    compat.leave_rows_whole(model)
+    if reason := compat.unsupported_reason(config, runner, model):
+        return DoctorReport("", name, (), reason)
+    decoder = make_decoder(model, config)
+    cache = PagedCache(decoder.attentions, runner, _BLOCK_SIZE)
+    if reason := unfit_reason(decoder, cache):
+        return DoctorReport("", name, (), reason)
+    error = mask_error(decoder, cache, _TOKENS, share=0.25)
+    row = Row("mask", str(error), "0.01", error <= 0.01)
+    return DoctorReport("", name, (row,), None, layers_of(decoder), tuple(attention_of(decoder)))
+
+
+def _groups(config: Any) -> list[list[Any]]:
+    """As vLLM's model runner has them without the hybrid KV cache manager: one, if some layer has all KV."""
+    from vllm.model_executor.layers.attention.attention import Attention
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    layers = config.compilation_config.static_forward_context
+    attentions = {name: each for name, each in layers.items() if isinstance(each, Attention)}
+    if not attentions:
+        return []
+    for each in attentions.values():
+        shape = (_BLOCKS, each.num_kv_heads, _BLOCK_SIZE, 2 * each.head_size)
+        each.kv_cache = torch.zeros(shape, dtype=config.model_config.dtype)
+    specs = [each.get_kv_cache_spec(config) for each in attentions.values()]
+    spec = next((each for each in specs if isinstance(each, FullAttentionSpec)), specs[0])
+    builder = CPUAttentionMetadataBuilder(spec, list(attentions), config, torch.device("cpu"))
+    group = SimpleNamespace(
+        kernel_block_size=None,
+        kv_cache_spec=spec,
+        layer_names=list(attentions),
+        get_metadata_builder=lambda _: builder,
+    )
+    return [[group]]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,217 @@
+"""Small models with random weights, in the structures that people have: the rows of docs/models.md.
+
+Each is made from transformers' own configuration class; what vLLM makes of it is what users have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blendrag.lab.doctor import DoctorReport
+from blendrag.settings import Settings
+from places import DOCS
+
+UPDATE = "UPDATE_MODELS"
+PAGE = DOCS / "models.md"
+_BEGIN, _END = "<!-- table: models -->\n", "<!-- end -->"
+_HEAD = "| models | class in vLLM | served | besides the causal mask |\n|---|---|---|---|\n"
+
+_SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,  # large enough for attention, and so position, to matter
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+# Of the logits. A few tokens have most of the chance, as with trained models: else no distance between first
+# tokens would tell anything.
+_LOGITS_STD = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """title: the models that have it. config: transformers' class, with ``options`` over small sizes.
+    reason: part of why it is not blended; None: it is. answers: whether it does on the CPU build of vLLM.
+    always: whether every run of the tests has it."""
+
+    title: str
+    config: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+    answers: bool = True
+    always: bool = False
+
+    def __str__(self) -> str:
+        return self.title
+
+    def settings(self, folder: Path, tokenizer: Any) -> Settings:
+        """Those of a model of this structure, which is made in ``folder``."""
+        import torch
+        import transformers
+
+        torch.manual_seed(0)
+        options = {**_SMALL, "vocab_size": len(tokenizer), **self.options}
+        config = getattr(transformers, self.config)(**options)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        if self.reason is None:
+            with torch.inference_mode():
+                spread = model(torch.arange(100, 164)[None]).logits.std()
+                model.model.norm.weight += _LOGITS_STD / spread - 1  # of weights around 1, or those around 0
+        model.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return Settings.load(model=str(folder), max_model_len=1024, kv_cache_gib=1)
+
+
+def check_page(shape: Shape, report: DoctorReport) -> None:
+    """Compares the shape's row in docs/models.md with the report."""
+    reason = (report.unsupported or "").partition(" (")[0]  # without what was measured
+    served = f"blended, layers {report.layers}" if report.layers else f"plainly: {reason}"
+    row = f"| {shape.title} | `{report.architecture}` | {served} | {', '.join(report.attention)} |"
+    if os.environ.get(UPDATE):
+        _write(shape, row)
+    hint = f"docs/models.md is out of date: run tests/unit/engine/test_structures.py with {UPDATE}=1"
+    assert rows().get(shape.title) == row, hint
+
+
+def rows() -> dict[str, str]:
+    """The page's table, by title."""
+    _, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN + _HEAD)
+    return {line.split(" | ")[0].removeprefix("| "): line for line in rest.partition(_END)[0].splitlines()}
+
+
+def _write(shape: Shape, row: str) -> None:
+    """Only this row; those of shapes that are gone are dropped."""
+    page, known = PAGE.read_text(encoding="utf-8"), rows() | {shape.title: row}
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    assert begin and end, "the page has a place for the table"
+    table = "".join(f"{known[each.title]}\n" for each in SHAPES if each.title in known)
+    PAGE.write_text(f"{before}{begin}{_HEAD}{table}{end}{after}", encoding="utf-8")
+
+
+_WINDOWS = {"sliding_window": 64}
+_EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+_LLAMA4 = {"intermediate_size_mlp": 256, "interleave_moe_layer_step": 0, "moe_layers": []}
+_DYNAMIC_ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 1024,
+}
+_GEMMA = {**_WINDOWS, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+_LATENT = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16}
+_NO_ATTENTION = "it has no single attention module"
+_NO_ROPE = "it has no rotary position embedding of its own"
+
+SHAPES = (
+    Shape("Llama 2, Llama 3", "LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
+    Shape("Mistral from 0.2 on", "MistralConfig", {"sliding_window": None}),
+    Shape("Qwen 2, Qwen 2.5", "Qwen2Config"),
+    Shape("Qwen 3", "Qwen3Config", always=True),
+    Shape("Phi 3, Phi 4", "Phi3Config", {"sliding_window": None}),
+    Shape("Mixtral", "MixtralConfig", {"sliding_window": None, **_EXPERTS}),
+    Shape("Qwen 3 MoE", "Qwen3MoeConfig", {"decoder_sparse_step": 1, **_EXPERTS}),
+    Shape("OLMoE", "OlmoeConfig", _EXPERTS),
+    Shape("Granite 3", "GraniteConfig", {"residual_multiplier": 0.3, "embedding_multiplier": 6.0}),
+    Shape("GLM 4 0414", "Glm4Config"),
+    Shape("GLM 4.5", "Glm4MoeConfig", {"n_routed_experts": 4, "first_k_dense_replace": 1, **_EXPERTS}),
+    Shape("Gemma 2", "Gemma2Config", _GEMMA, always=True),
+    Shape("Gemma 3", "Gemma3TextConfig", {"sliding_window_pattern": 2, **_GEMMA}),
+    Shape("gpt-oss", "GptOssConfig", {**_WINDOWS, **_EXPERTS}, always=True),
+    Shape("Mistral 0.1", "MistralConfig", _WINDOWS, "all of its layers have windows"),
+    Shape("Phi 1, Phi 2", "PhiConfig", reason=_NO_ROPE),
+    Shape("OLMo 2", "Olmo2Config", reason=_NO_ROPE),
+    Shape("OLMo 3", "Olmo3Config", _WINDOWS, _NO_ROPE),
+    Shape("GLM 4", "GlmConfig", reason=_NO_ROPE),
+    Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 64, **_LLAMA4}, _NO_ROPE),
+    Shape(
+        "K normed behind RoPE",
+        "Llama4TextConfig",
+        {"attention_chunk_size": None, "no_rope_layers": [1] * 4, **_LLAMA4},
+        "give other KV than its own forward",
+    ),
+    Shape(
+        "Gemma 4",
+        "Gemma4TextConfig",
+        {"global_head_dim": 64, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, **_WINDOWS},
+        "has another shape",
+    ),
+    Shape(
+        "dynamic NTK", "LlamaConfig", {"rope_parameters": _DYNAMIC_ROPE}, "DynamicNTKScalingRotaryEmbedding"
+    ),
+    Shape(
+        "Phi 3 128K, LongRoPE",
+        "Phi3Config",
+        {"sliding_window": None, "rope_parameters": _LONG_ROPE},
+        "Phi3LongRoPEScaledRotaryEmbedding",
+    ),
+    Shape("DeepSeek V2", "DeepseekV2Config", _LATENT, _NO_ATTENTION),
+    Shape("DeepSeek V3, R1", "DeepseekV3Config", {"topk_method": "noaux_tc", **_LATENT}, _NO_ATTENTION),
+    Shape(
+        "Jamba",
+        "JambaConfig",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 16, "num_experts": 2},
+        _NO_ATTENTION,
+        answers=False,
+    ),
+    Shape(
+        "Granite 4",
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["mamba", "attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 128,
+            "position_embedding_type": "rope",
+            **_MAMBA,
+        },
+        _NO_ATTENTION,
+        always=True,
+    ),
+    Shape("Falcon H1", "FalconH1Config", {"mamba_d_ssm": 256, **_MAMBA}, _NO_ATTENTION),
+    Shape(
+        "Qwen 3 Next",
+        "Qwen3NextConfig",
+        {
+            "shared_expert_intermediate_size": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            **_EXPERTS,
+        },
+        _NO_ATTENTION,
+    ),
+    Shape("Mamba 2", "Mamba2Config", {"num_heads": 8, "state_size": 16}, "model.layers"),
+)

@@ -1,0 +1,22 @@
+"""Which structures are blended, and how, or with which reason they are not: the table of docs/models.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bound_models import bound
+from model_shapes import SHAPES, check_page
+
+
+@pytest.mark.slow
+def test_structure_is_run_otherwise_or_refused_without_its_reason(tmp_path: Path, tokenizer: Any) -> None:
+    folders = [tmp_path / str(number) for number in range(len(SHAPES))]
+    for shape, folder in zip(SHAPES, folders, strict=True):
+        shape.settings(folder, tokenizer)
+    for shape, report in zip(SHAPES, bound(folders, tmp_path / "found"), strict=True):
+        found = report.unsupported or ""
+        assert shape.reason in found if shape.reason else report.passed, (shape, report)
+        check_page(shape, report)
