@@ -110,17 +110,18 @@ class _Check:
             reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
-            cached = self.settings.prefix_caching
-            hit = [self._behind_a_hit(store, prompts[0], texts[1][:2])] if cached else []
-            sliced = self._in_slices(store, prompts[0], full[0])
+            special: list[Row] = []
+            if self.settings.prefix_caching:
+                special.append(self._behind_a_hit(store, prompts[0], texts[1][:2]))
+            if self.settings.blend_share < 1.0:  # else a blend is one slice
+                special.append(self._in_slices(store, prompts[0], full[0]))
         # two chunks' worth: the second stands alone once, and once behind the first
         text = list(prompts[0].token_ids)
         found = ModelCheck(**self.engine.call("selfcheck", text, len(text) // 2))
         rows = [
             _blended(repaired + reused + reread),
             *_same_as_full(full, repaired),
-            *hit,
-            sliced,
+            *special,
             _at_most("ratio 0: stored tokens recomputed", _recomputed(reused), 0),
             _above_zero(REUSE, _largest_kl(full, reused)),
             _at_most("scattered rows against dense float32 attention", found.mask_error, _MAX_MASK_ERROR),
