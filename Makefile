@@ -2,10 +2,11 @@
 VENV := .venv
 BIN := $(VENV)/bin
 KERNEL := $(VENV)/kernel
+OLDEST := $(VENV)/oldest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel models gpu lint clean
+.PHONY: help setup demo test unit kernel models compat gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -14,6 +15,7 @@ help:
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
+	@echo "make compat  tests of the engine on the oldest vLLM that is promised (500 MB once, then 20 minutes)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (25 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
@@ -57,6 +59,16 @@ gpu:
 models: setup
 	UPDATE_MODELS=1 $(BIN)/pytest tests/unit/engine/test_structures.py
 	$(BIN)/pytest -m own_engine tests/engine/test_architectures.py tests/engine/test_weights.py
+
+$(OLDEST): requirements/oldest.lock
+	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<
+	@touch $@
+
+# In front of the other packages; what vLLM needs of them, the other lock files have. The layouts of
+# test_paged_cache.py came later, with the functions that it makes them by.
+compat: setup
+	@$(MAKE) --no-print-directory $(OLDEST)
+	PYTHONPATH=$(OLDEST):$$PYTHONPATH $(BIN)/pytest -q tests/unit/engine tests/engine --ignore tests/unit/engine/test_paged_cache.py
 
 test: lint
 	$(BIN)/pytest -n auto -m "not engine and not models"

@@ -1,4 +1,5 @@
-"""Every name of vLLM that blendrag uses, in one place, for vLLM 0.32; no other module imports vLLM.
+"""Every name of vLLM that blendrag uses, in one place; no other module imports vLLM. For which versions, says
+``client/requirement.py``.
 
 Outside of vLLM's own processes this module is imported when an engine is wanted: it takes seconds.
 """
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from inspect import signature
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,9 +21,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 import torch
-from vllm import SamplingParams, envs
+from vllm import SamplingParams, envs, exceptions
 from vllm import __version__ as VLLM_VERSION
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVTransferConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -30,7 +32,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.exceptions import VLLMClientError
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -38,16 +39,22 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionBackend, AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
-from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
-from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
 
 from blendrag.adapter import Adapter
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
+except ModuleNotFoundError:  # before 0.31 the second model runner takes none: with one, the first is chosen
+    LogitsContext, SlotLogitsProcessor = Any, object
+
+VLLMClientError = getattr(exceptions, "VLLMClientError", ValueError)  # before 0.27 they are ValueErrors
 
 __all__ = [  # passed on; the functions below use the rest
     "VLLM_VERSION",
@@ -98,6 +105,39 @@ _STATIC_ROPES = frozenset(
 _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
 # Of a KV cache that holds numbers as they are computed.
 _PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
+
+
+def missing() -> list[str]:
+    """What is used of vLLM's classes and functions, and this version's do not have: an engine would start
+    without it, and fail, or not blend, later."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    used: dict[Any, str] = {
+        AsyncEngineArgs: "kv_transfer_config worker_extension_cls structured_outputs_config",
+        KVTransferConfig: "kv_connector_module_path kv_connector_extra_config kv_load_failure_policy",
+        AsyncLLM: "from_engine_args collective_rpc reset_prefix_cache shutdown errored",
+        AsyncLLM.generate: "reasoning_ended reasoning_parser_kwargs",
+        SamplingParams: "extra_args output_kind structured_outputs",
+        VllmConfig: "use_v2_model_runner",
+        KVConnectorBase_V1: (
+            "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"
+            " request_finished start_load_kv get_finished get_block_ids_with_load_errors"
+            " build_connector_worker_meta get_kv_connector_stats build_prom_metrics"
+        ),
+        AttentionBackend: "forward_includes_kv_cache_update",
+        CommonAttentionMetadata: (
+            "query_start_loc query_start_loc_cpu seq_lens num_reqs num_actual_tokens max_query_len"
+            " max_seq_len block_table_tensor slot_mapping causal"
+        ),
+        set_forward_context: "num_tokens slot_mapping",
+    }
+    return [
+        f"{thing.__qualname__}.{name}"
+        for thing, names in used.items()
+        for name in names.split()
+        if not hasattr(thing, name) and name not in signature(thing).parameters
+    ]
 
 
 def argument_names() -> frozenset[str]:
@@ -265,7 +305,7 @@ def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
         return "the model needs several KV cache groups"
     if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
         return "all of its layers have windows: the engine gives up the KV behind them"
-    if any(group.kernel_block_size for group in runner.attn_groups[0]):
+    if any(_splits_blocks(group) for group in runner.attn_groups[0]):
         return "the attention backend splits KV blocks"
     return None
 
@@ -277,6 +317,12 @@ def leave_rows_whole(model: Any) -> None:
     scores = [scores_of(attention) for attention in found if attention is not None]
     if is_cpu() and any(each and each.window and each.sinks is not None for each in scores):
         envs.VLLM_CPU_ATTN_SPLIT_KV = False  # over what vLLM would read of the environment
+
+
+def _splits_blocks(group: Any) -> bool:
+    """Whether the backend's blocks are smaller than those of vLLM's pool."""
+    builder = group.get_metadata_builder()
+    return bool(builder.kv_cache_spec.block_size != group.kv_cache_spec.block_size)
 
 
 def _unsupported_layer(layer: Any) -> str | None:
@@ -474,8 +520,3 @@ class FreeBlocks:
         for block in moved:
             self._queue.remove(block)
         self._queue.prepend_n([*self._queue.popleft_n(first), *moved])
-
-
-def conversation_of(request: Any) -> str:
-    """What ``AsyncLLM.generate(session_id=...)`` said of the request; without it, its own conversation."""
-    return getattr(request, "session_id", None) or request.request_id

@@ -14,6 +14,7 @@ from blendrag.options import DEFAULTS, BlendOptions
 from blendrag.select import make_selector
 
 FIELD = "blendrag"
+CONVERSATION = "blendrag_conversation"  # in ``SamplingParams.extra_args``: whose request it is
 
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
@@ -70,6 +71,12 @@ class Recipe:
             return make_selector(self.options).reads_question
         except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more
             return False
+
+
+def conversation_of(request: Any) -> str:
+    """Whose a vLLM request is; where its client did not say: its own."""
+    said = (request.sampling_params.extra_args or {}).get(CONVERSATION)
+    return said or request.request_id
 
 
 @dataclass(slots=True)

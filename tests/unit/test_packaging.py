@@ -24,6 +24,7 @@ from places import ROOT
 LANGCHAIN = ROOT / "integrations" / "langchain-blendrag"
 LLAMA_INDEX = ROOT / "integrations" / "llama-index-llms-blendrag"
 INTEGRATIONS = [LANGCHAIN, LLAMA_INDEX]
+OLDEST_VLLM = ROOT / "requirements" / "oldest.lock"
 LEFT_OUT = {  # on purpose: the lock files tell why
     "torchvision", "torchaudio", "torchcodec", "llm", "llama-cpp-python", "triton", "py-cpuinfo2",
 }  # fmt: skip
@@ -36,8 +37,9 @@ def project(folder: Path) -> dict[str, Any]:
 
 @cache
 def pins() -> list[tuple[str, Version]]:
-    """Every package of every lock file with its version."""
-    found = [each for lock in (ROOT / "requirements").glob("*.lock") for each in requirements(lock)]
+    """Every package of every lock file with its version, but for what is installed apart to replace one."""
+    locks = [lock for lock in (ROOT / "requirements").glob("*.lock") if lock != OLDEST_VLLM]
+    found = [each for lock in locks for each in requirements(lock)]
     return [(canonicalize_name(each.name), Version(str(each.specifier).removeprefix("=="))) for each in found]
 
 

@@ -36,9 +36,9 @@ from blendrag.engine.client.launch import (
     engine_environment,
     engine_key,
     main_not_imported_again,
-    require_vllm,
 )
 from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.client.requirement import check_vllm, require_vllm
 from blendrag.engine.client.shortage import shortage
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import Recipe
@@ -122,6 +122,7 @@ class Engine:
 
     async def _start(self) -> EngineFacts:
         with engine_environment(self.settings, self._sockets.name):
+            check_vllm()
             from blendrag.engine import compat
 
             args = engine_args(self.settings, self.model_path, self.extension)
@@ -399,8 +400,7 @@ class Engine:
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
             async with asyncio.timeout(sampling.timeout_s):
-                about = {"session_id": sampling.conversation, **vllm_reasoning(sampling)}
-                async for output in self._llm.generate(prompt, params, ticket, **about):
+                async for output in self._llm.generate(prompt, params, ticket, **vllm_reasoning(sampling)):
                     ttft = ttft or time.perf_counter() - begin
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from blendrag.engine.client.prior_turns import PriorTurns
-from blendrag.engine.recipe import FIELD, Recipe
+from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 
@@ -102,6 +102,8 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     grammar, forced = sampling.grammar, list(sampling.forced)
     logprobs, other = sampling.logprobs, sampling.other
     extra: dict[str, Any] = {"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else {}
+    if sampling.conversation:
+        extra[CONVERSATION] = sampling.conversation
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:

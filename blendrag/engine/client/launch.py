@@ -3,7 +3,6 @@ does not run the user's script again."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import Any
 from blendrag.adapter import adapter_for
 from blendrag.engine import start_error
 from blendrag.engine.client.reasoning import engine_parser
-from blendrag.errors import ConfigError, EngineBusyError, MissingDependencyError
+from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.settings import Settings, closest
 
 # Settings that an engine is started with; the others may differ from request to request.
@@ -120,14 +119,6 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
     finally:
         for name in ours:
             os.environ.pop(name, None)
-
-
-def require_vllm() -> None:
-    """Raise MissingDependencyError, naming the extra, if no vLLM is installed."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingDependencyError(
-            'vLLM is not installed: pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
-        )
 
 
 def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from blendrag.engine.compat import (
     KVConnectorRole,
     KVConnectorStats,
     KVConnectorWorkerMetadata,
-    conversation_of,
     takes_back_steps,
 )
-from blendrag.engine.recipe import FIELD, BlendOrder, read_recipe
+from blendrag.engine.recipe import FIELD, BlendOrder, conversation_of, read_recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import (
     Recorder,

