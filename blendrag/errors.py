@@ -2,7 +2,7 @@
 
 BlendragError
 ├── ConfigError              correct the setting that is named
-├── MissingDependencyError   install the extra that is named
+├── MissingDependencyError   install what is named
 ├── ModelError
 │   ├── ModelNotFoundError   correct the model's name or folder
 │   └── ModelNotSupportedError  choose another model (or serve this one without blending)
@@ -20,7 +20,7 @@ BlendragError
     ├── EngineBusyError      close the other engine that is named, or use its settings
     └── GenerationTimeoutError  allow more time, or fewer tokens
 
-BlendragWarning              nothing failed, but time is lost: the message says how to save it
+BlendragWarning              nothing failed, but time may be lost: the message says what to do
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConfigError(BlendragError):
 
 
 class MissingDependencyError(BlendragError):
-    """An optional package is needed and not installed."""
+    """A package is needed that is not installed, or is of another version than blendrag is for."""
 
 
 class ModelError(BlendragError):
@@ -103,4 +103,4 @@ class GenerationTimeoutError(EngineError):
 
 
 class BlendragWarning(UserWarning):
-    """A prompt is answered correctly, but with documents prefilled that could have been reused."""
+    """Answers are right, but documents are prefilled that could be reused, or may be."""

@@ -29,12 +29,12 @@ def check_vllm() -> None:
     try:
         from blendrag.engine import compat
 
-        missing = ", ".join(compat.missing())
+        missing = compat.missing()
     except ImportError as error:
-        missing = str(error)
+        missing = [str(error)]
     if missing:
         raise MissingDependencyError(
-            f"vLLM {version} does not have what blendrag uses ({missing}): it needs {TESTED}, {_INSTALL}"
+            f"vLLM {version} lacks what blendrag uses ({', '.join(missing)}): it needs {TESTED}, {_INSTALL}"
         )
     if version and not TESTED.contains(version, prereleases=True):
         warnings.warn(
