@@ -22,6 +22,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+from blendrag.engine.client.generation import Sampling, vllm_sampling
 from blendrag.engine.compat import FreeBlocks
 from blendrag.engine.recipe import CONVERSATION, conversation_of
 from blendrag.engine.worker.connector import BlendConnector
@@ -235,6 +236,12 @@ def connector(role: KVConnectorRole, **extra: Any) -> BlendConnector:
 def step(scheduler: BlendConnector, worker: BlendConnector) -> None:
     meta = worker.build_connector_worker_meta()
     scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=meta))
+
+
+@pytest.mark.parametrize(("said", "whose"), [("lively", "lively"), (None, "r")])
+def test_conversation_that_a_client_names_is_another_for_the_scheduler(said: str | None, whose: str) -> None:
+    params = vllm_sampling(Sampling(conversation=said), 8, None, "ticket")
+    assert conversation_of(Request("r", SYSTEM, params, None)) == whose
 
 
 @pytest.mark.parametrize(("wanted", "left"), [(True, (4, 0)), (False, (0, 4))])
