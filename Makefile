@@ -15,7 +15,7 @@ help:
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
-	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then ten minutes)"
+	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (25 minutes; STAGE=... for one stage)"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
