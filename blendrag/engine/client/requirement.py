@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from blendrag.errors import BlendragWarning, MissingDependencyError
 from blendrag.machine import installed_vllm
 
-TESTED = SpecifierSet(">=0.27,<0.34")
+TESTED = SpecifierSet(">=0.27,<0.33")
 """The versions that the extras ask for."""
 
 _INSTALL = 'pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
