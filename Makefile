@@ -73,7 +73,7 @@ compat: setup
 	PYTHONPATH=$(abspath $(OLDEST)):$$PYTHONPATH $(BIN)/pytest -q tests/engine/test_async_claims.py
 
 test: lint
-	$(BIN)/pytest -n auto -m "not engine and not models"
+	$(BIN)/pytest -n auto --dist loadgroup -m "not engine and not models"
 	$(BIN)/pytest -m "engine and not gpu"
 
 clean:

@@ -19,6 +19,7 @@ from blendrag.cli.ingest import ingest
 from blendrag.cli.maintenance import export, gc, import_, purge, verify
 from blendrag.cli.plan import plan
 from blendrag.cli.profile import profile
+from blendrag.cli.serve import ANY_OPTION, serve
 from blendrag.cli.stats import stats
 from blendrag.errors import BlendragWarning
 
@@ -26,6 +27,7 @@ app = group("blendrag")
 for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
     app.command()(command)
 app.command("import")(import_)
+app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
 app.add_typer(evictor, name="evictor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from blendrag.select import make_selector
 
 FIELD = "blendrag"
 CONVERSATION = "blendrag_conversation"  # in ``SamplingParams.extra_args``: whose request it is
+_SEAL = "seal"
 
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
@@ -104,6 +106,22 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     options = dict(fields["options"])
     options["check_layers"] = tuple(int(layer) for layer in options["check_layers"])
     return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options)})
+
+
+def sealed(params: dict[str, Any], salt: str, secret: str) -> dict[str, Any]:
+    """``transfer_params`` that only who knows the secret can have made: those of a server, which anyone may
+    send requests to. Blended KV under another prompt's salt would be taken for that prompt's."""
+    return {**params, _SEAL: _seal(params, salt, secret)}
+
+
+def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
+    """Whether they are of this server, and for this salt."""
+    return hmac.compare_digest(str(params.get(_SEAL)), _seal(params, salt or "", secret))
+
+
+def _seal(params: dict[str, Any], salt: str, secret: str) -> str:
+    said = json.dumps([params.get(FIELD), params.get("ticket"), salt], sort_keys=True)
+    return hmac.new(secret.encode(), said.encode(), "sha256").hexdigest()
 
 
 def spans_of(segments: Sequence[Sequence[Any]]) -> tuple[tuple[str, int, int], ...]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,7 +14,7 @@ from blendrag.chat.answer import Answer, Piece
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest, RequestOptions, check_names
 from blendrag.embedder import Embedder
-from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
@@ -27,13 +27,11 @@ from blendrag.models import resolve_embedder
 from blendrag.progress import Progress, progress_bar
 from blendrag.prompt import Messages
 from blendrag.select import make_selector
-from blendrag.serving.forecaster import FORECASTS
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
 
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
-_MOST_REUSED = 10  # documents, in stats
 
 
 class AskOptions(RequestOptions, total=False):
@@ -114,7 +112,7 @@ class BlendIndex:
         self._library.close()
         self._ledger.close()
 
-    def start(self, progress: Progress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running: half a minute that the first question need not pay."""
         return self._library.start(progress)
 
@@ -233,16 +231,4 @@ class BlendIndex:
     def stats(self) -> dict[str, Any]:
         """Documents, chunks and bytes; what was counted per tier since the index was made; eviction and its
         forecasts; the documents that were reused most; and what the tiers say now, when the engine runs."""
-        catalogue = self._library.catalogue
-        facts: dict[str, Any] = {
-            "path": str(self.root),
-            "model": self._library.identity.model,
-            "documents": len(self._ledger.sources()),
-            "chunks": asdict(catalogue.totals()),
-            "counters": {name: counts for name, counts in catalogue.counters().items() if name != FORECASTS},
-            "eviction": self._library.eviction(),
-            "reuse": [asdict(row) for row in catalogue.reuse(_MOST_REUSED)],
-        }
-        if store := self._library.session.store:
-            facts |= asdict(store.stats())
-        return facts
+        return {"documents": len(self._ledger.sources()), **self._library.stats()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
@@ -148,7 +149,7 @@ def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Rec
     return Recipe(store, (), options if ratio is None else replace(options, recompute_ratio=ratio))
 
 
-def reset(engine: Engine) -> None:
+def reset(engine: RunningEngine) -> None:
     """Empty the prefix cache; a request that has just ended may hold it for a moment yet."""
     deadline = time.monotonic() + _RESET_TIMEOUT_S
     while not engine.reset_prefix_cache():

@@ -78,7 +78,11 @@ class Collection:
         self.library.release(self.library.catalogue.owners(self._owner("")))
 
     def sync(
-        self, documents: Texts, *, sources: Sources | None = None, progress: bool | None = False
+        self,
+        documents: Texts,
+        *,
+        sources: Sources | None = None,
+        progress: Progress | bool | None = False,
     ) -> SyncReport:
         """Make the library hold exactly ``documents``, and all of their KV. ``sources``: as :meth:`add`."""
         report = SyncReport()

@@ -7,11 +7,11 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
 from blendrag.forecast.folder import default_folder
@@ -25,12 +25,14 @@ from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.owners import document_of
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
-from blendrag.serving.session import EngineSession
+from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import check_codec
 from blendrag.store.contexts import Contexts, NewChunk
 from blendrag.store.lock import IndexLock
+
+_MOST_REUSED = 10
 
 
 @dataclass(slots=True)
@@ -50,7 +52,8 @@ class Library:
     StoreInUseError (another process has it open).
     """
 
-    def __init__(self, root: Path, settings: Settings) -> None:
+    def __init__(self, root: Path, settings: Settings, engine: StartEngine | None = None) -> None:
+        """``engine``: gives the engine when it is needed; None: the one that this process shares."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         check_codec(settings.codec)
@@ -71,7 +74,7 @@ class Library:
         except BaseException:
             self._lock.release()
             raise
-        self.session = EngineSession(root, settings, self.identity, self._prefix)
+        self.session = EngineSession(root, settings, self.identity, self._prefix, engine)
         self._recogniser: Recogniser | None = None
         self._recognising = threading.Lock()
         self._prefilling = threading.Lock()
@@ -81,7 +84,7 @@ class Library:
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self._warned = False
 
-    def start(self, progress: Progress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
         engine = self.session.start(progress)
         self._look_ahead(self.session.store is not None)
@@ -114,6 +117,22 @@ class Library:
         self.session.close()
         self.catalogue.close()
         self._lock.release()
+
+    def stats(self) -> dict[str, Any]:
+        """Chunks and bytes; what was counted per tier since the folder was made; eviction and its forecasts;
+        the documents that were reused most; and what the tiers say now, when the engine runs."""
+        counters = self.catalogue.counters()
+        facts: dict[str, Any] = {
+            "path": str(self.root),
+            "model": self.identity.model,
+            "chunks": asdict(self.catalogue.totals()),
+            "counters": {name: counts for name, counts in counters.items() if name != FORECASTS},
+            "eviction": self.eviction(),
+            "reuse": [asdict(row) for row in self.catalogue.reuse(_MOST_REUSED)],
+        }
+        if store := self.session.store:
+            facts |= asdict(store.stats())
+        return facts
 
     def eviction(self) -> dict[str, Any]:
         """policies: by tier. forecasts: what was asked of the predictor since the folder was made, what

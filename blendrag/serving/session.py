@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from blendrag.control.profile import NO_PROFILE, Profile, any_profile, load_profile, profile_digest
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
@@ -21,18 +22,27 @@ from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
 
+StartEngine = Callable[[Settings, Callable[[str], None]], RunningEngine]
+
 
 class EngineSession:
     """Thread-safe."""
 
     def __init__(
-        self, root: Path, settings: Settings, identity: KVIdentity, prefix: Sequence[int] = ()
+        self,
+        root: Path,
+        settings: Settings,
+        identity: KVIdentity,
+        prefix: Sequence[int] = (),
+        engine: StartEngine | None = None,
     ) -> None:
-        """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled."""
+        """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled. ``engine``:
+        gives one for these settings, by default the one that the process shares."""
         self._root, self._settings, self._identity = root, settings, identity
+        self._start_engine = engine or Engine.shared
         self._prefix = list(prefix)
         self.stack = settings.stack
-        self._engine: Engine | None = None
+        self._engine: RunningEngine | None = None
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
         self._store: StoreClient | None = None
@@ -48,7 +58,7 @@ class EngineSession:
     def running(self) -> bool:
         return self._engine is not None
 
-    def start(self, progress: Progress | None = None) -> Engine:
+    def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running. Raises EngineClosedError after :meth:`close`."""
         with self._lock:
             if self._closed:
@@ -57,7 +67,7 @@ class EngineSession:
                 self._engine.release()
                 self._engine = self._store = None
             if self._engine is None:
-                engine = Engine.shared(self._settings, (progress or SILENT).note)
+                engine = self._start_engine(self._settings, (progress or SILENT).note)
                 try:
                     if engine.blends:
                         profile = self._profile(engine.facts)

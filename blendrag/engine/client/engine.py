@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
-import itertools
 import os
-import queue
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from blendrag import errors
-from blendrag.engine.client.generation import (
-    Delta,
-    Sampling,
-    delta_of,
-    vllm_prompt,
-    vllm_reasoning,
-    vllm_sampling,
-)
 from blendrag.engine.client.launch import (
     SERVING,
     WorkerExtension,
@@ -37,21 +26,12 @@ from blendrag.engine.client.launch import (
     engine_key,
     main_not_imported_again,
 )
-from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.client.requirement import check_vllm, require_vllm
+from blendrag.engine.client.running import RunningEngine, T
 from blendrag.engine.client.shortage import shortage
 from blendrag.engine.operations import EngineFacts
-from blendrag.engine.recipe import Recipe
-from blendrag.engine.report import BlendReport
 from blendrag.engine.start_error import kept, one_line
-from blendrag.errors import (
-    ConfigError,
-    EngineBusyError,
-    EngineClosedError,
-    EngineError,
-    GenerationTimeoutError,
-    PromptTooLongError,
-)
+from blendrag.errors import EngineBusyError, EngineClosedError, EngineError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import quantisation, resolve_model
 from blendrag.settings import Settings
@@ -59,12 +39,11 @@ from blendrag.settings import Settings
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
 _SHUTDOWN_TIMEOUT_S = 30.0
 
-T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
-class Engine:
-    """Get one with :meth:`shared`; give it back with :meth:`release`. Safe to use from any thread or loop."""
+class Engine(RunningEngine):
+    """Started by this process. Get one with :meth:`shared`; give it back with :meth:`release`."""
 
     _shared: ClassVar[dict[tuple[Any, ...], Engine]] = {}
     _lock: ClassVar[Any] = threading.Lock()
@@ -72,13 +51,9 @@ class Engine:
     def __init__(
         self, settings: Settings, progress: Progress | None = None, extension: WorkerExtension = SERVING
     ) -> None:
-        self.settings, self.extension = settings, extension
+        super().__init__(settings, extension)
         self._users = 0
         self._pid = os.getpid()
-        self._ids = itertools.count()
-        self._turns = PriorTurns()
-        self._slicing = asyncio.Lock()
-        self._closed = False
         note = progress or (lambda _: None)
         require_vllm()
         self.model_path: Path = resolve_model(
@@ -92,7 +67,7 @@ class Engine:
         note("starting the engine")
         start = self._submit(self._start())
         try:
-            self.facts: EngineFacts = start.result(settings.start_timeout_s)
+            self.facts = start.result(settings.start_timeout_s)
         except errors.BlendragError:
             self._stop_loop()
             raise
@@ -224,200 +199,11 @@ class Engine:
         self._loop.close()
         self._sockets.cleanup()
 
-    # -- what it knows ------------------------------------------------------------------------------------
-
-    @property
-    def blends(self) -> bool:
-        """Whether this model can be blended; ``facts.reason`` says why not."""
-        return not self.facts.reason
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can still be used."""
-        return not self._closed and not self._llm.errored
-
-    @property
-    def max_model_len(self) -> int:
-        return int(self._llm.model_config.max_model_len)
-
-    # -- calls --------------------------------------------------------------------------------------------
-
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._closed or self._pid != os.getpid():
+        if self._pid != os.getpid() and not self._closed:
             work.close()
-            if self._closed:
-                raise EngineClosedError("this engine was closed: open a new one")
             raise EngineError(
                 f"this engine belongs to process {self._pid}, not to its fork {os.getpid()}:"
                 " fork before the first use, or use the spawn start method"
             )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call(self, operation: str, *args: Any) -> Any:
-        """Run one of the worker's operations on plain data, and wait for it (see :class:`StoreClient`)."""
-        return self._submit(self._call(operation, *args)).result()
-
-    def call_later(self, operation: str, *args: Any) -> Future[Any]:
-        """``call`` without waiting."""
-        return self._submit(self._call(operation, *args))
-
-    def calls_later(self, *calls: Sequence[Any]) -> Future[None]:
-        """Several, (operation, arguments...) each, one after the other."""
-        return self._submit(self._calls(calls))
-
-    async def _calls(self, calls: Sequence[Sequence[Any]]) -> None:
-        for operation, *args in calls:
-            await self._call(operation, *args)
-
-    async def _call(self, operation: str, *args: Any) -> Any:
-        limit = self.settings.call_timeout_s
-
-        async def ask(method: str, *about: Any) -> dict[str, Any]:
-            answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=about))[0]
-            return answer
-
-        try:
-            async with asyncio.timeout(limit):
-                answer = await ask("blendrag_call", operation, *args)
-            if "more" in answer:
-                # One at a time: the engine takes a step only when nobody's call is waiting.
-                async with self._slicing, asyncio.timeout(limit):
-                    while "more" in answer:
-                        answer = await ask("blendrag_go_on", answer["more"])
-        except TimeoutError:
-            raise EngineError(
-                f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
-                " it less at once (ingest_batch_tokens)"
-            ) from None
-        except Exception as error:
-            raise EngineError(f"the engine failed at {operation}: {error}") from error
-        if "error" in answer:
-            name, message = answer["error"]
-            raise getattr(errors, name, EngineError)(message)
-        return answer["ok"]
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
-        return self._submit(self._llm.reset_prefix_cache()).result()
-
-    # -- generation ---------------------------------------------------------------------------------------
-
-    # namespace: the tenant, whose prompts the prefix cache keeps apart from others', blended or not.
-
-    def generate(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Delta:
-        """The whole completion as one piece."""
-        try:
-            return self._submit(self._whole(token_ids, sampling, recipe, namespace)).result()
-        except CancelledError:
-            raise _closed_meanwhile() from None
-
-    async def agenerate(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Delta:
-        """``generate`` for any event loop. Cancelling it stops the generation."""
-        return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
-
-    def stream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> Generator[Delta]:
-        """Pieces as they come. Closing the iterator stops the generation."""
-        pieces: queue.Queue[Delta | BaseException | None] = queue.Queue()
-        task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe, namespace))
-        try:
-            while (piece := pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-        finally:
-            task.cancel()
-
-    async def astream(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
-    ) -> AsyncGenerator[Delta]:
-        """``stream`` for any event loop."""
-        pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def put(piece: Delta | BaseException | None) -> None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-        task = self._submit(self._feed(put, token_ids, sampling, recipe, namespace))
-        try:
-            while (piece := await pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-        finally:
-            task.cancel()
-
-    async def _feed(
-        self,
-        put: Callable[[Delta | BaseException | None], Any],
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        recipe: Recipe | None,
-        namespace: str,
-    ) -> None:
-        try:
-            async for delta in self._deltas(token_ids, sampling, recipe, namespace):
-                put(delta)
-            put(None)
-        except asyncio.CancelledError:  # by the reader, who is gone; or by close()
-            put(_closed_meanwhile())
-            raise
-        except Exception as error:
-            put(error)
-
-    async def _whole(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
-    ) -> Delta:
-        whole: Delta | None = None
-        async for delta in self._deltas(token_ids, sampling, recipe, namespace):
-            whole = delta if whole is None else whole.joined(delta)
-        if whole is None:
-            raise EngineError("the engine ended a request without an answer")
-        return whole
-
-    async def _deltas(
-        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
-    ) -> AsyncIterator[Delta]:
-        from blendrag.engine import compat
-
-        if sampling.forced and not self.extension.logits_processors:
-            raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
-        room = self.max_model_len - len(token_ids)
-        if room < 1:
-            raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, the model's window {self.max_model_len}:"
-                " ask for fewer documents (top_k) or use a model with a longer window"
-            )
-        ticket = f"blendrag-{next(self._ids)}"
-        prompt = vllm_prompt(list(token_ids), recipe, self._turns, namespace)
-        params = vllm_sampling(sampling, room, recipe, ticket)
-        begin, ttft, prefix = time.perf_counter(), 0.0, 0
-        try:
-            async with asyncio.timeout(sampling.timeout_s):
-                async for output in self._llm.generate(prompt, params, ticket, **vllm_reasoning(sampling)):
-                    ttft = ttft or time.perf_counter() - begin
-                    prefix = prefix or output.num_cached_tokens or 0
-                    delta = delta_of(output, ttft, prefix)
-                    if output.finished and delta.report is None and recipe is not None:
-                        delta.report = BlendReport.from_plain(await self._call("report", ticket))
-                    yield delta
-        except TimeoutError:
-            raise GenerationTimeoutError(
-                f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
-            ) from None
-        except (ValueError, compat.VLLMClientError) as error:
-            raise ConfigError(f"the engine refuses this request: {error}") from error
-        except errors.BlendragError:
-            raise
-        except Exception as error:
-            raise EngineError(f"the engine stopped while generating: {error}") from error
-
-
-def _closed_meanwhile() -> EngineError:
-    return EngineClosedError("the engine was closed while it was generating")
+        return super()._submit(work)

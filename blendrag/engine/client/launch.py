@@ -91,26 +91,33 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
     )
 
 
+def server_environment(settings: Settings) -> dict[str, str]:
+    """What vLLM and its processes read, embedded or as a server, except what the user has set."""
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
+        defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
 @contextmanager
 def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
     """What vLLM and its processes read while they start, except what the user has set.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
     """
-    defaults = {
+    defaults = server_environment(settings) | {
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would have our threads' locks and no watchdog
         "VLLM_RPC_BASE_PATH": sockets,
         start_error.VARIABLE: str(start_error.file_in(sockets)),
-        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
-        "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCH_LOGS": "-all",
         "PYTHONWARNINGS": "ignore",
     }
-    if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
-        defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # TORCH_LOGS, for this process
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)

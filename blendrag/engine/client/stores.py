@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blendrag.control.profile import Profile
-from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
@@ -37,13 +37,13 @@ class StoreClient:
     (StoreError, StoreFullError); EngineError if it does not answer in ``call_timeout_s``.
     """
 
-    engine: Engine
+    engine: RunningEngine
     id: str
 
     @classmethod
     def open(
         cls,
-        engine: Engine,
+        engine: RunningEngine,
         root: Path,
         identity: KVIdentity,
         stack: Iterable[TierSpec],

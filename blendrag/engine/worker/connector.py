@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import (
     FreeBlocks,
     KVConnectorBase_V1,
@@ -24,7 +25,7 @@ from blendrag.engine.compat import (
     KVConnectorWorkerMetadata,
     takes_back_steps,
 )
-from blendrag.engine.recipe import FIELD, BlendOrder, conversation_of, read_recipe
+from blendrag.engine.recipe import FIELD, BlendOrder, conversation_of, is_sealed, read_recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import (
     Recorder,
@@ -117,6 +118,11 @@ class BlendConnector(KVConnectorBase_V1):
         self._share = float(extra.get("blend_share", 1.0))
         self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
+        # Of a server, which others send requests to, and which vLLM starts without a watchdog of ours.
+        self._secret: str | None = None
+        if extra.get("served"):
+            self._secret = vllm_config.kv_transfer_config.engine_id.partition("_dp")[0]
+            exit_with_parent()
         # scheduler half
         self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []
@@ -161,6 +167,11 @@ class BlendConnector(KVConnectorBase_V1):
             )
             return 0, False
         if recipe is None or request.request_id in self._failed:
+            return 0, False
+        if self._secret and not is_sealed(request.kv_transfer_params, request.cache_salt, self._secret):
+            self._results[request.request_id] = BlendReport(
+                cause="recipe", fallback="the recipe is not this server's"
+            )
             return 0, False
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = BlendReport(
@@ -294,6 +305,11 @@ class BlendConnector(KVConnectorBase_V1):
         if not self._prefix_forecasts:
             forecasts = {}
         return BlendReports(reports, forecasts) if reports or forecasts else None
+
+    def shutdown(self) -> None:
+        """What was prefilled is written before the process ends."""
+        if self._data_plane is not None:
+            self._data_plane.close()
 
     # -- metrics, of both halves --------------------------------------------------------------------------
 

@@ -95,6 +95,11 @@ class DataPlane:
             finally:
                 opened.kv.close()
 
+    def close(self) -> None:
+        """Close all stores."""
+        for store in tuple(self._stores):
+            self.close_store(store)
+
     def store(self, store: str) -> KVStore:
         return self._stores[store].kv
 

@@ -33,7 +33,11 @@ class BlendWorker:
     vllm_config: Any
 
     def blendrag_bind(self) -> dict[str, Any]:
-        """Give the connector its model; facts about it. ``reason`` says why it cannot be blended."""
+        """Give the connector its model, once; facts about it. ``reason`` says why it cannot be blended."""
+        self._blendrag_facts = getattr(self, "_blendrag_facts", None) or self._bind()
+        return self._blendrag_facts
+
+    def _bind(self) -> dict[str, Any]:
         model = self.model_runner.get_model()
         compat.leave_rows_whole(model)
         facts: dict[str, Any] = {

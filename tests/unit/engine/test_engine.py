@@ -27,7 +27,7 @@ def call(answer: Any, delay: float = 0.0) -> Any:
 
     llm = SimpleNamespace(collective_rpc=collective_rpc)
     engine: Any = SimpleNamespace(_llm=llm, settings=SETTINGS.model_copy(update={"call_timeout_s": 0.5}))
-    return asyncio.run(Engine._call(engine, "flush", "store"))
+    return asyncio.run(Engine.acall(engine, "flush", "store"))
 
 
 def test_error_of_the_worker_has_another_class_here() -> None:

@@ -1,0 +1,70 @@
+"""``blendrag serve``: a stock vLLM server that blends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blendrag.cli.console import err
+
+# Options that are neither ours nor settings are vLLM's.
+ANY_OPTION = {"ignore_unknown_options": True}
+
+
+def serve(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A folder, a hub id, or nothing for the packaged default; then options of vLLM.",
+            metavar="[MODEL] [OPTION...]",
+            show_default=False,
+        ),
+    ] = None,
+    index: Annotated[
+        Path | None,
+        typer.Option("--index", "-i", help="Folder of an index, or of KV alone; by default one per model."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
+) -> None:
+    """Serve a model to OpenAI clients, with the documents that it knows blended.
+
+    Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
+    """
+    from blendrag.engine.client.requirement import require_vllm
+    from blendrag.models import resolve_model
+    from blendrag.select import make_selector
+    from blendrag.server.command import serve_command, settings_among
+    from blendrag.serving.lease import default_kv_dir
+    from blendrag.serving.library import Library
+    from blendrag.settings import Settings
+    from blendrag.store.codec import check_codec
+
+    require_vllm()
+    words = words or []
+    model = words[0] if words and not words[0].startswith("-") else None
+    given, more = settings_among(words if model is None else words[1:])
+    given |= {} if model is None else {"model": model}
+    settings = Settings.load(**given)
+    make_selector(settings.blending)
+    check_codec(settings.codec)
+    with err().status("looking for the model") as status:
+        path = resolve_model(
+            settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
+        )
+        folder = None if index is None else index.expanduser().resolve()
+        command = serve_command(settings, given, path, folder, more)
+    if show:
+        shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
+        typer.echo(" ".join([*shown, shlex.join(command.words)]))
+        return
+    # What is wrong with the folder is said in one line, before a model is loaded.
+    Library(folder or default_kv_dir(settings), settings).close()
+    program, variables = command.words[0], {**os.environ, **command.variables}
+    beside = shutil.which(program, path=str(Path(sys.executable).parent))
+    os.execvpe(beside or program, command.words, variables)

@@ -1,0 +1,250 @@
+"""An engine that runs, whoever has started it: what its worker does on request, and generation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import queue
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from blendrag import errors
+from blendrag.engine.client.generation import (
+    Delta,
+    Sampling,
+    delta_of,
+    vllm_prompt,
+    vllm_reasoning,
+    vllm_sampling,
+)
+from blendrag.engine.client.launch import SERVING, WorkerExtension
+from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.operations import EngineFacts
+from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    GenerationTimeoutError,
+    PromptTooLongError,
+)
+from blendrag.settings import Settings
+
+T = TypeVar("T")
+
+
+class RunningEngine:
+    """Over a vLLM ``AsyncLLM`` and the event loop that it runs in. Safe to use from any thread or loop but,
+    where a method waits, that one."""
+
+    _llm: Any
+    _loop: asyncio.AbstractEventLoop
+    facts: EngineFacts
+
+    def __init__(self, settings: Settings, extension: WorkerExtension = SERVING) -> None:
+        self.settings, self.extension = settings, extension
+        self._ids = itertools.count()
+        self.turns = PriorTurns()
+        self._slicing = asyncio.Lock()
+        self._closed = False
+
+    def release(self) -> None:
+        """Give the engine back."""
+
+    # -- what it knows ------------------------------------------------------------------------------------
+
+    @property
+    def blends(self) -> bool:
+        """Whether this model can be blended; ``facts.reason`` says why not."""
+        return not self.facts.reason
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be used."""
+        return not self._closed and not self._llm.errored
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._llm.model_config.max_model_len)
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._closed:
+            work.close()
+            raise EngineClosedError("this engine was closed: open a new one")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, operation: str, *args: Any) -> Any:
+        """Run one of the worker's operations on plain data, and wait for it (see :class:`StoreClient`)."""
+        return self._submit(self.acall(operation, *args)).result()
+
+    def call_later(self, operation: str, *args: Any) -> Future[Any]:
+        """``call`` without waiting."""
+        return self._submit(self.acall(operation, *args))
+
+    def calls_later(self, *calls: Sequence[Any]) -> Future[None]:
+        """Several, (operation, arguments...) each, one after the other."""
+        return self._submit(self._calls(calls))
+
+    async def _calls(self, calls: Sequence[Sequence[Any]]) -> None:
+        for operation, *args in calls:
+            await self.acall(operation, *args)
+
+    async def acall(self, operation: str, *args: Any) -> Any:
+        """``call`` in the engine's own loop."""
+        limit = self.settings.call_timeout_s
+
+        async def ask(method: str, *about: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=about))[0]
+            return answer
+
+        try:
+            async with asyncio.timeout(limit):
+                answer = await ask("blendrag_call", operation, *args)
+            if "more" in answer:
+                # One at a time: the engine takes a step only when nobody's call is waiting.
+                async with self._slicing, asyncio.timeout(limit):
+                    while "more" in answer:
+                        answer = await ask("blendrag_go_on", answer["more"])
+        except TimeoutError:
+            raise EngineError(
+                f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
+                " it less at once (ingest_batch_tokens)"
+            ) from None
+        except Exception as error:
+            raise EngineError(f"the engine failed at {operation}: {error}") from error
+        if "error" in answer:
+            name, message = answer["error"]
+            raise getattr(errors, name, EngineError)(message)
+        return answer["ok"]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
+        return self._submit(self._llm.reset_prefix_cache()).result()
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    # namespace: the tenant, whose prompts the prefix cache keeps apart from others', blended or not.
+
+    def generate(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Delta:
+        """The whole completion as one piece."""
+        try:
+            return self._submit(self._whole(token_ids, sampling, recipe, namespace)).result()
+        except CancelledError:
+            raise _closed_meanwhile() from None
+
+    async def agenerate(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Delta:
+        """``generate`` for any event loop. Cancelling it stops the generation."""
+        return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
+
+    def stream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Generator[Delta]:
+        """Pieces as they come. Closing the iterator stops the generation."""
+        pieces: queue.Queue[Delta | BaseException | None] = queue.Queue()
+        task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe, namespace))
+        try:
+            while (piece := pieces.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            task.cancel()
+
+    async def astream(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> AsyncGenerator[Delta]:
+        """``stream`` for any event loop."""
+        pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def put(piece: Delta | BaseException | None) -> None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        task = self._submit(self._feed(put, token_ids, sampling, recipe, namespace))
+        try:
+            while (piece := await pieces.get()) is not None:
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+        finally:
+            task.cancel()
+
+    async def _feed(
+        self,
+        put: Callable[[Delta | BaseException | None], Any],
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        recipe: Recipe | None,
+        namespace: str,
+    ) -> None:
+        try:
+            async for delta in self._deltas(token_ids, sampling, recipe, namespace):
+                put(delta)
+            put(None)
+        except asyncio.CancelledError:  # by the reader, who is gone; or by close()
+            put(_closed_meanwhile())
+            raise
+        except Exception as error:
+            put(error)
+
+    async def _whole(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
+    ) -> Delta:
+        whole: Delta | None = None
+        async for delta in self._deltas(token_ids, sampling, recipe, namespace):
+            whole = delta if whole is None else whole.joined(delta)
+        if whole is None:
+            raise EngineError("the engine ended a request without an answer")
+        return whole
+
+    async def _deltas(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
+    ) -> AsyncIterator[Delta]:
+        from blendrag.engine import compat
+
+        if sampling.forced and not self.extension.logits_processors:
+            raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
+        room = self.max_model_len - len(token_ids)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids)} tokens, the model's window {self.max_model_len}:"
+                " ask for fewer documents (top_k) or use a model with a longer window"
+            )
+        ticket = f"blendrag-{next(self._ids)}"
+        prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)
+        params = vllm_sampling(sampling, room, recipe, ticket)
+        begin, ttft, prefix = time.perf_counter(), 0.0, 0
+        try:
+            async with asyncio.timeout(sampling.timeout_s):
+                async for output in self._llm.generate(prompt, params, ticket, **vllm_reasoning(sampling)):
+                    ttft = ttft or time.perf_counter() - begin
+                    prefix = prefix or output.num_cached_tokens or 0
+                    delta = delta_of(output, ttft, prefix)
+                    if output.finished and delta.report is None and recipe is not None:
+                        delta.report = BlendReport.from_plain(await self.acall("report", ticket))
+                    yield delta
+        except TimeoutError:
+            raise GenerationTimeoutError(
+                f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
+            ) from None
+        except (ValueError, compat.VLLMClientError) as error:
+            raise ConfigError(f"the engine refuses this request: {error}") from error
+        except errors.BlendragError:
+            raise
+        except Exception as error:
+            raise EngineError(f"the engine stopped while generating: {error}") from error
+
+
+def _closed_meanwhile() -> EngineError:
+    return EngineClosedError("the engine was closed while it was generating")

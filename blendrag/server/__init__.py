@@ -1,0 +1,4 @@
+"""blendrag in a stock ``vllm serve``: the plugin that vLLM loads, and the command that starts it.
+
+vLLM is met only through what it hands to plugins (``vllm.plugins.endpoint_plugins``): the app with its
+routes, and its state."""

@@ -1,0 +1,153 @@
+"""Routes under ``/v1/kb``: the texts whose KV the server keeps, as collections that clients name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Path, Query, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from blendrag.errors import BlendragError, ConfigError, StoreFullError
+from blendrag.progress import Progress
+from blendrag.server.blending import Blending
+from blendrag.serving.collection import Collection
+from blendrag.serving.prefill import PrefillReport
+
+router = APIRouter(prefix="/v1/kb", tags=["blendrag"])
+
+Name = Annotated[str, Path(pattern=r"^[\w.-]{1,128}$", description="Of a collection.")]
+
+
+class Documents(BaseModel):
+    """Documents by id, each a text, or the forms in which prompts may show it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    documents: dict[str, str | list[str]]
+    sources: dict[str, str] = Field(
+        {}, description="What documents are parts of, such as a file: parts of one are prefilled in order."
+    )
+    sync: bool = Field(False, description="Forget documents of the collection that are not named here.")
+
+
+class Texts(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    texts: list[str]
+
+
+@router.put("/collections/{name}")
+async def put(name: Name, body: Documents, request: Request) -> Response:
+    """Keep the KV of documents. Answers a line of JSON per step: what is done, tokens of it, and at last the
+    report. A caller that goes away leaves the work to go on."""
+    collection = _collection(request, name)
+    texts = {id: [text] if isinstance(text, str) else text for id, text in body.documents.items()}
+    keep = collection.sync if body.sync else collection.add
+    return await _told(lambda progress: keep(texts, sources=body.sources, progress=progress))
+
+
+@router.get("/collections/{name}")
+async def get(name: Name, request: Request) -> dict[str, Any]:
+    """The ids of a collection's documents."""
+    return {"ids": sorted(await _run(_collection(request, name).ids))}
+
+
+@router.delete("/collections/{name}")
+async def delete(
+    name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None
+) -> dict[str, Any]:
+    """Forget documents of a collection, by default all."""
+    collection = _collection(request, name)
+    before = await _run(collection.ids)
+    await _run(lambda: collection.clear() if id is None else collection.remove(id))
+    return {"removed": len(before if id is None else before.intersection(id))}
+
+
+@router.post("/prefetch")
+async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
+    """Begin to read the KV of texts that were retrieved. Returns at once."""
+    await _run(lambda: _blending(request).library.prefetch(body.texts))
+    return {}
+
+
+@router.get("/stats")
+async def stats(request: Request) -> dict[str, Any]:
+    """Texts, tiers and eviction, as ``blendrag stats`` has them."""
+    return await _run(_blending(request).library.stats)
+
+
+def _blending(request: Request) -> Blending:
+    blending: Blending = request.app.state.blendrag
+    return blending
+
+
+def _collection(request: Request, name: str) -> Collection:
+    return Collection(_blending(request).library, name)
+
+
+async def _run(work: Callable[[], Any]) -> Any:
+    try:
+        return await asyncio.to_thread(work)
+    except BlendragError as error:
+        raise HTTPException(_status(error), str(error)) from None
+
+
+def _status(error: BlendragError) -> int:
+    if isinstance(error, StoreFullError):
+        return 507
+    return 400 if isinstance(error, ConfigError) else 500
+
+
+class _Lines(Progress):
+    """Tells what is being done to a queue of the server's loop."""
+
+    def __init__(self, put: Callable[[dict[str, Any]], None]) -> None:
+        self._put, self._done, self._total = put, 0, 0
+
+    def note(self, what: str) -> None:
+        self._put({"doing": what, "done": self._done, "total": self._total})
+
+    def total(self, amount: int) -> None:
+        self._total += amount
+
+    def advance(self, amount: int = 1) -> None:
+        self._done += amount
+
+
+async def _told(work: Callable[[Progress], PrefillReport]) -> Response:
+    """``work`` in a thread, and what it tells as lines of JSON. An error before the first line is the
+    answer's status; a later one, its last line."""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+
+    def put(line: dict[str, Any]) -> None:
+        loop.call_soon_threadsafe(lines.put_nowait, line)
+
+    def run() -> None:
+        try:
+            report = work(_Lines(put))
+            put({"report": asdict(report)})
+        except BlendragError as error:
+            put({"error": str(error), "status": _status(error)})
+        except Exception as error:
+            put({"error": f"{type(error).__name__}: {error}", "status": 500})
+
+    task = asyncio.create_task(asyncio.to_thread(run))
+    first = await lines.get()
+    if "error" in first:
+        return JSONResponse({"error": {"message": first["error"]}}, first["status"])
+
+    async def told() -> AsyncIterator[str]:
+        line = first
+        while True:
+            yield json.dumps(line) + "\n"
+            if not line.keys().isdisjoint({"report", "error"}):
+                break
+            line = await lines.get()
+        await task
+
+    return StreamingResponse(told(), media_type="application/x-ndjson")

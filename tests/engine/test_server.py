@@ -1,0 +1,254 @@
+"""``blendrag serve`` as its clients see it: one server for all, stock vLLM with the plugin in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from blendrag.models import DEFAULT_MODEL
+from places import ROOT
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
+
+START_S = 300
+FILLER = "It has many streets, and a river runs through it from north to south. " * 10
+TEXTS = {
+    f"city-{n}": f"The city of Alpha{n} was founded in {1800 + n} by Beta{n}. {FILLER}".strip()
+    for n in range(4)
+}
+CHAT, COMPLETIONS, KB = "/v1/chat/completions", "/v1/completions", "/v1/kb/collections/cities"
+
+
+class Server:
+    """In a process of its own, as a user starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = "from blendrag.cli.app import main; main()"
+        words = ["serve", "--index", str(folder), "--dtype", "float32", "--max-model-len", "2048"]
+        words += ["--kv-cache-gib", "1", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command, *words],
+            stdout=self.log.open("a"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+
+    def wait(self) -> Server:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.2)
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-3000:]}")
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:
+        """Those of its processes that are still there after ten seconds."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(how)
+        self.process.wait(60)
+        self.client.close()
+        return psutil.wait_procs(family, timeout=10)[1]
+
+    def put(self, documents: dict[str, str], **more: Any) -> dict[str, Any]:
+        answer = self.client.put(KB, json={"documents": documents, **more})
+        assert answer.status_code == 200, answer.text
+        return json.loads(answer.text.splitlines()[-1])["report"]
+
+    def ask(self, question: str = "When was Alpha2 founded?", **more: Any) -> httpx.Response:
+        content = "\n\n".join([*TEXTS.values(), question])
+        messages = [{"role": "user", "content": content}]
+        body = {"model": DEFAULT_MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+        return self.client.post(CHAT, json=body)
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("server") / "kv").wait()
+    assert running.put(TEXTS)["chunks"] == len(TEXTS)
+    yield running
+    if running.process.poll() is None:
+        running.end()
+
+
+def text_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_openai_client_gets_its_documents_prefilled(server: Server) -> None:
+    evidence = server.ask().json()["blendrag"]
+    assert evidence["plain"] is None
+    assert evidence["reused"] > evidence["recomputed"] > 0
+    assert sum(evidence[part] for part in ("reused", "recomputed", "fresh", "prefix")) == evidence["prompt"]
+
+
+def test_everything_recomputed_is_another_answer_than_plain_prefills(server: Server) -> None:
+    plain = server.ask(blendrag={"blend": False})
+    whole = server.ask(blendrag={"recompute_ratio": 1.0})
+    assert whole.json()["blendrag"]["reused"] == 0
+    assert plain.json()["blendrag"]["plain"] == "blending is switched off"
+    assert text_of(whole) == text_of(plain)
+    assert whole.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
+
+
+def test_evidence_differs_between_header_body_and_stream(server: Server) -> None:
+    question = "Who founded Alpha3?"
+    answer = server.ask(question, blendrag={"evidence": True})
+    counts = json.loads(answer.headers["x-blendrag"])
+    assert {name: answer.json()["blendrag"][name] for name in counts} == counts
+    rows = [row for row in answer.json()["blendrag"]["documents"] if row["kind"] == "cached"]
+    assert [row["source"] for row in rows] == list(TEXTS)
+    assert "kv_transfer_params" not in answer.json()
+
+    stream = server.ask(question, blendrag={"evidence": True, "recompute_ratio": 0.3}, stream=True)
+    assert json.loads(stream.headers["x-blendrag"])["cached"] == counts["reused"] + counts["recomputed"]
+    lines = [line for line in stream.text.splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert json.loads(lines[-2].removeprefix("data: "))["blendrag"]["recomputed"] > counts["recomputed"]
+
+
+def test_stream_that_did_not_ask_gets_a_chunk_that_clients_do_not_know(server: Server) -> None:
+    lines = [line for line in server.ask(stream=True).text.splitlines() if line]
+    assert not any("blendrag" in line for line in lines)
+
+
+def test_completions_of_a_text_are_prefilled_plainly(server: Server) -> None:
+    body = {"model": DEFAULT_MODEL, "prompt": TEXTS["city-1"] + "\n\nAlpha1 was founded in", "max_tokens": 4}
+    answer = server.client.post(COMPLETIONS, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["blendrag"]["reused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"n": 2, "temperature": 0.5}, "several answers"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 64}, "truncate_prompt_tokens"),
+    ],
+)
+def test_what_cannot_be_blended_is_refused(server: Server, body: dict[str, Any], reason: str) -> None:
+    answer = server.ask(**body)
+    assert answer.status_code == 200, answer.text
+    assert reason in answer.json()["blendrag"]["plain"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"blendrag": {"recompte_ratio": 0.5}}, "did you mean recompute_ratio"),
+        ({"blendrag": {"recompute_ratio": 7}}, "less than or equal"),
+        ({"blendrag": {"selector": "qurey"}}, "qurey"),
+        ({"blendrag": {"quality": "fst"}}, "fst"),
+        ({"blendrag": []}, "blendrag"),
+        ({"kv_transfer_params": {"blendrag": {"store": "s"}}}, "kv_transfer_params"),
+        ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "kv_transfer_params"),
+        ({"messages": []}, ""),
+        ({"max_tokens": 5000}, "5000"),
+    ],
+)
+def test_wrong_request_is_no_400(server: Server, body: dict[str, Any], said: str) -> None:
+    answer = server.ask(**body)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+
+
+def test_forged_recipe_is_blended_by_another_route(server: Server) -> None:
+    """Routes that are vLLM's own take ``kv_transfer_params`` from anyone."""
+    forged = {"blendrag": {"store": str(server.folder), "spans": [["key", 0, 8]], "options": {}}}
+    body = {"model": DEFAULT_MODEL, "input": "Hello there, who are you?", "max_output_tokens": 4}
+    answer = server.client.post(
+        "/v1/responses", json=body | {"kv_transfer_params": forged, "cache_salt": "x"}
+    )
+    assert answer.status_code in (200, 400), answer.text
+    assert text_of(server.ask())
+
+
+def test_salt_of_a_client_shares_kv_with_another(server: Server) -> None:
+    texts = {text_of(server.ask(cache_salt=salt)) for salt in ("ours", "theirs", "ours")}
+    assert len(texts) == 1
+    assert server.ask(cache_salt="another").json()["blendrag"]["prefix"] == 0
+
+
+def test_several_clients_disturb_each_other(server: Server) -> None:
+    questions = [f"When was Alpha{n % 4} founded, and by whom? ({n})" for n in range(8)]
+    alone = [server.ask(question) for question in questions]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(server.ask, questions))
+    assert all(answer.status_code == 200 for answer in together)
+    reused = [answer.json()["blendrag"]["plain"] for answer in (*alone, *together)]
+    assert reused == [None] * 16
+
+
+def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None:
+    more = {"extra": f"Gamma is a village of nine houses. {FILLER}"}
+    assert server.put(more)["chunks"] == 1
+    assert server.put(more)["chunks"] == 0
+    assert server.client.get(KB).json()["ids"] == sorted([*TEXTS, "extra"])
+    assert server.put(TEXTS, sync=True)["removed"] == 1
+    server.put(more)
+    assert server.client.delete(KB, params={"id": ["extra", "nobody"]}).json() == {"removed": 1}
+    assert server.client.get(KB).json()["ids"] == sorted(TEXTS)
+    assert server.client.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS)
+
+
+def test_routes_are_not_described(server: Server) -> None:
+    described = server.client.get("/openapi.json").json()
+    assert {"/v1/kb/collections/{name}", "/v1/kb/stats", CHAT} <= set(described["paths"])
+    assert "BlendFields" in described["components"]["schemas"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+ROUTES = [("POST", CHAT), ("POST", COMPLETIONS), ("PUT", KB), ("POST", "/v1/kb/prefetch"), ("DELETE", KB)]
+
+
+@hypothesis_settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.sampled_from(ROUTES), JSON, JSON)
+def test_malformed_request_is_a_500(server: Server, route: tuple[str, str], value: Any, other: Any) -> None:
+    body = {"model": DEFAULT_MODEL, "max_tokens": 1, "messages": value, "blendrag": other, "prompt": value}
+    if "kb" in route[1]:
+        body = {"documents": value, "sources": other, "texts": value}
+    url = route[1].replace("cities", "malformed")
+    answer = server.client.request(route[0], url, json=body)
+    assert answer.status_code < 500, f"{route} {body}: {answer.text}"
+
+
+def test_server_ends_with_an_answer_half_given_or_forgets_what_it_was_told(
+    server: Server, model_dir: Path
+) -> None:
+    """The last test: it ends the server, and begins another one on its folder, which is killed."""
+    assert server.end() == []
+    again = Server(server.folder).wait()
+    assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
+    assert again.ask().json()["blendrag"]["reused"] > 0
+    assert again.end(signal.SIGKILL) == []

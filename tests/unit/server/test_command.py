@@ -1,0 +1,78 @@
+"""The command that ``blendrag serve`` runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.errors import ConfigError
+from blendrag.server.command import serve_command, settings_among
+from blendrag.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "others"),
+    [
+        (["--port", "8000"], {}, ["--port", "8000"]),
+        (["--max-model-len", "4096", "--port=1"], {"max_model_len": "4096"}, ["--port=1"]),
+        (["--max_model_len=4096"], {"max_model_len": "4096"}, []),
+        (["--no-blend", "--host", "::"], {"blend": False}, ["--host", "::"]),
+        (["--trace", "--codec", "int8"], {"trace": True, "codec": "int8"}, []),
+        (['--tiers=[{"kind": "ram"}]'], {"tiers": [{"kind": "ram"}]}, []),
+        (["--no-such", "--no-enable-log-requests"], {}, ["--no-such", "--no-enable-log-requests"]),
+    ],
+)
+def test_setting_is_taken_for_an_option_of_vllm(
+    words: list[str], given: dict[str, object], others: list[str]
+) -> None:
+    assert settings_among(words) == (given, others)
+
+
+def test_broken_json_is_passed_on_as_text() -> None:
+    with pytest.raises(ConfigError, match="JSON"):
+        settings_among(["--tiers", "[{"])
+
+
+def test_server_has_other_settings_than_were_asked_for(model_dir: Path) -> None:
+    """What the plugin reads from the connector's configuration are the settings of the command."""
+    given, more = settings_among(["--codec", "int8", "--recompute-ratio", "0.3", "--port", "8000"])
+    settings = Settings.load(**given)
+    words = serve_command(settings, given, model_dir, Path("/kv"), more).words
+    assert words[-2:] == ("--port", "8000")
+    config = json.loads(words[words.index("--kv-transfer-config") + 1])
+    served = config["kv_connector_extra_config"]["served"]
+    assert served["folder"] == "/kv"
+    assert Settings.load(**served["settings"]) == settings
+
+
+def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "theirs")
+    variables = serve_command(Settings.load(), {}, model_dir, None, []).variables
+    assert variables["VLLM_PLUGINS"] == "theirs,blendrag"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--codec", "int7"], "int7"),
+        (["--recompute-ratio", "2"], "recompute_ratio"),
+        (["no-such-folder/model"], "no-such-folder/model"),
+        (["--lora", "an/adapter"], "adapter is not served yet"),
+    ],
+)
+def test_wrong_setting_or_model_starts_a_server(words: list[str], said: str) -> None:
+    result = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(app, ["serve", "--print", *words])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+
+
+def test_printed_command_is_not_for_a_shell(model_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", str(model_dir), "--print", "--port", "8000"])
+    assert result.exit_code == 0, result.stderr
+    assert "VLLM_PLUGINS=blendrag" in result.stdout
+    assert "--worker-extension-cls blendrag.engine.worker.extension.BlendWorker" in result.stdout

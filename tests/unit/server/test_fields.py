@@ -1,0 +1,29 @@
+"""The field ``blendrag`` of a request's body."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from blendrag.server.fields import BlendFields
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("recompte_ratio", "recompute_ratio"), ("hints", "documents now"), ("Evidence", "evidence")],
+)
+def test_typing_error_is_passed_over(name: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        BlendFields.model_validate({name: 0.5})
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, "much"])
+def test_ratio_out_of_bounds_is_passed_on(ratio: object) -> None:
+    with pytest.raises(ValidationError):
+        BlendFields.model_validate({"recompute_ratio": ratio})
+
+
+def test_nothing_said_is_something_asked() -> None:
+    fields = BlendFields.model_validate({})
+    assert fields.blend is fields.quality is fields.recompute_ratio is fields.selector is None
+    assert not fields.evidence
