@@ -36,7 +36,7 @@ def serve(
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
-    from blendrag.engine.client.requirement import require_vllm
+    from blendrag.engine.client.requirement import require_server
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
     from blendrag.server.command import serve_command, settings_among
@@ -45,7 +45,7 @@ def serve(
     from blendrag.settings import Settings
     from blendrag.store.codec import check_codec
 
-    require_vllm()
+    require_server()
     words = words or []
     model = words[0] if words and not words[0].startswith("-") else None
     given, more = settings_among(words if model is None else words[1:])

@@ -157,10 +157,26 @@ def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     args = AsyncEngineArgs(**arguments)
-    model = args.create_model_config()
-    if not (model.is_hybrid or model.is_attention_free):
+    if keeps_kv(arguments):
         args.kv_transfer_config = KVTransferConfig(**connector)
     return AsyncLLM.from_engine_args(args)
+
+
+def keeps_kv(arguments: dict[str, Any]) -> bool:
+    """Whether all layers of the model that these engine arguments name keep KV."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    model = AsyncEngineArgs(**arguments).create_model_config()
+    return not (model.is_hybrid or model.is_attention_free)
+
+
+def server_options(words: Sequence[str]) -> dict[str, Any]:
+    """What vLLM's server makes of its command line, by name. Ends the process for an option that it does not
+    have, as every command does."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return vars(make_arg_parser(FlexibleArgumentParser(prog="blendrag serve")).parse_args(list(words)))
 
 
 _MERGING = "blendrag_merging"

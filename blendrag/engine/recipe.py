@@ -18,6 +18,10 @@ FIELD = "blendrag"
 CONVERSATION = "blendrag_conversation"  # in ``SamplingParams.extra_args``: whose request it is
 _SEAL = "seal"
 
+SECRET = "BLENDRAG__SECRET"
+"""In the environment of a server and its engine: what recipes are sealed by. Without it, nobody else can send
+any."""
+
 # A longer fresh tail behind the last document is left to the engine, which prefills it in chunks between
 # other requests' steps.
 _MAX_FUSED_TAIL = 256
@@ -27,7 +31,7 @@ _MAX_FUSED_TAIL = 256
 class Recipe:
     """How one prompt is blended.
 
-    store: id of an opened store (``Engine.open_store``).
+    store: id of an opened store (``StoreClient.open``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
     options: how; ``blend`` and ``min_cached_tokens`` have been obeyed by then.
     """
@@ -116,7 +120,8 @@ def sealed(params: dict[str, Any], salt: str, secret: str) -> dict[str, Any]:
 
 def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
     """Whether they are of this server, and for this salt."""
-    return hmac.compare_digest(str(params.get(_SEAL)), _seal(params, salt or "", secret))
+    seal = str(params.get(_SEAL)).encode("utf-8", "surrogatepass")
+    return hmac.compare_digest(seal, _seal(params, salt or "", secret).encode())
 
 
 def _seal(params: dict[str, Any], salt: str, secret: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -15,11 +16,11 @@ from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
 from blendrag.engine.recipe import FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
-from blendrag.errors import BlendragError, ConfigError
+from blendrag.errors import ConfigError
 from blendrag.prompt import PromptPlan, decode
 from blendrag.server.engine import ServedEngine
 from blendrag.server.fields import BlendFields
-from blendrag.serving.evidence import Evidence, evidence_of
+from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 _COUNTS = ("prompt", "reused", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,9 @@ class Blending:
         self.library, self.settings = library, settings
         self._engine, self._seal = engine, seal
         self._tickets = itertools.count()
-        self.finish: asyncio.Task[None] | None = None
-        """Prefills what was left undone when the server started."""
+        self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
+        """For what waits for prefills: requests do not wait behind it."""
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
@@ -64,29 +68,31 @@ class Blending:
 
         Raises ConfigError for an option that cannot be used, and for fields that are the server's to set.
         """
-        if request.kv_transfer_params:
+        if request.kv_transfer_params or "kv_transfer_params" in (request.vllm_xargs or ()):
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
         namespace = self._namespace(request.cache_salt)
         request.cache_salt = f"{namespace}:" if namespace else None
-        options: RequestOptions = {
+        given: RequestOptions = {
             "blend": fields.blend,
             "quality": fields.quality,
             "recompute_ratio": fields.recompute_ratio,
             "selector": fields.selector,
             "documents": fields.documents,
         }
-        wanted = make_request(self.settings, "", options)
+        wanted = make_request(self.settings, "", given)
         if reason := _unplanned(request):
             return Blended(plain=reason)
         try:
             if (ids := await _rendered(request, renderer)) is None:
                 return Blended(plain="vLLM refuses the request")
-            plan = await asyncio.to_thread(self._plan, ids, wanted.documents)
+            plan = await self.run(lambda: self._plan(ids, wanted.documents))
             if plan is None:
                 return Blended(plain="the documents cannot be tokenised apart")
-            recipe, reason = await asyncio.to_thread(
-                self.library.recipe, plan, wanted.options or self.settings.blending
-            )
+            more = len(plan.token_ids) - len(ids)
+            if more > 0 and len(plan.token_ids) + (_asked(request) or 1) > self._engine.max_model_len:
+                return Blended(plain=f"tokenised apart, the documents take {more} tokens too many")
+            options = wanted.options or self.settings.blending
+            recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
         except ConfigError:
             raise
         except Exception as error:
@@ -101,6 +107,11 @@ class Blending:
             _set_prompt(request, list(plan.token_ids), params)
         return Blended(plan, recipe, reason, ticket)
 
+    async def run(self, work: Callable[[], T]) -> T:
+        """What takes longer than a moment, and waits for no prefill."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._planner, work)
+
     def _namespace(self, salt: str | None) -> str:
         """The tenant's, apart from others' with another salt."""
         own = self.library.identity.namespace
@@ -113,14 +124,17 @@ class Blending:
         return plan if decode(self.library.tokenizer, plan.token_ids) == text else None
 
     async def evidence(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Counts of tokens, and what became of the documents. answer: vLLM's; empty for a stream's. KV that
-        was found damaged is prefilled again."""
+        """Counts of tokens, and what became of the documents. answer: what is known of vLLM's. KV that was
+        found damaged is prefilled again. An answer is given whatever becomes of this."""
         if about.plan is None:
             return {"plain": about.plain}, {}
-        found = await self._report(about, answer)
-        evidence = evidence_of(about.plan, about.recipe, about.plain, found)
-        if evidence.missing:
-            await asyncio.to_thread(self._repair, evidence)
+        try:
+            evidence = evidence_of(about.plan, about.recipe, about.plain, await self._report(about, answer))
+            if evidence.missing:
+                await self.run(lambda: self.library.repair(evidence.missing))
+        except Exception as error:
+            _log.exception("what became of a prompt is not known")
+            return {"plain": f"not known: {error}"}, {}
         facts = asdict(evidence)
         return {name: facts[name] for name in _COUNTS}, {name: facts[name] for name in _ROWS}
 
@@ -129,17 +143,11 @@ class Blending:
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
         if about.recipe is not None and plain is None:
             plain = await self._engine.acall("report", about.ticket)
-        usage = answer.get("usage") or {}
-        prefix = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        if about.recipe is not None and plain is None:  # the prefix cache has held all that is cached
-            prefix = prefix or about.recipe.cached_end
+        usage = answer.get("usage")
+        prefix = ((usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if about.recipe is not None and plain is None and usage is None:
+            prefix = about.recipe.cached_end  # the prefix cache has held at least what is cached
         return Delta("", [], 0.0, "stop", prefix, BlendReport.from_plain(plain))
-
-    def _repair(self, evidence: Evidence) -> None:
-        try:
-            self.library.repair(evidence.missing)
-        except BlendragError as error:
-            _log.warning("KV that was missing could not be prefilled again: %s", error)
 
 
 def _unplanned(request: Any) -> str | None:
@@ -147,7 +155,8 @@ def _unplanned(request: Any) -> str | None:
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
         return "several answers to a prompt are prefilled plainly"
     for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds", "suffix"):
-        if getattr(request, name, None) not in (None, False):
+        value = getattr(request, name, None)
+        if value is not None and value is not False:
             return f"prompts with {name} are prefilled plainly"
     messages = getattr(request, "messages", None)
     if messages is None and not isinstance(request.prompt, str):
@@ -155,6 +164,11 @@ def _unplanned(request: Any) -> str | None:
     if any(_part_kinds(message) - {"text"} for message in messages or ()):
         return "prompts with other than text are prefilled plainly"
     return None
+
+
+def _asked(request: Any) -> int | None:
+    """For how many tokens."""
+    return getattr(request, "max_completion_tokens", None) or request.max_tokens
 
 
 def _part_kinds(message: Any) -> set[str]:

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.launch import SERVING, connector_args, engine_args, server_environment
+from blendrag.engine.client.launch import (
+    SERVING,
+    changes_kv,
+    connector_args,
+    engine_args,
+    server_environment,
+)
+from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
+from blendrag.serving.forecaster import wants_forecasts
 from blendrag.settings import Settings
 
+SERVED = "BLENDRAG__SERVED"
+"""In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
+``folder``: of the texts' KV, or null."""
+
 _PLUGINS = "VLLM_PLUGINS"
+# Whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
+_OTHER_PLUGINS = (
+    "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins",
+)  # fmt: skip
+
+# What clients may call the model besides its name.
+_ALIASES = frozenset({"served_model_name"})
+
+# Settings that a server has no use for: its clients say them, or find documents themselves.
+_CLIENTS = frozenset(
+    {
+        "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
+        "temperature", "top_k",
+    }
+)  # fmt: skip
 
 
 def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -58,28 +86,65 @@ class ServeCommand:
 
 
 def serve_command(
-    settings: Settings, given: dict[str, Any], model: Path, folder: Path | None, more: Sequence[str]
+    settings: Settings, given: Mapping[str, Any], model: Path, folder: Path | None, more: Sequence[str]
 ) -> ServeCommand:
-    """given: the settings that are not defaults, by name. folder: of the texts' KV. more: options of vLLM's,
-    which come last and so have the last word.
-    Raises ConfigError for settings that a server cannot have."""
-    if settings.lora is not None:
-        raise ConfigError(
-            "an adapter is not served yet: merge it with PEFT, and serve the new model's folder"
-        )
-    connector = connector_args(settings)
-    served = {"settings": given, "folder": None if folder is None else str(folder)}
-    connector["kv_connector_extra_config"] |= {"served": served}
+    """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own.
+
+    Raises ConfigError for what a server cannot have, ends the process for options that vLLM does not know.
+    """
+    from blendrag.engine import compat
+
+    _check(settings, given)
     args = engine_args(settings, model, SERVING)
-    for name in ("model", "use_tqdm_on_load", "disable_log_stats", "logits_processors"):
+    if not compat.keeps_kv(args):
+        raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
+    for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
-    args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
-    words = [*_program(), "--model", str(model)]
-    for name, value in args.items():
-        words += _option(name, value)
-    plugins = [name for name in os.environ.get(_PLUGINS, "").split(",") if name]
-    named = ",".join(dict.fromkeys([*plugins, "blendrag"]))
-    return ServeCommand(server_environment(settings) | {_PLUGINS: named}, (*words, *more))
+    args |= {"kv_transfer_config": connector_args(settings), "enable_prompt_tokens_details": True}
+    options = [word for name, value in args.items() for word in _option(name, value)]
+    _check_options(more, args.keys())
+    variables = {
+        **server_environment(settings),
+        _PLUGINS: ",".join(_plugins()),
+        SERVED: json.dumps({"settings": dict(given), "folder": None if folder is None else str(folder)}),
+        SECRET: secrets.token_hex(),
+    }
+    return ServeCommand(variables, (*_program(), *options, *more))
+
+
+def _check(settings: Settings, given: Mapping[str, Any]) -> None:
+    for name in sorted(_CLIENTS & given.keys()):
+        raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
+    if settings.lora is not None:
+        raise ConfigError("an adapter is not served yet: merge it with PEFT, and serve the new model")
+    if settings.outcome_log or settings.prefix_forecasts or wants_forecasts(settings.stack):
+        raise ConfigError(
+            "a server knows no conversations yet: no outcome_log, prefix_forecasts, or policy that goes by"
+            " forecasts"
+        )
+
+
+def _check_options(more: Sequence[str], ours: Collection[str]) -> None:
+    """Raise ConfigError if ``more`` makes other KV of the model, takes another one, or changes ``ours``."""
+    from blendrag.engine import compat
+
+    usual, theirs = compat.server_options([]), compat.server_options(more)
+    if model := theirs["model_tag"]:
+        raise ConfigError(f"the model comes first: blendrag serve {model} ...")
+    for name, value in theirs.items():
+        taken = name in ours or changes_kv(name)
+        if taken and value != usual[name] and name not in _ALIASES:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} cannot be given to a server that blends: it sets that itself")
+
+
+def _plugins() -> list[str]:
+    """By name: those that vLLM would load without us, and ours."""
+    if _PLUGINS in os.environ:
+        others = [name for name in os.environ[_PLUGINS].split(",") if name]
+    else:
+        others = [plugin.name for group in _OTHER_PLUGINS for plugin in entry_points(group=group)]
+    return list(dict.fromkeys([*others, "blendrag"]))
 
 
 def _program() -> tuple[str, ...]:

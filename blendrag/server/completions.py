@@ -16,7 +16,9 @@ from blendrag.server.blending import Blended, Blending
 from blendrag.server.fields import NAME, BlendFields
 
 HEADER = "x-blendrag"
+_DATA = "data: "
 _DONE = "data: [DONE]"
+_HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
@@ -64,10 +66,23 @@ async def _followed(
     chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool
 ) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
+    last = ""
     async for chunk in chunks:
         if isinstance(chunk, str) and chunk.startswith(_DONE):
-            counts, rows = await blending.evidence(about, {})
+            answer = _read(last)
+            counts, rows = await blending.evidence(about, answer)
             if wanted:
-                said = {"object": "chat.completion.chunk", "choices": [], NAME: counts | rows}
-                yield f"data: {json.dumps(said)}\n\n"
+                head = {name: answer[name] for name in _HEAD if name in answer}
+                yield f"data: {json.dumps({**head, 'choices': [], NAME: counts | rows})}\n\n"
+        elif isinstance(chunk, str) and chunk.startswith(_DATA):
+            last = chunk
         yield chunk
+
+
+def _read(chunk: str) -> dict[str, Any]:
+    """What is in a chunk of a stream: of the last one, perhaps usage."""
+    try:
+        found = json.loads(chunk.removeprefix(_DATA))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -16,9 +16,12 @@ from blendrag.errors import BlendragError, ConfigError, StoreFullError
 from blendrag.progress import Progress
 from blendrag.server.blending import Blending
 from blendrag.serving.collection import Collection
+from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 
 router = APIRouter(prefix="/v1/kb", tags=["blendrag"])
+
+T = TypeVar("T")
 
 Name = Annotated[str, Path(pattern=r"^[\w.-]{1,128}$", description="Of a collection.")]
 
@@ -45,16 +48,17 @@ class Texts(BaseModel):
 async def put(name: Name, body: Documents, request: Request) -> Response:
     """Keep the KV of documents. Answers a line of JSON per step: what is done, tokens of it, and at last the
     report. A caller that goes away leaves the work to go on."""
-    collection = _collection(request, name)
+    blending = _blending(request)
+    collection = Collection(blending.library, name)
     texts = {id: [text] if isinstance(text, str) else text for id, text in body.documents.items()}
     keep = collection.sync if body.sync else collection.add
-    return await _told(lambda progress: keep(texts, sources=body.sources, progress=progress))
+    return await _told(blending, lambda progress: keep(texts, sources=body.sources, progress=progress))
 
 
 @router.get("/collections/{name}")
 async def get(name: Name, request: Request) -> dict[str, Any]:
     """The ids of a collection's documents."""
-    return {"ids": sorted(await _run(_collection(request, name).ids))}
+    return {"ids": sorted(await _run(request, lambda library: Collection(library, name).ids()))}
 
 
 @router.delete("/collections/{name}")
@@ -62,23 +66,28 @@ async def delete(
     name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None
 ) -> dict[str, Any]:
     """Forget documents of a collection, by default all."""
-    collection = _collection(request, name)
-    before = await _run(collection.ids)
-    await _run(lambda: collection.clear() if id is None else collection.remove(id))
-    return {"removed": len(before if id is None else before.intersection(id))}
+
+    def forget(library: Library) -> int:
+        collection = Collection(library, name)
+        before = collection.ids()
+        going = before if id is None else before.intersection(id)
+        collection.remove(going)
+        return len(going)
+
+    return {"removed": await _run(request, forget)}
 
 
 @router.post("/prefetch")
 async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
     """Begin to read the KV of texts that were retrieved. Returns at once."""
-    await _run(lambda: _blending(request).library.prefetch(body.texts))
+    await _run(request, lambda library: library.prefetch(body.texts))
     return {}
 
 
 @router.get("/stats")
 async def stats(request: Request) -> dict[str, Any]:
     """Texts, tiers and eviction, as ``blendrag stats`` has them."""
-    return await _run(_blending(request).library.stats)
+    return await _run(request, lambda library: library.stats())
 
 
 def _blending(request: Request) -> Blending:
@@ -86,13 +95,10 @@ def _blending(request: Request) -> Blending:
     return blending
 
 
-def _collection(request: Request, name: str) -> Collection:
-    return Collection(_blending(request).library, name)
-
-
-async def _run(work: Callable[[], Any]) -> Any:
+async def _run(request: Request, work: Callable[[Library], T]) -> T:
+    blending = _blending(request)
     try:
-        return await asyncio.to_thread(work)
+        return await blending.run(lambda: work(blending.library))
     except BlendragError as error:
         raise HTTPException(_status(error), str(error)) from None
 
@@ -119,9 +125,9 @@ class _Lines(Progress):
         self._done += amount
 
 
-async def _told(work: Callable[[Progress], PrefillReport]) -> Response:
-    """``work`` in a thread, and what it tells as lines of JSON. An error before the first line is the
-    answer's status; a later one, its last line."""
+async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -> Response:
+    """``work`` by the one thread that writes, and what it tells as lines of JSON. An error before the first
+    line is the answer's status; a later one, its last line."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
 
     def put(line: dict[str, Any]) -> None:
@@ -136,7 +142,7 @@ async def _told(work: Callable[[Progress], PrefillReport]) -> Response:
         except Exception as error:
             put({"error": f"{type(error).__name__}: {error}", "status": 500})
 
-    task = asyncio.create_task(asyncio.to_thread(run))
+    blending.writer.submit(run)
     first = await lines.get()
     if "error" in first:
         return JSONResponse({"error": {"message": first["error"]}}, first["status"])
@@ -148,6 +154,5 @@ async def _told(work: Callable[[Progress], PrefillReport]) -> Response:
             if not line.keys().isdisjoint({"report", "error"}):
                 break
             line = await lines.get()
-        await task
 
     return StreamingResponse(told(), media_type="application/x-ndjson")

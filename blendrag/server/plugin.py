@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import logging
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,16 +13,20 @@ from typing import Any, ClassVar
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from blendrag.engine.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
 from blendrag.server import knowledge
 from blendrag.server.blending import Blending
+from blendrag.server.command import SERVED
 from blendrag.server.completions import blended
 from blendrag.server.engine import ServedEngine
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 
@@ -47,27 +53,21 @@ class BlendPlugin:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Raises BlendragError if the folder cannot be used, or the server was not started for blending:
         the port is not opened then."""
-        served = _served(engine_client, args)
+        if SERVED not in os.environ or SECRET not in os.environ:
+            raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
+        if (args.api_server_count or 1) > 1:
+            raise ConfigError("several API servers cannot share a folder yet: --api-server-count 1")
+        served = json.loads(os.environ[SERVED])
         settings = Settings.load(**served["settings"])
         engine = await ServedEngine.of(settings, engine_client)
         library = await asyncio.to_thread(_open, settings, served["folder"], engine)
-        state.blendrag = Blending(library, settings, engine, served["seal"])
-        state.blendrag.finish = asyncio.create_task(asyncio.to_thread(_prefill_pending, library))
+        state.blendrag = Blending(library, settings, engine, os.environ[SECRET])
+        state.blendrag.writer.submit(_prefill_pending, library)
 
 
 def _posting(app: FastAPI, path: str) -> list[APIRoute]:
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path == path]
     return [route for route in routes if "POST" in route.methods]
-
-
-def _served(engine_client: Any, args: Namespace) -> dict[str, Any]:
-    transfer = engine_client.vllm_config.kv_transfer_config
-    served = transfer and transfer.kv_connector_extra_config.get("served")
-    if not served:
-        raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
-    if (args.api_server_count or 1) > 1:
-        raise ConfigError("several API servers cannot share a folder yet: --api-server-count 1")
-    return {**served, "seal": transfer.engine_id}
 
 
 def _open(settings: Settings, folder: str | None, engine: ServedEngine) -> Library:
@@ -79,5 +79,7 @@ def _open(settings: Settings, folder: str | None, engine: ServedEngine) -> Libra
 
 def _prefill_pending(library: Library) -> None:
     """What an earlier server, or another program, left undone. What fails is tried again by the next."""
-    with contextlib.suppress(BlendragError):
+    try:
         library.prefill(PrefillReport(), SILENT)
+    except BlendragError as error:
+        _log.warning("KV that is missing could not be prefilled: %s", error)

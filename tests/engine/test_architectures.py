@@ -31,7 +31,7 @@ def test_structure_is_blended_wrongly_or_not_served(shape: Shape, tmp_path: Path
     if shape.reason is None:
         assert report.passed, [row for row in report.rows if not row.ok]
         (repaired,) = (float(row.value) for row in report.rows if row.check == REUSE)
-        assert repaired > 0.2, "the model is too blunt to prove anything"
+        assert repaired > 0.05, "too blunt: ratio 1 is held to 0.02"
     else:
         assert shape.reason in (report.unsupported or "")
     check_page(shape, report)

@@ -177,14 +177,23 @@ def test_wrong_request_is_no_400(server: Server, body: dict[str, Any], said: str
     assert said in answer.json()["error"]["message"]
 
 
-def test_forged_recipe_is_blended_by_another_route(server: Server) -> None:
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"blendrag": {"store": "s", "spans": [["key", 0, 8]], "options": {}}},
+        {"blendrag": "x"},
+        {"blendrag": {"spans": [["key", 1e999, 8]]}, "seal": "é"},
+    ],
+    ids=["unsealed", "broken", "not even text"],
+)
+def test_forged_recipe_ends_the_engine(server: Server, forged: dict[str, Any]) -> None:
     """Routes that are vLLM's own take ``kv_transfer_params`` from anyone."""
-    forged = {"blendrag": {"store": str(server.folder), "spans": [["key", 0, 8]], "options": {}}}
     body = {"model": DEFAULT_MODEL, "input": "Hello there, who are you?", "max_output_tokens": 4}
-    answer = server.client.post(
-        "/v1/responses", json=body | {"kv_transfer_params": forged, "cache_salt": "x"}
-    )
+    content = json.dumps(body | {"kv_transfer_params": forged, "cache_salt": "x"})
+    headers = {"content-type": "application/json"}
+    answer = server.client.post("/v1/responses", content=content, headers=headers)
     assert answer.status_code in (200, 400), answer.text
+    assert server.ask(vllm_xargs={"kv_transfer_params": "x"}).status_code == 400
     assert text_of(server.ask())
 
 
@@ -196,12 +205,13 @@ def test_salt_of_a_client_shares_kv_with_another(server: Server) -> None:
 
 def test_several_clients_disturb_each_other(server: Server) -> None:
     questions = [f"When was Alpha{n % 4} founded, and by whom? ({n})" for n in range(8)]
-    alone = [server.ask(question) for question in questions]
+    first = [server.ask(question) for question in questions]
+    alone = [server.ask(question) for question in questions]  # behind what the prefix cache holds now
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(server.ask, questions))
     assert all(answer.status_code == 200 for answer in together)
-    reused = [answer.json()["blendrag"]["plain"] for answer in (*alone, *together)]
-    assert reused == [None] * 16
+    assert [text_of(answer) for answer in together] == [text_of(answer) for answer in alone]
+    assert {answer.json()["blendrag"]["plain"] for answer in (*first, *alone, *together)} == {None}
 
 
 def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None:
@@ -247,11 +257,13 @@ def test_malformed_request_is_a_500(server: Server, route: tuple[str, str], valu
     assert answer.status_code < 500, f"{route} {body}: {answer.text}"
 
 
-def test_server_ends_with_an_answer_half_given_or_forgets_what_it_was_told(
-    server: Server, model_dir: Path
-) -> None:
-    """The last test: it ends the server, and begins another one on its folder, which is killed."""
-    assert server.end() == []
+def test_server_that_ends_leaves_processes_or_forgets_what_it_was_told(server: Server) -> None:
+    """The last test: it ends the server in the middle of an answer, and begins another one on its folder,
+    which is killed."""
+    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 1000, "stream": True}
+    with server.client.stream("POST", COMPLETIONS, json=body) as answer:
+        next(answer.iter_lines())
+        assert server.end() == []
     again = Server(server.folder).wait()
     assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
     assert again.ask().json()["blendrag"]["reused"] > 0

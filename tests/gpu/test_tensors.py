@@ -190,8 +190,9 @@ def test_scores_of_a_gpu_lead_selectors_to_other_tokens(tables: Tables, length: 
         return deviation("v", own, own, other, other)[0].cpu()
 
     def attends(device: str) -> torch.Tensor:
-        keys = stored.to(device), asking.to(device)
-        return question_attention(query.to(device), at.to(device), *keys, at.to(device), SIZE**-0.5).cpu()
+        cached = stored.to(device), torch.arange(length, device=device)
+        own = asking.to(device), at.to(device)
+        return question_attention(query.to(device), at.to(device), *cached, *own, Scores(SIZE**-0.5)).cpu()
 
     # Sums in float32; and a softmax of what was rounded to the type of the keys, summed.
     for name, scores, limit in (("hkvd", deviates, 1e-5), ("query", attends, 16 * EPS)):

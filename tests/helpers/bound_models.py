@@ -97,10 +97,9 @@ def _groups(config: Any) -> list[list[Any]]:
     spec = next((each for each in specs if isinstance(each, FullAttentionSpec)), specs[0])
     builder = CPUAttentionMetadataBuilder(spec, list(attentions), config, torch.device("cpu"))
     group = SimpleNamespace(
-        kernel_block_size=None,
         kv_cache_spec=spec,
         layer_names=list(attentions),
-        get_metadata_builder=lambda _: builder,
+        get_metadata_builder=lambda *_: builder,
     )
     return [[group]]
 

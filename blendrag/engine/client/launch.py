@@ -184,6 +184,11 @@ def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[st
     raise ConfigError(f"engine_args cannot have {name!r}: {reason}")
 
 
+def changes_kv(name: str) -> bool:
+    """Whether an argument of vLLM's of this name makes other KV of the same model, or none of ours."""
+    return name in _OTHER_MODEL | _CONNECTORS | {"enable_lora", "lora_modules"}
+
+
 def connector_args(settings: Settings) -> dict[str, Any]:
     """Keyword arguments for vLLM's ``KVTransferConfig``."""
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from importlib.metadata import entry_points
 
 from packaging.specifiers import SpecifierSet
 
@@ -13,6 +14,8 @@ from blendrag.machine import installed_vllm
 TESTED = SpecifierSet(">=0.27,<0.33")
 """The versions that the extras ask for."""
 
+_WITH_PLUGINS = SpecifierSet(">=0.32")  # whose routes stand in for vLLM's own
+
 _INSTALL = 'pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
 
 
@@ -20,6 +23,19 @@ def require_vllm() -> None:
     """Raise MissingDependencyError, naming the extra, if no vLLM is installed."""
     if importlib.util.find_spec("vllm") is None:
         raise MissingDependencyError(f"vLLM is not installed: {_INSTALL}")
+
+
+def require_server() -> None:
+    """Raise MissingDependencyError if the vLLM that is installed takes no plugins into its server, or does
+    not know of blendrag's."""
+    require_vllm()
+    version = installed_vllm()
+    if version and not _WITH_PLUGINS.contains(version, prereleases=True):
+        raise MissingDependencyError(f"a server needs vLLM {_WITH_PLUGINS}, not {version}: {_INSTALL}")
+    if not entry_points(group="vllm.endpoint_plugins", name="blendrag"):
+        raise MissingDependencyError(
+            "vLLM does not know of blendrag's plugin: install blendrag again (in a checkout: make setup)"
+        )
 
 
 def check_vllm() -> None:

@@ -9,6 +9,7 @@ the prompt's last token and samples. vLLM imports this module in all of its proc
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +26,15 @@ from blendrag.engine.compat import (
     KVConnectorWorkerMetadata,
     takes_back_steps,
 )
-from blendrag.engine.recipe import FIELD, BlendOrder, conversation_of, is_sealed, read_recipe
+from blendrag.engine.recipe import (
+    FIELD,
+    SECRET,
+    BlendOrder,
+    Recipe,
+    conversation_of,
+    is_sealed,
+    read_recipe,
+)
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import (
     Recorder,
@@ -118,10 +127,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._share = float(extra.get("blend_share", 1.0))
         self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
-        # Of a server, which others send requests to, and which vLLM starts without a watchdog of ours.
-        self._secret: str | None = None
-        if extra.get("served"):
-            self._secret = vllm_config.kv_transfer_config.engine_id.partition("_dp")[0]
+        self._secret = os.environ.get(SECRET)
+        if self._secret:  # a server, which vLLM starts without a watchdog of ours
             exit_with_parent()
         # scheduler half
         self._order: PrefixOrder | None = None
@@ -160,18 +167,13 @@ class BlendConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         try:
-            recipe = read_recipe(request.kv_transfer_params)
-        except (TypeError, ValueError, KeyError) as error:
+            recipe = self._recipe_of(request)
+        except Exception as error:  # a server's clients send what they like
             self._results[request.request_id] = BlendReport(
                 cause="recipe", fallback=f"unreadable recipe: {error}"
             )
             return 0, False
         if recipe is None or request.request_id in self._failed:
-            return 0, False
-        if self._secret and not is_sealed(request.kv_transfer_params, request.cache_salt, self._secret):
-            self._results[request.request_id] = BlendReport(
-                cause="recipe", fallback="the recipe is not this server's"
-            )
             return 0, False
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = BlendReport(
@@ -193,6 +195,13 @@ class BlendConnector(KVConnectorBase_V1):
         waits = self._always_beside or others
         (self._beside.add if waits else self._beside.discard)(request.request_id)
         return new, waits
+
+    def _recipe_of(self, request: Any) -> Recipe | None:
+        """Raises what it likes for one that is broken, or not this server's."""
+        params = request.kv_transfer_params
+        if self._secret and params and not is_sealed(params, request.cache_salt, self._secret):
+            raise ValueError("it is not this server's")
+        return read_recipe(params)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if not num_external_tokens:

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,9 +97,10 @@ class DataPlane:
                 opened.kv.close()
 
     def close(self) -> None:
-        """Close all stores."""
-        for store in tuple(self._stores):
-            self.close_store(store)
+        """Close all stores. Raises what one of them did once all are closed."""
+        with ExitStack() as stack:
+            for store in tuple(self._stores):
+                stack.callback(self.close_store, store)
 
     def store(self, store: str) -> KVStore:
         return self._stores[store].kv

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat import KVConnectorRole
 from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
+from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
+from blendrag.engine.worker import connector
+from blendrag.engine.worker.connector import BlendConnector
+from blendrag.settings import Settings
 
 SECRET = "of this server"
 RECIPE = Recipe("store", (("key", 3, 5),))
@@ -48,6 +60,52 @@ def test_recipe_of_another_server_is_taken_for_ours() -> None:
     assert not is_sealed(sent(sealed(RECIPE.transfer_params("t"), "salt", "theirs")), "salt", SECRET)
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists), max_size=4))
-def test_whatever_is_sent_breaks_the_scheduler(params: dict[str, Any]) -> None:
-    assert not is_sealed(params, "salt", SECRET)
+@pytest.fixture(scope="module")
+def scheduler(model_dir: Path) -> Iterator[BlendConnector]:
+    """The half of the connector that hears of a server's requests first."""
+    transfer = KVTransferConfig(**connector_args(Settings.load()))
+    config = EngineArgs(str(model_dir), max_model_len=512, kv_transfer_config=transfer).create_engine_config()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET_VARIABLE, SECRET)
+        patch.setattr(connector, "exit_with_parent", lambda: None)  # this process is its own
+        yield BlendConnector(config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
+
+
+def claimed(scheduler: BlendConnector, params: Any, salt: str | None = "salt") -> int | None:
+    """How many tokens of a prompt of 64 the scheduler is told not to compute."""
+    request = SimpleNamespace(
+        request_id="r",
+        kv_transfer_params=params,
+        cache_salt=salt,
+        num_prompt_tokens=64,
+        num_computed_tokens=0,
+    )
+    return scheduler.get_num_new_matched_tokens(request, 0)[0]
+
+
+def test_only_what_the_server_has_sealed_is_blended(scheduler: BlendConnector) -> None:
+    params = RECIPE.transfer_params("t")
+    assert claimed(scheduler, sent(sealed(params, "salt", SECRET))) == 63
+    assert claimed(scheduler, sent(params)) == 0
+    assert claimed(scheduler, sent(sealed(params, "salt", SECRET)), "another") == 0
+    assert "not this server's" in str(scheduler._results["r"].fallback)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    ANYTHING
+    | st.fixed_dictionaries({}, optional={"seal": ANYTHING, "ticket": ANYTHING, FIELD: ANYTHING})
+    | st.fixed_dictionaries(
+        {FIELD: st.fixed_dictionaries({"store": ANYTHING, "spans": ANYTHING, "options": ANYTHING})}
+    )
+)
+@example({"seal": "é", FIELD: {}})
+@example({"seal": "\ud800", FIELD: {"spans": [["k", float("inf"), 1]]}})
+def test_whatever_is_sent_ends_the_engine(scheduler: BlendConnector, params: Any) -> None:
+    assert claimed(scheduler, params) == 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from blendrag.cli.app import app
+from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
-from blendrag.server.command import serve_command, settings_among
+from blendrag.server.command import SERVED, serve_command, settings_among
 from blendrag.settings import Settings
 
 
@@ -41,18 +43,48 @@ def test_server_has_other_settings_than_were_asked_for(model_dir: Path) -> None:
     """What the plugin reads from the connector's configuration are the settings of the command."""
     given, more = settings_among(["--codec", "int8", "--recompute-ratio", "0.3", "--port", "8000"])
     settings = Settings.load(**given)
-    words = serve_command(settings, given, model_dir, Path("/kv"), more).words
-    assert words[-2:] == ("--port", "8000")
-    config = json.loads(words[words.index("--kv-transfer-config") + 1])
-    served = config["kv_connector_extra_config"]["served"]
+    command = serve_command(settings, given, model_dir, Path("/kv"), more)
+    assert command.words[-2:] == ("--port", "8000")
+    served = json.loads(command.variables[SERVED])
     assert served["folder"] == "/kv"
     assert Settings.load(**served["settings"]) == settings
 
 
+def test_secret_of_a_server_is_known_to_another(model_dir: Path) -> None:
+    one, other = (serve_command(Settings.load(), {}, model_dir, None, []).variables[SECRET] for _ in "12")
+    assert one != other
+    assert len(one) == 64
+
+
 def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
-    variables = serve_command(Settings.load(), {}, model_dir, None, []).variables
-    assert variables["VLLM_PLUGINS"] == "theirs,blendrag"
+    assert (
+        serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"] == "theirs,blendrag"
+    )
+    monkeypatch.delenv("VLLM_PLUGINS")
+    named = serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"].split(",")
+    assert {plugin.name for plugin in entry_points(group="vllm.general_plugins")} < set(named)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--quantization", "fp8"], "--quantization cannot be given"),
+        (["-q", "fp8"], "--quantization cannot be given"),
+        (["--tokenizer", "another"], "--tokenizer cannot be given"),
+        (["--hf-overrides", '{"rope_theta": 1}'], "--hf-overrides cannot be given"),
+        (["--load-format", "dummy"], "--load-format cannot be given"),
+        (["--enable-lora"], "--enable-lora cannot be given"),
+        (["--lora-modules", "a=b"], "--lora-modules cannot be given"),
+        (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be given"),
+        (["--port", "8000", "another/model"], "blendrag serve another/model"),
+    ],
+)
+def test_kv_of_another_model_is_stored_under_this_ones_name(
+    model_dir: Path, words: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        serve_command(Settings.load(), {}, model_dir, None, words)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +94,8 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
         (["--recompute-ratio", "2"], "recompute_ratio"),
         (["no-such-folder/model"], "no-such-folder/model"),
         (["--lora", "an/adapter"], "adapter is not served yet"),
+        (["--temperature", "0.5"], "temperature is for clients to say"),
+        (["--outcome-log"], "knows no conversations"),
     ],
 )
 def test_wrong_setting_or_model_starts_a_server(words: list[str], said: str) -> None:
@@ -74,5 +108,5 @@ def test_wrong_setting_or_model_starts_a_server(words: list[str], said: str) -> 
 def test_printed_command_is_not_for_a_shell(model_dir: Path) -> None:
     result = CliRunner().invoke(app, ["serve", str(model_dir), "--print", "--port", "8000"])
     assert result.exit_code == 0, result.stderr
-    assert "VLLM_PLUGINS=blendrag" in result.stdout
+    assert "VLLM_PLUGINS=" in result.stdout
     assert "--worker-extension-cls blendrag.engine.worker.extension.BlendWorker" in result.stdout
