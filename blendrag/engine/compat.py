@@ -18,7 +18,7 @@ from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
 from vllm import SamplingParams, envs, exceptions
@@ -47,6 +47,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from blendrag.adapter import Adapter
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
+from blendrag.errors import ConfigError
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
@@ -170,13 +171,18 @@ def keeps_kv(arguments: dict[str, Any]) -> bool:
     return not (model.is_hybrid or model.is_attention_free)
 
 
-def server_options(words: Sequence[str]) -> dict[str, Any]:
-    """What vLLM's server makes of its command line, by name. Ends the process for an option that it does not
-    have, as every command does."""
+def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What vLLM's server makes of its command line, by name, and the words that it has no use for. Raises
+    ConfigError for a value that it refuses."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    return vars(make_arg_parser(FlexibleArgumentParser(prog="blendrag serve")).parse_args(list(words)))
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(message)
+
+    options, left = make_arg_parser(Parser()).parse_known_args(list(words))
+    return vars(options), left
 
 
 _MERGING = "blendrag_merging"

@@ -22,7 +22,7 @@ from blendrag.engine.client.launch import (
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.serving.forecaster import wants_forecasts
-from blendrag.settings import Settings
+from blendrag.settings import Settings, closest
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
@@ -90,7 +90,7 @@ def serve_command(
 ) -> ServeCommand:
     """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own.
 
-    Raises ConfigError for what a server cannot have, ends the process for options that vLLM does not know.
+    Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
     from blendrag.engine import compat
 
@@ -125,17 +125,24 @@ def _check(settings: Settings, given: Mapping[str, Any]) -> None:
 
 
 def _check_options(more: Sequence[str], ours: Collection[str]) -> None:
-    """Raise ConfigError if ``more`` makes other KV of the model, takes another one, or changes ``ours``."""
+    """Raise ConfigError for what vLLM does not know; what makes other KV of the model, takes another one, or
+    changes ``ours``."""
     from blendrag.engine import compat
 
-    usual, theirs = compat.server_options([]), compat.server_options(more)
+    (usual, _), (theirs, unknown) = compat.server_options([]), compat.server_options(more)
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        known = ["--" + known.replace("_", "-") for known in (*theirs, *Settings.model_fields)]
+        raise ConfigError(f"neither blendrag nor vLLM has an option {name}{closest(name, known)}")
     if model := theirs["model_tag"]:
         raise ConfigError(f"the model comes first: blendrag serve {model} ...")
     for name, value in theirs.items():
-        taken = name in ours or changes_kv(name)
-        if taken and value != usual[name] and name not in _ALIASES:
+        if value == usual[name] or name in _ALIASES:
+            continue
+        reason = "it sets that itself" if name in ours else "model and KV are those of the folder"
+        if name in ours or changes_kv(name):
             flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} cannot be given to a server that blends: it sets that itself")
+            raise ConfigError(f"{flag} cannot be given to a server that blends: {reason}")
 
 
 def _plugins() -> list[str]:

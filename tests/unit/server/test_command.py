@@ -78,6 +78,9 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
         (["--lora-modules", "a=b"], "--lora-modules cannot be given"),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be given"),
         (["--port", "8000", "another/model"], "blendrag serve another/model"),
+        (["--recompte-ratio", "0.5"], "did you mean --recompute-ratio"),
+        (["--prot", "8000"], "did you mean --port"),
+        (["--port", "many"], "port"),
     ],
 )
 def test_kv_of_another_model_is_stored_under_this_ones_name(
