@@ -36,7 +36,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 unit: setup
-	$(BIN)/pytest -q -n auto -m "not engine and not slow" tests/unit
+	$(BIN)/pytest -q -n auto -m "not engine and not slow and not models" tests/unit
 
 $(KERNEL): requirements/kernel.lock
 	$(BIN)/python -m pip install -qq --no-deps --upgrade --target $@ -r $<

@@ -155,7 +155,7 @@ SHAPES = (
     Shape("OLMo 2", "Olmo2Config", reason=_NO_ROPE),
     Shape("OLMo 3", "Olmo3Config", _WINDOWS, _NO_ROPE),
     Shape("GLM 4", "GlmConfig", reason=_NO_ROPE),
-    Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 64, **_LLAMA4}, _NO_ROPE),
+    Shape("Llama 4", "Llama4TextConfig", {"attention_chunk_size": 128, **_LLAMA4}, _NO_ROPE),
     Shape(
         "K normed behind RoPE",
         "Llama4TextConfig",
@@ -177,8 +177,14 @@ SHAPES = (
         {"sliding_window": None, "rope_parameters": _LONG_ROPE},
         "Phi3LongRoPEScaledRotaryEmbedding",
     ),
-    Shape("DeepSeek V2", "DeepseekV2Config", _LATENT, _NO_ATTENTION),
-    Shape("DeepSeek V3, R1", "DeepseekV3Config", {"topk_method": "noaux_tc", **_LATENT}, _NO_ATTENTION),
+    Shape("DeepSeek V2", "DeepseekV2Config", _LATENT, _NO_ATTENTION, answers=False),
+    Shape(
+        "DeepSeek V3, R1",
+        "DeepseekV3Config",
+        {"topk_method": "noaux_tc", **_LATENT},
+        _NO_ATTENTION,
+        answers=False,
+    ),
     Shape(
         "Jamba",
         "JambaConfig",
@@ -213,5 +219,5 @@ SHAPES = (
         },
         _NO_ATTENTION,
     ),
-    Shape("Mamba 2", "Mamba2Config", {"num_heads": 8, "state_size": 16}, "model.layers"),
+    Shape("Mamba 2", "Mamba2Config", {"num_heads": 8, "state_size": 16}, "model.layers", answers=False),
 )
