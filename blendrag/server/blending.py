@@ -11,25 +11,54 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.recipe import FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
+from blendrag.options import Quality
 from blendrag.prompt import PromptPlan, decode
-from blendrag.server.engine import ServedEngine
-from blendrag.server.fields import BlendFields
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
-from blendrag.settings import Settings
+from blendrag.settings import RENAMED, Settings, closest
 
 _log = logging.getLogger(__name__)
+
+FIELD_NAME = "blendrag"
+"""Of the field, in the body of a request."""
 
 _COUNTS = ("prompt", "reused", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision")
 
 T = TypeVar("T")
+
+
+class BlendFields(BaseModel):
+    """What a request says of blending; all of it may be left out. What is not said here is as the embedded
+    classes have it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    documents: list[str] = Field(default=[], description="Texts known to be in the prompt: looked for first.")
+    blend: bool | None = Field(default=None, description="False prefills the prompt plainly.")
+    quality: Quality | None = None
+    recompute_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
+    selector: str | None = None
+    evidence: bool = Field(
+        default=False, description="What became of each document; in a stream, a last chunk that says it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: Any) -> Any:
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                unknown = f"unknown field {name!r} in {FIELD_NAME}{closest(str(name), cls.model_fields)}"
+                raise ValueError(RENAMED.get(name, unknown))
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +82,7 @@ class Blended:
 class Blending:
     """Of one server. Used in its event loop; what takes longer than a moment runs in threads."""
 
-    def __init__(self, library: Library, settings: Settings, engine: ServedEngine, seal: str) -> None:
+    def __init__(self, library: Library, settings: Settings, engine: RunningEngine, seal: str) -> None:
         """seal: the secret that the connector knows recipes of ours by."""
         self.library, self.settings = library, settings
         self._engine, self._seal = engine, seal

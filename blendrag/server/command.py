@@ -92,11 +92,11 @@ def serve_command(
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
-    from blendrag.engine import compat
+    from blendrag.engine.compat.start import keeps_kv
 
     _check(settings, given)
     args = engine_args(settings, model, SERVING)
-    if not compat.keeps_kv(args):
+    if not keeps_kv(args):
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
@@ -127,9 +127,9 @@ def _check(settings: Settings, given: Mapping[str, Any]) -> None:
 def _check_options(more: Sequence[str], ours: Collection[str]) -> None:
     """Raise ConfigError for what vLLM does not know; what makes other KV of the model, takes another one, or
     changes ``ours``."""
-    from blendrag.engine import compat
+    from blendrag.engine.compat.start import server_options
 
-    (usual, _), (theirs, unknown) = compat.server_options([]), compat.server_options(more)
+    (usual, _), (theirs, unknown) = server_options([]), server_options(more)
     if unknown:
         name = unknown[0].partition("=")[0]
         known = ["--" + known.replace("_", "-") for known in (*theirs, *Settings.model_fields)]

@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, create_model
 
 from blendrag.errors import BlendragError
-from blendrag.server.blending import Blended, Blending
-from blendrag.server.fields import NAME, BlendFields
+from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending
 
 HEADER = "x-blendrag"
 _DATA = "data: "
@@ -57,7 +56,7 @@ async def _with_evidence(response: Response, blending: Blending, about: Blended,
     answer = json.loads(bytes(response.body))
     counts, rows = await blending.evidence(about, answer)
     answer.pop("kv_transfer_params", None)
-    answer[NAME] = counts | (rows if wanted else {})
+    answer[FIELD_NAME] = counts | (rows if wanted else {})
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
 
@@ -73,7 +72,7 @@ async def _followed(
             counts, rows = await blending.evidence(about, answer)
             if wanted:
                 head = {name: answer[name] for name in _HEAD if name in answer}
-                yield f"data: {json.dumps({**head, 'choices': [], NAME: counts | rows})}\n\n"
+                yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
         elif isinstance(chunk, str) and chunk.startswith(_DATA):
             last = chunk
         yield chunk

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
@@ -20,7 +22,6 @@ from blendrag.server import knowledge
 from blendrag.server.blending import Blending
 from blendrag.server.command import SERVED
 from blendrag.server.completions import blended
-from blendrag.server.engine import ServedEngine
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
@@ -59,10 +60,26 @@ class BlendPlugin:
             raise ConfigError("several API servers cannot share a folder yet: --api-server-count 1")
         served = json.loads(os.environ[SERVED])
         settings = Settings.load(**served["settings"])
-        engine = await ServedEngine.of(settings, engine_client)
+        engine = await _Engine.of(settings, engine_client)
         library = await asyncio.to_thread(_open, settings, served["folder"], engine)
         state.blendrag = Blending(library, settings, engine, os.environ[SECRET])
         state.blendrag.writer.submit(_prefill_pending, library)
+
+
+class _Engine(RunningEngine):
+    """vLLM's own ``AsyncLLM`` in the loop of its HTTP server, which ends it."""
+
+    def __init__(
+        self, settings: Settings, llm: Any, loop: asyncio.AbstractEventLoop, facts: EngineFacts
+    ) -> None:
+        super().__init__(settings)
+        self._llm, self._loop, self.facts = llm, loop, facts
+
+    @classmethod
+    async def of(cls, settings: Settings, llm: Any) -> _Engine:
+        """Bind the workers to their model. To be awaited in the server's loop."""
+        (facts, *_) = await llm.collective_rpc("blendrag_bind")
+        return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts))
 
 
 def _posting(app: FastAPI, path: str) -> list[APIRoute]:
@@ -70,7 +87,7 @@ def _posting(app: FastAPI, path: str) -> list[APIRoute]:
     return [route for route in routes if "POST" in route.methods]
 
 
-def _open(settings: Settings, folder: str | None, engine: ServedEngine) -> Library:
+def _open(settings: Settings, folder: str | None, engine: _Engine) -> Library:
     root = Path(folder) if folder else default_kv_dir(settings)
     library = Library(root.expanduser().resolve(), settings, lambda *_: engine)
     library.start()

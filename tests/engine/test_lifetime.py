@@ -108,7 +108,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 IMPATIENT = """
-from blendrag.engine import compat  # the rest of a start is what processes do
+import blendrag.engine.compat.required  # the rest of a start is what processes do
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineError
 from blendrag.settings import Settings

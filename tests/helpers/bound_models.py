@@ -59,7 +59,7 @@ def main(out: str, *folders: str) -> None:
 def _report(config: Any) -> DoctorReport:
     from vllm.model_executor.model_loader import get_model
 
-    from blendrag.engine import compat
+    from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
     from blendrag.engine.worker.decoder import make_decoder
     from blendrag.engine.worker.paged import PagedCache
     from blendrag.engine.worker.selfcheck import mask_error, unfit_reason
@@ -68,8 +68,8 @@ def _report(config: Any) -> DoctorReport:
     model = get_model(vllm_config=config)
     runner = SimpleNamespace(attn_groups=_groups(config))
     name = type(model).__name__
-    compat.leave_rows_whole(model)
-    if reason := compat.unsupported_reason(config, runner, model):
+    leave_rows_whole(model)
+    if reason := unsupported_reason(config, runner, model):
         return DoctorReport("", name, (), reason)
     decoder = make_decoder(model, config)
     cache = PagedCache(decoder.attentions, runner, _BLOCK_SIZE)

@@ -98,14 +98,14 @@ class Engine(RunningEngine):
     async def _start(self) -> EngineFacts:
         with engine_environment(self.settings, self._sockets.name):
             check_vllm()
-            from blendrag.engine import compat
+            from blendrag.engine.compat.start import start_llm
 
             args = engine_args(self.settings, self.model_path, self.extension)
             if self._closed:
                 raise EngineClosedError("its start was given up")
             try:
                 with main_not_imported_again():
-                    self._llm = compat.start_llm(args, connector_args(self.settings))
+                    self._llm = start_llm(args, connector_args(self.settings))
             except Exception as error:
                 if not self._closed and (short := shortage(self.model_path, args)):
                     raise EngineError(f"{self.settings.model} does not fit: {short}") from error
@@ -125,11 +125,11 @@ class Engine(RunningEngine):
         core here, and by its watchdog the worker. vLLM, which waits for them in our loop's thread, then
         fails."""
         self._closed = True  # a start that has come to no process yet makes none
-        from blendrag.engine import compat
+        from blendrag.engine.compat.start import engine_processes
 
         deadline = time.monotonic() + _SHUTDOWN_TIMEOUT_S
         while not start.done() and time.monotonic() < deadline:
-            for process in compat.engine_processes():
+            for process in engine_processes():
                 process.kill()  # while it loads a model, it only takes note of a request to end
             time.sleep(0.1)
         if start.done():

@@ -95,7 +95,12 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
 
     Raises ConfigError for a parameter that vLLM does not know or a value that it refuses.
     """
-    from blendrag.engine import compat
+    from blendrag.engine.compat.requests import (
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+        VLLMClientError,
+    )
 
     if sampling.other.get("n", 1) != 1:
         raise ConfigError("one answer to a request: ask several times for several (n)")
@@ -107,19 +112,19 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
-        return compat.SamplingParams(
+        return SamplingParams(
             max_tokens=min(len(forced) or sampling.max_tokens, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             stop=[] if forced else list(sampling.stop),
             seed=sampling.seed,
             logprobs=logprobs,
-            structured_outputs=grammar and compat.StructuredOutputsParams(**{grammar.kind: grammar.value}),
-            output_kind=compat.RequestOutputKind.DELTA,
+            structured_outputs=grammar and StructuredOutputsParams(**{grammar.kind: grammar.value}),
+            output_kind=RequestOutputKind.DELTA,
             extra_args=extra or None,
             **other,
         )
-    except (TypeError, ValueError, compat.VLLMClientError) as error:
+    except (TypeError, ValueError, VLLMClientError) as error:
         raise ConfigError(f"vLLM refuses these sampling parameters: {error}") from error
 
 

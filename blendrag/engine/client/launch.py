@@ -134,9 +134,11 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
     reasoning parser that there is not, or not for this model. ModelError for an adapter of another model.
     """
-    from blendrag.engine import compat
+    from blendrag.engine.compat.platform import is_cpu
+    from blendrag.engine.compat.start import argument_names
+    from blendrag.engine.compat.weights import merging_loader
 
-    eager, on_cpu = settings.enforce_eager, compat.is_cpu()
+    eager, on_cpu = settings.enforce_eager, is_cpu()
     args: dict[str, Any] = {
         "model": str(model),
         "served_model_name": settings.model,
@@ -161,10 +163,10 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
         "logits_processors": list(extension.logits_processors),
     }
     if settings.lora is not None:
-        args |= compat.merging_loader(adapter_for(model, settings.lora))
+        args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
     for name in settings.engine_args:
-        _refuse(name, renamed.get(name, name), args.keys(), compat.argument_names())
+        _refuse(name, renamed.get(name, name), args.keys(), argument_names())
     return settings.engine_args | {name: value for name, value in args.items() if value is not None}
 
 

@@ -24,9 +24,9 @@ def engine_parser(wanted: str, model: Path) -> str:
     """
     if wanted == NO_PARSER:
         return ""
-    from blendrag.engine import compat
+    from blendrag.engine.compat.requests import reasoning_parser, reasoning_parsers
 
-    known = [AUTO_PARSER, NO_PARSER, *compat.reasoning_parsers()]
+    known = [AUTO_PARSER, NO_PARSER, *reasoning_parsers()]
     if wanted not in known:
         raise ConfigError(
             f"no reasoning_parser {wanted!r}; there are {', '.join(known)}{closest(wanted, known)}"
@@ -39,7 +39,7 @@ def engine_parser(wanted: str, model: Path) -> str:
             f"reasoning_parser {name!r} needs a fast tokenizer, which this model lacks: set {NO_PARSER}"
         )
     try:
-        compat.reasoning_parser(name, tokenizer, {})
+        reasoning_parser(name, tokenizer, {})
     except Exception as error:  # each parser has its own ways to refuse a model
         raise ConfigError(f"reasoning_parser {name!r} cannot read this model: {error}") from error
     return name
@@ -78,14 +78,14 @@ class Reasoning:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        from blendrag.engine import compat
+        from blendrag.engine.compat.requests import detokenizer, reasoning_parser
 
         self._prompt: list[int] | None = list(prompt)
         self._opens: int | None = None  # the token with which thinking may begin
-        self._parser, self._request = compat.reasoning_parser(name, tokenizer, chat_template_kwargs)
+        self._parser, self._request = reasoning_parser(name, tokenizer, chat_template_kwargs)
         self.skip_special_tokens: bool = bool(skip_special_tokens and self._request.skip_special_tokens)
         """Whether the engine leaves special tokens out of the text: some parsers go by them."""
-        self._decode = compat.detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
+        self._decode = detokenizer(tokenizer, self._prompt, self.skip_special_tokens)
         self.comes_first: bool = not self._parser.is_reasoning_end(self._prompt)
         """Whether the answer is known to begin with thinking."""
         if wanted == AUTO_PARSER:

@@ -43,14 +43,14 @@ def check_vllm() -> None:
     version that blendrag was not tested with. Imports vLLM, which takes seconds."""
     version = installed_vllm()
     try:
-        from blendrag.engine import compat
+        from blendrag.engine.compat.required import missing
 
-        missing = compat.missing()
+        lacking = missing()
     except ImportError as error:
-        missing = [str(error)]
-    if missing:
+        lacking = [str(error)]
+    if lacking:
         raise MissingDependencyError(
-            f"vLLM {version} lacks what blendrag uses ({', '.join(missing)}): it needs {TESTED}, {_INSTALL}"
+            f"vLLM {version} lacks what blendrag uses ({', '.join(lacking)}): it needs {TESTED}, {_INSTALL}"
         )
     if version and not TESTED.contains(version, prereleases=True):
         warnings.warn(

@@ -211,7 +211,7 @@ class RunningEngine:
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
     ) -> AsyncIterator[Delta]:
-        from blendrag.engine import compat
+        from blendrag.engine.compat.requests import VLLMClientError
 
         if sampling.forced and not self.extension.logits_processors:
             raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
@@ -238,7 +238,7 @@ class RunningEngine:
             raise GenerationTimeoutError(
                 f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"
             ) from None
-        except (ValueError, compat.VLLMClientError) as error:
+        except (ValueError, VLLMClientError) as error:
             raise ConfigError(f"the engine refuses this request: {error}") from error
         except errors.BlendragError:
             raise

@@ -12,10 +12,10 @@ from blendrag.models import weight_files
 def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
     """In what an engine with these arguments exceeds the device's memory, and what to set; None: in nothing
     that is known before it starts. vLLM says it in a process of its own, in words that change."""
-    from blendrag.engine import compat
+    from blendrag.engine.compat.start import memory_plan
 
     try:
-        plan = compat.memory_plan(dict(arguments))
+        plan = memory_plan(dict(arguments))
     except Exception:  # then it is something else that keeps the engine from starting
         return None
     weights = sum(file.stat().st_size for file in weight_files(model))

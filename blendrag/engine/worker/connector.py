@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blendrag.engine.client.watchdog import exit_with_parent
-from blendrag.engine.compat import (
+from blendrag.engine.compat.connector import (
     FreeBlocks,
     KVConnectorBase_V1,
     KVConnectorMetadata,

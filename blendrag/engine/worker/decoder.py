@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from blendrag.engine import compat
+from blendrag.engine.compat.model import (
+    KNOWN_ARCHITECTURES,
+    attention_of,
+    decoder_layers,
+    layer_context,
+    rms_norm,
+    rotary_of,
+    rotate,
+)
 from blendrag.engine.worker.indices import Indices
 from blendrag.errors import ModelNotSupportedError
 
@@ -77,9 +85,9 @@ class Decoder(ABC):
     def __init__(self, model: Any, vllm_config: Any) -> None:
         self.model = model
         self.vllm_config = vllm_config
-        self.layers = compat.decoder_layers(model)
-        self.attentions: list[Any] = [compat.attention_of(layer) for layer in self.layers]
-        self.rotaries: list[Any] = [compat.rotary_of(layer) for layer in self.layers]
+        self.layers = decoder_layers(model)
+        self.attentions: list[Any] = [attention_of(layer) for layer in self.layers]
+        self.rotaries: list[Any] = [rotary_of(layer) for layer in self.layers]
 
     @property
     def num_layers(self) -> int:
@@ -102,7 +110,7 @@ class Decoder(ABC):
 
     def rotate_keys(self, layer: int, positions: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """K before RoPE, [n, kv_heads, head_size], moved to ``positions``. May overwrite ``key``."""
-        rotated = compat.rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
+        rotated = rotate(self.rotaries[layer], positions, key.view(key.shape[0], -1))
         return rotated.view(key.shape)
 
     @abstractmethod
@@ -117,7 +125,7 @@ class KnownDecoder(Decoder):
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         block = self.layers[layer]
         module = block.self_attn
-        x, residual = compat.rms_norm(block.input_layernorm, rows.states, rows.residual)
+        x, residual = rms_norm(block.input_layernorm, rows.states, rows.residual)
         qkv, _ = module.qkv_proj(x)
         query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
         kv_shape = (x.shape[0], *self.kv_shape)
@@ -134,7 +142,7 @@ class KnownDecoder(Decoder):
         if done.kept is not None:
             positions, residual = positions[done.kept], residual[done.kept.device]
         x, _ = module.o_proj(done.output.view(len(positions), -1))
-        x, residual = compat.rms_norm(block.post_attention_layernorm, x, residual)
+        x, residual = rms_norm(block.post_attention_layernorm, x, residual)
         return Rows(positions, block.mlp(x), residual)
 
     def _per_head(self, norm: Any, heads: torch.Tensor) -> torch.Tensor:
@@ -158,7 +166,7 @@ class WholeLayerDecoder(Decoder):
 
         hook = self.layers[0].register_forward_pre_hook(catch, with_kwargs=True)
         try:
-            with compat.layer_context(self.vllm_config, {}, {}, len(positions)):
+            with layer_context(self.vllm_config, {}, {}, len(positions)):
                 self.model.model.forward(token_ids, positions.device, None)
         except _FirstLayerReached:
             pass
@@ -196,7 +204,7 @@ class WholeLayerDecoder(Decoder):
             arguments["residual"] = rows.residual
         with (
             tapped(self, layer, for_all_rows),
-            compat.layer_context(self.vllm_config, {}, {}, len(rows)),
+            layer_context(self.vllm_config, {}, {}, len(rows)),
         ):
             out = self.layers[layer](**arguments)
         states, residual = (out[0], out[1]) if isinstance(out, tuple) else (out, None)
@@ -235,12 +243,12 @@ def tapped(decoder: Decoder, layer: int, attention_of: Callable[[Projected], tor
 
 def make_decoder(model: Any, vllm_config: Any) -> Decoder:
     """The piecewise decoder where the structure is known, else the whole-layer one."""
-    known = type(model).__name__ in compat.KNOWN_ARCHITECTURES
+    known = type(model).__name__ in KNOWN_ARCHITECTURES
     plain = all(
         hasattr(layer, "self_attn")
         and hasattr(layer.self_attn, "qkv_proj")
         and not getattr(layer.self_attn, "do_llama_4_scaling", False)
         and getattr(layer, "ada_rms_norm_t_cond", None) is None
-        for layer in compat.decoder_layers(model)
+        for layer in decoder_layers(model)
     )
     return (KnownDecoder if known and plain else WholeLayerDecoder)(model, vllm_config)

@@ -8,7 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from blendrag.engine import compat, start_error
+from blendrag.engine import start_error
+from blendrag.engine.compat import weights
+from blendrag.engine.compat.connector import get_kv_transfer_group
+from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
+from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
@@ -17,7 +21,9 @@ from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
-start_error.keep(compat.LOGGER)  # vLLM imports this module before a worker loads its model
+# vLLM imports this module before a worker loads its model.
+start_error.keep(LOGGER)
+weights.register()
 
 
 class BlendWorker:
@@ -39,15 +45,15 @@ class BlendWorker:
 
     def _bind(self) -> dict[str, Any]:
         model = self.model_runner.get_model()
-        compat.leave_rows_whole(model)
+        leave_rows_whole(model)
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
-            "device": compat.device_name(self.model_runner.device),
+            "device": device_name(self.model_runner.device),
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
-            "vllm": compat.VLLM_VERSION,
+            "vllm": VLLM_VERSION,
             "threads": torch.get_num_threads(),
             "block_size": self.vllm_config.cache_config.block_size,
-            "reason": compat.unsupported_reason(self.vllm_config, self.model_runner, model),
+            "reason": unsupported_reason(self.vllm_config, self.model_runner, model),
         }
         if facts["reason"]:
             return facts
@@ -61,7 +67,7 @@ class BlendWorker:
         loaded = LoadedModel(decoder, cache, mask == "dense")
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
-        compat.get_kv_transfer_group().bind(self._blendrag)
+        get_kv_transfer_group().bind(self._blendrag)
         return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
     def blendrag_call(self, operation: str, *args: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from blendrag.attention.dense import masked_attention
 from blendrag.attention.scores import Scores
-from blendrag.engine import compat
+from blendrag.engine.compat.model import scores_of
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.paged import Addresses, PagedCache, Pages
@@ -28,7 +28,7 @@ def choose_mask(decoder: Decoder, cache: PagedCache, wanted: Mask | Literal["aut
     """The one that is wanted, or the faster one, of those that this model and device have."""
     if cache.by_kernel:
         return "kernel"
-    scores = [compat.scores_of(attention) for attention in decoder.attentions]
+    scores = [scores_of(attention) for attention in decoder.attentions]
     if scores[0] is None or not all(each is not None and each.bare for each in scores):
         return "runs"
     if wanted != "auto":

@@ -15,7 +15,14 @@ import torch
 
 from blendrag.attention.paged import PagedRows, paged_attention
 from blendrag.attention.runs import find_runs
-from blendrag.engine import compat
+from blendrag.engine.compat.model import (
+    attend,
+    attention_metadata,
+    key_value_of,
+    scores_of,
+    scratch_cache,
+    write_kv,
+)
 from blendrag.engine.worker.indices import Ints, upload
 
 # What some rows need to attend to their sequence, in any layer. A dict: the backend's, by attention layer.
@@ -50,7 +57,7 @@ class PagedCache:
             count = -(-length // self.block_size)
             table[row, :count] = range(first, first + count)
             first += count
-        return Pages(self, table, memory=compat.scratch_cache(self.attentions[0], first))
+        return Pages(self, table, memory=scratch_cache(self.attentions[0], first))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +98,7 @@ class Pages:
         """Write [n, kv_heads, head_size] K (with RoPE) and V."""
         if places.slots.numel():
             attention, first = self._cache.attentions[layer], places.first
-            compat.write_kv(attention, key[first:], value[first:], self._of(attention), places.slots)
+            write_kv(attention, key[first:], value[first:], self._of(attention), places.slots)
 
     def addresses(self, positions: Ints, sequences: Ints | int = 0) -> Addresses:
         """For :meth:`attend`, in any layer: rows that see their sequence up to these positions."""
@@ -101,17 +108,15 @@ class Pages:
             at, of = (upload(each.astype(np.int32), self.device) for each in (positions, sequences))
             return PagedRows(at, of, self._table)
         slots = torch.from_numpy(self._slots(positions, sequences))
-        return compat.attention_metadata(
-            self._cache.runner, find_runs(positions, sequences), self._table, slots
-        )
+        return attention_metadata(self._cache.runner, find_runs(positions, sequences), self._table, slots)
 
     def attend(self, layer: int, query: torch.Tensor, addresses: Addresses) -> torch.Tensor:
         """Attention of [n, heads, head_size] over K and V that are written; same shape."""
         attention = self._cache.attentions[layer]
         memory = self._of(attention)
         if not isinstance(addresses, PagedRows):
-            return compat.attend(attention, query, memory, addresses[attention.layer_name])
-        scores, key_value = compat.scores_of(attention), compat.key_value_of(attention, memory)
+            return attend(attention, query, memory, addresses[attention.layer_name])
+        scores, key_value = scores_of(attention), key_value_of(attention, memory)
         assert scores is not None and key_value is not None, "such a model is not blended"
         return paged_attention(query, *key_value, addresses, scores)
 

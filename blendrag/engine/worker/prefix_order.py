@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from blendrag.engine.compat import FreeBlocks
+from blendrag.engine.compat.connector import FreeBlocks
 
 UNLIKELY = 0.3
 """Below this chance a conversation is over. In the paper's order (:mod:`blendrag.eviction.lpc`) such blocks

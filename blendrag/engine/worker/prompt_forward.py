@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from blendrag.attention.dense import masked_attention
-from blendrag.engine import compat
+from blendrag.engine.compat.model import scores_of
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
 from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.paged import Addresses, Pages, Places
@@ -189,7 +189,7 @@ class PromptForward:
         if kept is not None:
             query, positions = query[kept.device], positions[kept]
         if whole is not None and self.dense and len(positions) < len(self.tokens.ids):
-            scores = compat.scores_of(self.decoder.attentions[layer])
+            scores = scores_of(self.decoder.attentions[layer])
             assert scores is not None, "the mask is not written out for such a model"
             return Attended(masked_attention(query, *whole, positions.host, scores), kept)
         return Attended(self.pages.attend(layer, query, self._addressed(at, positions.host)), kept)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine import compat
+from blendrag.engine.compat.model import layer_context, scores_of
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
 from blendrag.engine.worker.indices import upload
@@ -64,7 +64,7 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
     with ExitStack() as stack:
         for layer in range(decoder.num_layers):
             stack.enter_context(tapped(decoder, layer, partial(attend, layer)))
-        stack.enter_context(compat.layer_context(decoder.vllm_config, {}, {}, ids.numel()))
+        stack.enter_context(layer_context(decoder.vllm_config, {}, {}, ids.numel()))
         decoder.model.model.forward(ids, there, None)
     errors += [relative_error(ours[layer], theirs[layer]) for layer in range(decoder.num_layers)]
     return max(errors)
@@ -79,7 +79,7 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
     positions = torch.from_numpy(probe.positions)
     errors = {}
     for layer, attention in enumerate(decoder.attentions):
-        scores = compat.scores_of(attention)
+        scores = scores_of(attention)
         if scores is None:  # as on a CPU alone
             continue
         kind = scores.window, scores.soft_cap, scores.sinks is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from blendrag.engine import compat
+from blendrag.engine.compat.requests import output_ids_not_read
 from blendrag.engine.worker.extension import BlendWorker
 from blendrag.lab.worker.kernel_times import time_pieces
 from blendrag.lab.worker.lmcache import LabDataPlane
@@ -23,5 +23,5 @@ class LabWorker(BlendWorker):
     }
 
     def blendrag_bind(self) -> dict[str, Any]:
-        compat.output_ids_not_read(self.model_runner)
+        output_ids_not_read(self.model_runner)
         return super().blendrag_bind()

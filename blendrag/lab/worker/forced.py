@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from blendrag.engine.client.generation import FORCED
-from blendrag.engine.compat import (
+from blendrag.engine.compat.requests import (
     BatchUpdate,
     LogitsContext,
     LogitsProcessor,

@@ -12,7 +12,7 @@ import torch
 
 from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import find_runs
-from blendrag.engine import compat
+from blendrag.engine.compat.model import rms_norm, scores_of
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.decoder import Attended, KnownDecoder, Rows
 from blendrag.engine.worker.indices import Indices, Ints, upload
@@ -141,7 +141,7 @@ class LayerPieces:
             both = new.new_empty(len(self._all.positions), *new.shape[1:])
             both[self._cached], both[self._some.positions.device] = old, new
             whole.append(both)
-        scores = compat.scores_of(self._decoder.attentions[layer])
+        scores = scores_of(self._decoder.attentions[layer])
         assert scores is not None, "models that run piece by piece have no other attention"
         return masked_attention(self._some.query, whole[0], whole[1], self._some.positions.host, scores)
 
@@ -151,7 +151,7 @@ class LayerPieces:
 
     def _feed(self, layer: int, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         block = self._decoder.layers[layer]
-        x, _ = compat.rms_norm(block.post_attention_layernorm, states, residual)
+        x, _ = rms_norm(block.post_attention_layernorm, states, residual)
         return block.mlp(x)
 
     def _select(self) -> Indices:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from blendrag.engine import compat
+from blendrag.engine.compat.model import scores_of
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, KnownDecoder
 from blendrag.engine.worker.selfcheck import mask_error, relative_error
@@ -39,7 +39,7 @@ def layers_of(decoder: Decoder) -> Literal["piece by piece", "whole"]:
 
 def attention_of(decoder: Decoder) -> Iterator[str]:
     """What it has in some layers besides the causal mask."""
-    scores = [each for each in map(compat.scores_of, decoder.attentions) if each is not None]
+    scores = [each for each in map(scores_of, decoder.attentions) if each is not None]
     if any(each.window for each in scores):
         yield "windows"
     if any(each.soft_cap for each in scores):

@@ -13,7 +13,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from blendrag.attention.paged import PagedRows
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
-from blendrag.engine import compat
+from blendrag.engine.compat.model import key_value_of
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import paged
@@ -35,7 +35,7 @@ BLOCK_IDS = [7, 3, 12, 0, 9, 30]
 
 def write(attention: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """As the backends' kernel does."""
-    views = compat.key_value_of(attention, cache)
+    views = key_value_of(attention, cache)
     assert views is not None
     for view, tensor in zip(views, (key, value), strict=True):
         view[slots // cache.shape[2], slots % cache.shape[2]] = tensor
@@ -52,7 +52,7 @@ def attend(
 @pytest.fixture
 def crossings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crossings]:
     """There are no kernels for that device: plain ones take their place."""
-    monkeypatch.setattr(compat, "write_kv", write)
+    monkeypatch.setattr(paged, "write_kv", write)
     monkeypatch.setattr(paged, "paged_attention", attend)
     monkeypatch.setattr(loader, "make_slots", slots.CudaSlots)
     with stand_in(monkeypatch) as counted:
@@ -137,7 +137,7 @@ def test_prompt_that_is_computed_there_has_other_kv_than_here(
     report = Prompt(4).blend(model, tmp_path / "kv", BlendOptions(1.0))
     assert report.recomputed == sum(TOKENS)
     for attention, (_, expected) in zip(model.decoder.attentions, computed, strict=True):
-        views = compat.key_value_of(attention, attention.kv_cache.held[BLOCK_IDS])
+        views = key_value_of(attention, attention.kv_cache.held[BLOCK_IDS])
         assert views is not None
         found = views[1].flatten(0, 1)[: len(expected)]
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)

@@ -19,9 +19,10 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from blendrag.engine import compat
 from blendrag.engine.client.launch import connector_args
-from blendrag.engine.compat import KVConnectorRole, SamplingParams
+from blendrag.engine.compat import connector as scheduling
+from blendrag.engine.compat.connector import KVConnectorRole
+from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import connector
@@ -200,6 +201,6 @@ def test_claim_is_synchronous_where_no_step_is_taken_back(
 ) -> None:
     monkeypatch.setattr(config.scheduler_config, "async_scheduling", scheduled_ahead)
     monkeypatch.setitem(config.kv_transfer_config.kv_connector_extra_config, "claim", claim)
-    monkeypatch.setattr(compat, "is_cpu", lambda: on_cpu)
+    monkeypatch.setattr(scheduling, "is_cpu", lambda: on_cpu)
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - 1, asynchronous)

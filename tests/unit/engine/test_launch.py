@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from blendrag.engine import compat
 from blendrag.engine.client.launch import (
     SERVING,
     busy,
     engine_args,
     engine_key,
 )
+from blendrag.engine.compat import platform
+from blendrag.engine.compat.start import argument_names
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 
@@ -25,7 +26,7 @@ def arguments(**options: Any) -> dict[str, Any]:
 def test_vllms_argument_does_not_reach_it() -> None:
     made = arguments(gpu_memory_utilization=0.5, kv_cache_dtype="fp8", engine_args={"max_logprobs": 50})
     assert (made["gpu_memory_utilization"], made["kv_cache_dtype"], made["max_logprobs"]) == (0.5, "fp8", 50)
-    assert set(made) <= compat.argument_names()
+    assert set(made) <= argument_names()
 
 
 def test_misspelt_argument_is_named_without_the_right_one() -> None:
@@ -62,7 +63,7 @@ def test_argument_of_ours_can_be_overruled() -> None:
 
 def test_gpu_has_as_few_requests_in_a_step_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments()["max_num_seqs"] == 32 and arguments(max_num_seqs=4)["max_num_seqs"] == 4
-    monkeypatch.setattr(compat, "is_cpu", lambda: False)
+    monkeypatch.setattr(platform, "is_cpu", lambda: False)
     assert "max_num_seqs" not in arguments() and arguments(max_num_seqs=4)["max_num_seqs"] == 4
 
 

@@ -24,7 +24,8 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from blendrag.attention.runs import dense_attention
-from blendrag.engine import compat
+from blendrag.engine.compat.model import key_value_of, scores_of
+from blendrag.engine.worker import paged
 from blendrag.engine.worker.paged import PagedCache, Pages
 from blendrag.engine.worker.selfcheck import mask_error
 from device import needs_interpreter
@@ -50,17 +51,17 @@ def caches(layout: KVCacheLayout, dtype: torch.dtype = torch.float32) -> list[to
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_window_cap_or_sinks_of_a_layer_are_lost(backend: type[AttentionBackend]) -> None:
-    plain = compat.scores_of(module(backend))
+    plain = scores_of(module(backend))
     assert plain is not None and plain.bare
     assert (plain.scale, plain.window) == (0.25, None)
-    other = compat.scores_of(module(backend, per_layer_sliding_window=9, logits_soft_cap=30.0))
+    other = scores_of(module(backend, per_layer_sliding_window=9, logits_soft_cap=30.0))
     assert other is not None and not other.bare
     assert (other.scale, other.window, other.soft_cap, other.sinks) == (0.25, 9, 30.0, None)
 
 
 def test_sinks_of_a_layer_are_lost() -> None:
     sinks = torch.randn(HEADS)
-    scores = compat.scores_of(module(TritonAttentionBackend, sinks=sinks))
+    scores = scores_of(module(TritonAttentionBackend, sinks=sinks))
     assert scores is not None and not scores.bare and scores.sinks is sinks
 
 
@@ -68,8 +69,8 @@ def test_attention_that_sees_other_keys_is_taken_for_plain() -> None:
     class ChunkedAttention(Attention):
         pass
 
-    assert compat.scores_of(module(TritonAttentionBackend, ChunkedAttention)) is None
-    assert compat.scores_of(module(TritonAttentionBackend, alibi_slopes=[0.5] * HEADS)) is None
+    assert scores_of(module(TritonAttentionBackend, ChunkedAttention)) is None
+    assert scores_of(module(TritonAttentionBackend, alibi_slopes=[0.5] * HEADS)) is None
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
@@ -78,7 +79,7 @@ def test_key_of_one_token_is_another_ones(layout: KVCacheLayout, backend: type[A
     first, second = caches(layout)
     attention = module(backend)
     for cache in (first, second):
-        found = compat.key_value_of(attention, cache)
+        found = key_value_of(attention, cache)
         assert found is not None
         for part, view in enumerate(found):
             assert view.shape == (BLOCKS, BLOCK_SIZE, KV_HEADS, SIZE) and view.stride(3) == 1
@@ -102,7 +103,7 @@ def test_layout_that_is_not_known_is_read_all_the_same(
 ) -> None:
     attention = module(TritonAttentionBackend)
     attention.attn_backend = backend
-    assert compat.key_value_of(attention, cache) is None
+    assert key_value_of(attention, cache) is None
 
 
 @pytest.fixture
@@ -112,13 +113,13 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(
         _: Any, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
     ) -> None:
-        views = compat.key_value_of(module(TritonAttentionBackend), cache)
+        views = key_value_of(module(TritonAttentionBackend), cache)
         assert views is not None
         for view, tensor in zip(views, (key, value), strict=True):
             view[slots // BLOCK_SIZE, slots % BLOCK_SIZE] = tensor
 
     monkeypatch.setattr(PagedCache, "by_kernel", True)
-    monkeypatch.setattr(compat, "write_kv", write)
+    monkeypatch.setattr(paged, "write_kv", write)
 
 
 @needs_interpreter
@@ -140,7 +141,7 @@ def test_rows_attend_to_another_sequence_or_place(layout: KVCacheLayout, lengths
     query = torch.randn(positions.size, HEADS, SIZE, generator=generator)
     addresses = pages.addresses(positions, sequences if len(lengths) > 1 else 0)
     found = pages.attend(0, query, addresses)
-    scores = compat.scores_of(attention)
+    scores = scores_of(attention)
     assert scores is not None
     for number, (key, value) in enumerate(whole):
         own = torch.from_numpy(sequences == number)

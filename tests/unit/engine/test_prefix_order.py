@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from blendrag.engine.client.generation import Sampling, vllm_sampling
-from blendrag.engine.compat import FreeBlocks
+from blendrag.engine.compat.connector import FreeBlocks
 from blendrag.engine.recipe import CONVERSATION, conversation_of
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.prefix_order import UNLIKELY, PrefixOrder

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import ByT5Tokenizer
 
-from blendrag.engine import compat
 from blendrag.engine.client.generation import Delta, Sampling, vllm_reasoning
 from blendrag.engine.client.reasoning import Reasoning, engine_parser
+from blendrag.engine.compat.requests import detokenizer
 from blendrag.errors import ConfigError
 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -49,7 +49,7 @@ def deltas(
     """An engine's pieces of ``answer``, cut before these of its tokens. ``late``: by how many characters the
     text is behind the tokens, as it is where a stop is looked for."""
     tokens = ids(tokenizer, answer)
-    decode = compat.detokenizer(tokenizer, ids(tokenizer, prompt), reader.skip_special_tokens)
+    decode = detokenizer(tokenizer, ids(tokenizer, prompt), reader.skip_special_tokens)
     texts = [decode(token) for token in tokens]
     text, ends = "".join(texts), list(accumulate(map(len, texts), initial=0))
     for begin, end in pairwise(sorted({0, len(tokens), *(min(cut, len(tokens)) for cut in cuts)})):

@@ -11,11 +11,15 @@ import pytest
 import vllm.forward_context
 from packaging.requirements import Requirement
 from packaging.version import Version
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import AttentionBackend
 
-import blendrag.engine
 from blendrag.engine import compat
 from blendrag.engine.client import requirement
 from blendrag.engine.client.requirement import TESTED, check_vllm, require_vllm
+from blendrag.engine.compat import model, required
+from blendrag.engine.compat.connector import KVConnectorBase_V1
+from blendrag.engine.compat.required import missing
 from blendrag.errors import BlendragWarning, MissingDependencyError
 from places import ROOT
 
@@ -34,7 +38,7 @@ def test_another_version_than_the_oldest_is_tested_for_it() -> None:
 
 
 def test_vllm_that_will_do_is_refused() -> None:
-    assert compat.missing() == []
+    assert missing() == []
     require_vllm()
     with warnings.catch_warnings(action="error"):
         check_vllm()
@@ -49,9 +53,9 @@ def test_machine_without_vllm_is_told_something_else(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("thing", "name"),
     [
-        (compat.KVConnectorBase_V1, "build_connector_worker_meta"),
-        (compat.AttentionBackend, "forward_includes_kv_cache_update"),
-        (compat.VllmConfig, "use_v2_model_runner"),
+        (KVConnectorBase_V1, "build_connector_worker_meta"),
+        (AttentionBackend, "forward_includes_kv_cache_update"),
+        (VllmConfig, "use_v2_model_runner"),
     ],
 )
 def test_method_that_is_missing_is_found_out_by_the_first_blend(
@@ -66,15 +70,16 @@ def test_argument_that_is_missing_is_found_out_by_the_first_blend(monkeypatch: p
     def set_forward_context(attn_metadata: object, num_tokens: int) -> None:
         """As it was."""
 
-    monkeypatch.setattr(compat, "set_forward_context", set_forward_context)
+    monkeypatch.setattr(required, "set_forward_context", set_forward_context)
     with pytest.raises(MissingDependencyError, match=r"set_forward_context\.slot_mapping\)"):
         check_vllm()
 
 
 def test_name_that_cannot_be_imported_is_an_error_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(vllm.forward_context, "set_forward_context")
-    monkeypatch.delitem(sys.modules, compat.__name__)
-    monkeypatch.delattr(blendrag.engine, "compat")
+    for module in (model, required):
+        monkeypatch.delitem(sys.modules, module.__name__)
+        monkeypatch.delattr(compat, module.__name__.rpartition(".")[2])
     with pytest.raises(MissingDependencyError, match=r"'set_forward_context' from 'vllm\.forward_context'"):
         check_vllm()
 

@@ -16,7 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blendrag.engine.client.launch import connector_args
-from blendrag.engine.compat import KVConnectorRole
+from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
 from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
 from blendrag.engine.worker import connector

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from blendrag.engine import compat
 from blendrag.engine.client.launch import SERVING, engine_args, engine_environment
 from blendrag.engine.client.shortage import shortage
+from blendrag.engine.compat import start
+from blendrag.engine.compat.start import memory_plan
 from blendrag.settings import Settings
 
 
@@ -52,9 +53,9 @@ def test_window_that_the_cache_cannot_hold_is_not_named(model_dir: Path, tmp_pat
 def test_device_that_is_too_small_is_not_named(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, gib: float, cache: int | None, said: str | None
 ) -> None:
-    known = compat.memory_plan(arguments(model_dir, max_model_len=8192))
+    known = memory_plan(arguments(model_dir, max_model_len=8192))
     device = int(gib * (1 << 30))
     small = known._replace(device=device, share=device * 9 // 10, cache=cache)
-    monkeypatch.setattr(compat, "memory_plan", lambda _: small)
+    monkeypatch.setattr(start, "memory_plan", lambda _: small)
     short = shortage(model_dir, {})
     assert (said in short) if short and said else (short is said)

@@ -14,7 +14,7 @@ from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
-from blendrag.engine import compat
+from blendrag.engine.compat.model import unsupported_reason
 
 HEADS, SIZE = 2, 64
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -51,7 +51,7 @@ def reason(
         )
         layer.rotary = get_rope(SIZE, max_position=512, rope_parameters=rope)
     model = SimpleNamespace(model=SimpleNamespace(layers=[layer]))
-    return compat.unsupported_reason(config, runner(spec, block_size), model)
+    return unsupported_reason(config, runner(spec, block_size), model)
 
 
 def test_plain_layer_is_not_blended(model_dir: Path) -> None:

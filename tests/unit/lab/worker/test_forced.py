@@ -17,10 +17,9 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
     build_custom_logits_processors_params_validator,
 )
 
-from blendrag.engine import compat
 from blendrag.engine.client.generation import FORCED
 from blendrag.engine.client.launch import SERVING, engine_args
-from blendrag.engine.compat import BatchUpdate
+from blendrag.engine.compat.requests import BatchUpdate, output_ids_not_read
 from blendrag.lab.running import _LABORATORY
 from blendrag.lab.worker.forced import ForcedTokens
 from blendrag.settings import Settings
@@ -54,9 +53,9 @@ def test_serving_loads_a_processor(model_dir: Any) -> None:
 
 def test_output_ids_are_looked_for_where_a_runner_has_none() -> None:
     first = SimpleNamespace(input_batch=SimpleNamespace(logitsprocs_need_output_token_ids=True))
-    compat.output_ids_not_read(first)
+    output_ids_not_read(first)
     assert not first.input_batch.logitsprocs_need_output_token_ids
-    compat.output_ids_not_read(SimpleNamespace())
+    output_ids_not_read(SimpleNamespace())
 
 
 def test_row_that_is_moved_loses_its_tokens() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from blendrag.server.fields import BlendFields
+from blendrag.server.blending import BlendFields
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,5 @@
+"""Every name of vLLM that blendrag uses: no other package imports vLLM. For which versions, says
+``engine/client/requirement.py``.
+
+Outside of vLLM's own processes these modules are imported when an engine is wanted: it takes seconds.
+"""

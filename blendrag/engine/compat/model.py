@@ -1,0 +1,253 @@
+"""A loaded model: its layers, which of them can be blended, and its paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.config import set_current_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+from blendrag.attention.runs import Runs
+from blendrag.attention.scores import Scores
+from blendrag.engine.compat.platform import PLAIN_KV, is_cpu
+
+# Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
+KNOWN_ARCHITECTURES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+    }
+)
+
+# RoPE types whose angle is a function of the position alone.
+_STATIC_ROPES = frozenset(
+    {
+        "RotaryEmbedding",
+        "Llama3RotaryEmbedding",
+        "LinearScalingRotaryEmbedding",
+        "YaRNScalingRotaryEmbedding",
+        "NTKScalingRotaryEmbedding",
+        "Gemma4RotaryEmbedding",
+    }
+)
+
+# Attention backends that keep a token's K and V of a head side by side.
+_PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The decoder layers of a causal LM, or an empty list where they are not where they usually are."""
+    return list(getattr(getattr(model, "model", None), "layers", ()))
+
+
+def attention_of(layer: Any) -> Any | None:
+    """The one vLLM attention module inside a decoder layer; None if there is none, or others, or a state."""
+    found = [module for module in layer.modules() if isinstance(module, AttentionLayerBase)]
+    return found[0] if len(found) == 1 and isinstance(found[0], Attention) else None
+
+
+def rotary_of(layer: Any) -> Any | None:
+    """The rotary module inside a decoder layer."""
+    found = {id(m): m for m in layer.modules() if type(m).__name__.endswith("RotaryEmbedding")}
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
+    """Why this model cannot be blended, or None."""
+    parallel = vllm_config.parallel_config
+    if parallel.world_size_across_dp > 1:  # others would wait for a rank that blends, or lack its KV
+        return "parallel engines (tensor, pipeline, data, expert, context) are not blended yet"
+    if vllm_config.speculative_config:
+        return "speculative decoding cannot be combined with blending"
+    layers = decoder_layers(model)
+    if not layers:
+        return f"{type(model).__name__} has no model.layers"
+    for number, layer in enumerate(layers):
+        reason = _unsupported_layer(layer)
+        if reason:
+            return f"layer {number}: {reason}"
+    if len({(each.num_kv_heads, each.head_size) for each in map(attention_of, layers) if each}) > 1:
+        return "KV of some of its layers has another shape than that of others"
+    if len(runner.attn_groups) != 1:
+        return "the model needs several KV cache groups"
+    if any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in runner.attn_groups[0]):
+        return "all of its layers have windows: the engine gives up the KV behind them"
+    if any(_splits_blocks(group) for group in runner.attn_groups[0]):
+        return "the attention backend splits KV blocks"
+    return None
+
+
+def _splits_blocks(group: Any) -> bool:
+    """Whether the backend's blocks are smaller than those of vLLM's pool."""
+    builder = group.get_metadata_builder()
+    return bool(builder.kv_cache_spec.block_size != group.kv_cache_spec.block_size)
+
+
+def _unsupported_layer(layer: Any) -> str | None:
+    attention, rotary = attention_of(layer), rotary_of(layer)
+    if attention is None:
+        return "it has no single attention module (MLA, Mamba and hybrid layers are not blended)"
+    if attention.attn_type != AttentionType.DECODER or attention.kv_sharing_target_layer_name:
+        return "its attention is not plain causal self-attention"
+    if attention.kv_cache_dtype not in PLAIN_KV:
+        return f"its KV cache is quantised (kv_cache_dtype {attention.kv_cache_dtype})"
+    if attention.attn_backend.forward_includes_kv_cache_update:
+        return f"backend {attention.attn_backend.get_name()} does not write KV separately"
+    if rotary is None:
+        return "it has no rotary position embedding of its own"
+    if type(rotary).__name__ not in _STATIC_ROPES:
+        return f"RoPE type {type(rotary).__name__} changes with the prompt's length or modality"
+    return None if is_cpu() else _unread_cache(attention)
+
+
+def _unread_cache(attention: Any) -> str | None:
+    """Why attention over the paged cache (`attention/paged.py`) cannot stand for this module's."""
+    if find_spec("triton") is None:
+        return "Triton is not installed: install the build of torch for this device"
+    if key_value_of(attention, attention.kv_cache) is None:
+        backend, dtype = attention.attn_backend.get_name(), attention.kv_cache.dtype
+        return f"how backend {backend} keeps KV of type {str(dtype).removeprefix('torch.')} is not known"
+    if scores_of(attention) is None:
+        return f"{type(attention).__name__} sees other keys than those before a token"
+    return None
+
+
+def leave_rows_whole(model: Any) -> None:
+    """Where a CPU's kernel would compute layers with windows and sinks wrongly. It divides a row's keys among
+    threads by metadata that layers without windows share, and a part that is out of sight spoils the row."""
+    found = [attention_of(layer) for layer in decoder_layers(model)]
+    scores = [scores_of(attention) for attention in found if attention is not None]
+    if is_cpu() and any(each and each.window and each.sinks is not None for each in scores):
+        envs.VLLM_CPU_ATTN_SPLIT_KV = False  # over what vLLM would read of the environment
+
+
+def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """Apply the model's own RoPE to [n, heads * head_size], in place where the platform's kernel is."""
+    rotated, _ = rotary(positions, heads, None)
+    return rotated
+
+
+def rms_norm(
+    norm: Any, hidden: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``norm(hidden + residual)`` and the new residual stream. Both inputs may be overwritten.
+
+    vLLM's CPU platform runs RMSNorm as several PyTorch kernels; its own fused kernel is 20 times faster.
+    """
+    plain = type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None
+    if not plain or not _has_fused_norm():
+        if residual is None:
+            return norm(hidden), hidden
+        return norm(hidden, residual)
+    if residual is None:
+        out = torch.empty_like(hidden)
+        torch.ops._C.rms_norm(out, hidden, norm.weight, norm.variance_epsilon)
+        return out, hidden
+    torch.ops._C.fused_add_rms_norm(hidden, residual, norm.weight, norm.variance_epsilon)
+    return hidden, residual
+
+
+def _has_fused_norm() -> bool:
+    return hasattr(torch.ops._C, "fused_add_rms_norm") and hasattr(torch.ops._C, "rms_norm")
+
+
+def scores_of(attention: Any) -> Scores | None:
+    """What an attention module does with the products of queries and keys; None if that is something else:
+    chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""
+    impl = attention.impl
+    other = getattr(impl, "alibi_slopes", None) is not None or getattr(impl, "chunk_lookback", -1) >= 0
+    if other or type(attention) is not Attention:
+        return None
+    cap, sinks = getattr(impl, "logits_soft_cap", None), getattr(impl, "sinks", None)
+    return Scores(impl.scale, attention.sliding_window, cap or 0.0, sinks)
+
+
+def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """K and V in the paged ``cache`` of an attention module, or in one like it: views, [blocks, block_size,
+    kv_heads, head_size] each. None where they are not known to lie so, or are quantized.
+
+    Since vLLM 0.26 these backends agree on [blocks, kv_heads, block_size, K and V]; strides tell NHD, HND and
+    layouts that join layers apart.
+    """
+    shape = (attention.num_kv_heads, cache.shape[-2], 2 * attention.head_size)
+    known = attention.attn_backend.get_name() in _PACKED_BACKENDS and tuple(cache.shape[1:]) == shape
+    if not known or cache.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    key, value = cache.transpose(1, 2).split(attention.head_size, dim=-1)
+    return key, value
+
+
+def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
+    """Write [n, kv_heads, head_size] K and V to int64 ``slots``, in the backend's own layout."""
+    attention.impl.do_kv_cache_update(attention, key, value, cache, slots)
+
+
+def attend(attention: Any, query: torch.Tensor, cache: torch.Tensor, metadata: Any) -> torch.Tensor:
+    """Attention of [m, heads, head_size] over what ``metadata`` addresses in ``cache``; same shape."""
+    out = torch.empty_like(query)
+    # The backends read K and V from the cache; the arguments only carry shapes.
+    nothing = query.new_empty(query.shape[0], attention.num_kv_heads, attention.head_size)
+    attention.impl.forward(attention, query, nothing, nothing, cache, metadata, out)
+    return out
+
+
+def attention_metadata(
+    runner: Any, runs: Runs, block_table: torch.Tensor, slots: torch.Tensor
+) -> dict[str, Any]:
+    """The backend's own metadata for ``runs`` as pseudo-requests, by attention layer name. On the CPU only:
+    elsewhere builders fill buffers that the engine's running step may read.
+
+    block_table: [sequences, blocks] int32.
+    """
+    query_start = torch.from_numpy(runs.query_start)
+    common = CommonAttentionMetadata(
+        query_start_loc=query_start,
+        query_start_loc_cpu=query_start,
+        seq_lens=torch.from_numpy(runs.seq_lens),
+        num_reqs=runs.count,
+        num_actual_tokens=slots.numel(),
+        max_query_len=runs.max_query_len,
+        max_seq_len=int(runs.seq_lens.max()),
+        block_table_tensor=block_table[torch.from_numpy(runs.sequences)],
+        slot_mapping=slots,
+        causal=True,
+    )
+    by_layer: dict[str, Any] = {}
+    for group in runner.attn_groups[0]:
+        metadata = group.get_metadata_builder(0).build(0, common)
+        by_layer.update(dict.fromkeys(group.layer_names, metadata))
+    return by_layer
+
+
+def scratch_cache(attention: Any, blocks: int) -> torch.Tensor:
+    """A paged cache of ``blocks`` blocks for one layer, laid out in memory as the engine's is."""
+    like = attention.kv_cache
+    order = sorted(range(like.dim()), key=lambda dim: like.stride(dim), reverse=True)
+    shape = [blocks, *like.shape[1:]]
+    empty = torch.zeros([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
+    return empty.permute([order.index(dim) for dim in range(like.dim())])
+
+
+@contextmanager
+def layer_context(
+    vllm_config: Any, metadata: dict[str, Any], slots: dict[str, torch.Tensor], tokens: int
+) -> Iterator[None]:
+    """What a whole decoder layer expects around it when it runs outside the engine's own forward."""
+    with (
+        set_current_vllm_config(vllm_config),
+        set_forward_context(metadata, vllm_config, num_tokens=tokens, slot_mapping=slots),
+    ):
+        yield

@@ -1,0 +1,25 @@
+"""Which vLLM this is, and what it computes on."""
+
+from __future__ import annotations
+
+import logging
+
+from vllm import __version__ as VLLM_VERSION
+from vllm.platforms import current_platform
+
+__all__ = ["LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "is_cpu"]
+
+LOGGER = logging.getLogger("vllm")  # above all of its own
+
+# Of a KV cache that holds numbers as they are computed.
+PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
+
+
+def is_cpu() -> bool:
+    """Whether vLLM computes on the CPU."""
+    return bool(current_platform.is_cpu())
+
+
+def device_name(device: object) -> str:
+    """A torch device, with the product's name if it is an accelerator."""
+    return str(device) if is_cpu() else f"{device} ({current_platform.get_device_name()})"

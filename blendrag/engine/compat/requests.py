@@ -1,0 +1,80 @@
+"""What is asked of an engine, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from vllm import SamplingParams, exceptions
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as SlotLogitsProcessor
+except ModuleNotFoundError:  # before 0.31 the second model runner takes none: with one, the first is chosen
+    LogitsContext, SlotLogitsProcessor = Any, object
+
+VLLMClientError = getattr(exceptions, "VLLMClientError", ValueError)  # before 0.27 they are ValueErrors
+
+__all__ = [
+    "BatchUpdate",
+    "LogitsContext",
+    "LogitsProcessor",
+    "RequestOutputKind",
+    "SamplingParams",
+    "SlotLogitsProcessor",
+    "StructuredOutputsParams",
+    "VLLMClientError",
+    "detokenizer",
+    "output_ids_not_read",
+    "process_dict_updates",
+    "reasoning_parser",
+    "reasoning_parsers",
+]
+
+
+def reasoning_parsers() -> list[str]:
+    """The names of vLLM's reasoning parsers."""
+    from vllm.reasoning import ReasoningParserManager
+
+    return list(ReasoningParserManager.list_registered())
+
+
+def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A vLLM ``Parser`` for one answer, and the request that its methods take, which says what it needs of
+    the detokenizer. Raises what that parser does for a tokenizer without its tokens."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+
+    kind = ParserManager.get_parser(reasoning_parser_name=name, is_harmony=name == "openai_gptoss")
+    assert kind is not None, "the name is none of the registered ones"
+    parser = kind(_with_vocabulary(tokenizer), chat_template_kwargs=dict(chat_template_kwargs))
+    return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+
+
+@lru_cache(maxsize=1)
+def _with_vocabulary(tokenizer: Any) -> Any:
+    """The tokenizer with its vocabulary at hand, which every parser asks for and transformers makes anew."""
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    return get_cached_tokenizer(tokenizer)
+
+
+def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
+    """Gives the text that each token adds to an answer, as the engine does. To be called in their order."""
+    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
+
+    params = SamplingParams(skip_special_tokens=skip_special_tokens)
+    request = SimpleNamespace(request_id="", prompt_token_ids=prompt, sampling_params=params)
+    return FastIncrementalDetokenizer(tokenizer, request).decode_next
+
+
+def output_ids_not_read(runner: Any) -> None:
+    """For logits processors that count a request's output ids and read none. vLLM's first model runner, which
+    cannot know, would have every step of asynchronous scheduling wait for the last one's."""
+    if hasattr(runner, "input_batch"):  # the second one does not keep the ids on the host
+        runner.input_batch.logitsprocs_need_output_token_ids = False

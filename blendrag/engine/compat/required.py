@@ -1,0 +1,47 @@
+"""Whether this vLLM has what the other modules use of it."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from blendrag.engine.compat import connector, model, requests, start
+
+# They import the rest: a name that is not there is an ImportError here, and not in a worker.
+_PARTS = (connector, model, requests, start)
+
+
+def missing() -> list[str]:
+    """What is used of vLLM's classes and functions, and this version's do not have: an engine would start
+    without it, and fail, or not blend, later."""
+    used: dict[Any, str] = {
+        AsyncEngineArgs: "kv_transfer_config worker_extension_cls structured_outputs_config",
+        KVTransferConfig: "kv_connector_module_path kv_connector_extra_config kv_load_failure_policy",
+        AsyncLLM: "from_engine_args collective_rpc reset_prefix_cache shutdown errored",
+        AsyncLLM.generate: "reasoning_ended reasoning_parser_kwargs",
+        requests.SamplingParams: "extra_args output_kind structured_outputs",
+        VllmConfig: "use_v2_model_runner",
+        connector.KVConnectorBase_V1: (
+            "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"
+            " request_finished start_load_kv get_finished get_block_ids_with_load_errors"
+            " build_connector_worker_meta get_kv_connector_stats build_prom_metrics"
+        ),
+        AttentionBackend: "forward_includes_kv_cache_update",
+        CommonAttentionMetadata: (
+            "query_start_loc query_start_loc_cpu seq_lens num_reqs num_actual_tokens max_query_len"
+            " max_seq_len block_table_tensor slot_mapping causal"
+        ),
+        set_forward_context: "num_tokens slot_mapping",
+    }
+    return [
+        f"{thing.__qualname__}.{name}"
+        for thing, names in used.items()
+        for name in names.split()
+        if not hasattr(thing, name) and name not in signature(thing).parameters
+    ]

@@ -1,0 +1,91 @@
+"""Starting an engine or a server: their arguments, and what it takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import fields
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple, NoReturn
+
+from vllm.config import KVTransferConfig
+from vllm.platforms import current_platform
+
+from blendrag.engine.compat.platform import PLAIN_KV
+from blendrag.errors import ConfigError
+
+
+def argument_names() -> frozenset[str]:
+    """Names of vLLM's engine arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return frozenset(field.name for field in fields(AsyncEngineArgs))
+
+
+def start_llm(arguments: dict[str, Any], connector: dict[str, Any]) -> Any:
+    """An ``AsyncLLM`` and its processes. Blocks until they are ready, or raises what vLLM does.
+
+    Without the connector for models that keep a state instead of KV, in some layers or all: they are not
+    blended, and vLLM starts them only with one that tells groups of layers apart.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(**arguments)
+    if keeps_kv(arguments):
+        args.kv_transfer_config = KVTransferConfig(**connector)
+    return AsyncLLM.from_engine_args(args)
+
+
+def keeps_kv(arguments: dict[str, Any]) -> bool:
+    """Whether all layers of the model that these engine arguments name keep KV."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    model = AsyncEngineArgs(**arguments).create_model_config()
+    return not (model.is_hybrid or model.is_attention_free)
+
+
+def server_options(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What vLLM's server makes of its command line, by name, and the words that it has no use for. Raises
+    ConfigError for a value that it refuses."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(message)
+
+    options, left = make_arg_parser(Parser()).parse_known_args(list(words))
+    return vars(options), left
+
+
+class MemoryPlan(NamedTuple):
+    """What an engine may take, in bytes. device: all there is. share: of it, for weights and KV together.
+    cache: for KV, where that is given; window: tokens of the longest prompt; prompt: its KV, by full
+    attention."""
+
+    device: int
+    share: int
+    cache: int | None
+    window: int
+    prompt: int
+
+
+def memory_plan(arguments: dict[str, Any]) -> MemoryPlan:
+    """Of an engine with these arguments. Raises what vLLM does where they are wrong."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    model, cache = config.model_config, config.cache_config
+    numbers = 2 * model.get_num_layers(config.parallel_config) * model.get_head_size()
+    numbers *= model.get_num_kv_heads(config.parallel_config)
+    device = int(current_platform.get_device_total_memory())
+    share = int(device * cache.gpu_memory_utilization)
+    bytes_each = 1 if cache.cache_dtype not in PLAIN_KV else model.dtype.itemsize
+    window = model.max_model_len
+    return MemoryPlan(device, share, cache.kv_cache_memory_bytes, window, numbers * bytes_each * window)
+
+
+def engine_processes() -> list[BaseProcess]:
+    """The processes that ``AsyncLLM``s of this one have started; workers are children of theirs."""
+    return [child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]
