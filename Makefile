@@ -45,7 +45,7 @@ $(KERNEL): requirements/kernel.lock
 # Apart from the other packages: torch and vLLM change what they do where they find Triton.
 kernel: setup
 	@$(MAKE) --no-print-directory $(KERNEL)
-	TRITON_INTERPRET=1 PYTHONPATH=$(KERNEL):$$PYTHONPATH $(BIN)/pytest -q \
+	TRITON_INTERPRET=1 PYTHONPATH="$(abspath $(KERNEL)):$$PYTHONPATH" $(BIN)/pytest -q \
 		tests/unit/attention tests/unit/engine/test_paged_cache.py tests/gpu/test_tensors.py
 
 # In the environment that is active, or PYTHON's: that of $(VENV) computes on the CPU.
@@ -68,13 +68,12 @@ $(OLDEST): requirements/oldest.lock
 # asynchronous claims. The functions by which test_paged_cache.py lays out caches came later.
 compat: setup
 	@$(MAKE) --no-print-directory $(OLDEST)
-	PYTHONPATH=$(abspath $(OLDEST)):$$PYTHONPATH $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
+	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
 		--ignore tests/unit/engine/test_paged_cache.py
-	PYTHONPATH=$(abspath $(OLDEST)):$$PYTHONPATH $(BIN)/pytest -q tests/engine/test_async_claims.py
+	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/engine/test_async_claims.py
 
 test: lint
-	$(BIN)/pytest -n auto --dist loadgroup -m "not engine and not models"
-	$(BIN)/pytest -m "engine and not gpu"
+	$(BIN)/pytest -n auto --dist loadgroup -m "not models and not (engine and gpu)"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

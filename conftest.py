@@ -89,13 +89,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start engines of their own go first: they take longest, and later the one of the run has the
-    device."""
+    """One worker has all tests of the run's engine. Those that start engines of their own go first: they take
+    longest."""
     items.sort(key=lambda item: item.get_closest_marker("own_engine") is None)
-    for item in items:  # else some suite would start one that serves only
+    for item in items:
         if item.get_closest_marker("engine"):
-            item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]
+            item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]  # else some suite would start one that serves only
+            item.add_marker(pytest.mark.xdist_group("engine"))
     if not config.getoption("--large"):
         left_out = pytest.mark.skip(reason="large: runs with --large")
         for item in items:
