@@ -19,11 +19,11 @@ from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
-from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.prompt import Messages, PromptPlan, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.owners import document_of
+from blendrag.serving.known_texts import KnownTexts
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
@@ -75,8 +75,7 @@ class Library:
             self._lock.release()
             raise
         self.session = EngineSession(root, settings, self.identity, self._prefix, engine)
-        self._recogniser: Recogniser | None = None
-        self._recognising = threading.Lock()
+        self._known = KnownTexts(self.catalogue, self.tokenizer)
         self._prefilling = threading.Lock()
         self._changing = threading.RLock()
         self._foreseeing = threading.Lock()
@@ -229,10 +228,6 @@ class Library:
         orphans: list[str] = []
         for owner, chunks in owned.items():
             orphans += self.catalogue.register(owner, chunks)
-            with self._recognising:
-                if self._recogniser is not None:
-                    for chunk in chunks:
-                        self._recogniser.add(chunk.key, chunk.text, chunk.token_ids, document_of(owner))
         return orphans
 
     def drop(self, keys: Iterable[str]) -> None:
@@ -242,10 +237,6 @@ class Library:
             keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
             if not keys:
                 return
-            with self._recognising:
-                if self._recogniser is not None:
-                    for key in keys:
-                        self._recogniser.remove(key)
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
 
@@ -273,7 +264,7 @@ class Library:
         Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
         the KV has been removed.
         """
-        recogniser = self._known_texts()
+        recogniser = self._known.now()
         known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
         if None in known and not self._warned:
             self._warned = True
@@ -287,22 +278,6 @@ class Library:
         if keys and (store := self.session.store):
             self.session.later(store.prefetch(keys))
 
-    def documents_changed(self) -> None:
-        """Read the texts from the catalogue again before the next prompt."""
-        with self._recognising:
-            self._recogniser = None
-
-    def _known_texts(self) -> Recogniser:
-        with self._recognising:
-            if self._recogniser is None:
-                self._recogniser = Recogniser(self.tokenizer)
-                sources = {
-                    key: document_of(owner) for owner, keys in self.catalogue.owners().items() for key in keys
-                }
-                for entry in self.catalogue.entries():
-                    self._recogniser.add(entry.key, entry.text, entry.token_ids, sources.get(entry.key))
-            return self._recogniser
-
     # -- prompts ------------------------------------------------------------------------------------------
 
     def plan(
@@ -310,7 +285,7 @@ class Library:
     ) -> PromptPlan:
         """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
         ``documents`` first."""
-        known = self._known_texts()
+        known = self._known.now()
         if isinstance(prompt, str):
             return plan_prompt(prompt, self.tokenizer, known, hints=documents)
         messages = [dict(message) for message in prompt]
