@@ -31,6 +31,10 @@ def serve(
         typer.Option("--index", "-i", help="Folder of an index, or of KV alone; by default one per model."),
     ] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
+    helm: Annotated[
+        bool, typer.Option("--helm", help="Print values for the chart of vLLM's production stack.")
+    ] = False,
 ) -> None:
     """Serve a model to OpenAI clients, with the documents that it knows blended.
 
@@ -38,9 +42,11 @@ def serve(
     """
     from blendrag.engine.client.requirement import require_server
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
+    from blendrag.engine.compat.platform import VLLM_VERSION
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
     from blendrag.server.command import serve_command, settings_among
+    from blendrag.server.deployment import chart_values, container_command, image_file
     from blendrag.serving.lease import default_kv_dir
     from blendrag.serving.library import Library
     from blendrag.settings import Settings
@@ -60,7 +66,16 @@ def serve(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
         )
         folder = None if index is None else index.expanduser().resolve()
-        command = serve_command(settings, given, path, folder, more)
+        if docker or helm:
+            command = container_command(settings, path, index, more)
+        else:
+            command = serve_command(settings, given, path, folder, more)
+    if docker:
+        typer.echo(image_file(command, VLLM_VERSION), nl=False)
+        return
+    if helm:
+        typer.echo(chart_values(settings, command), nl=False)
+        return
     if show:
         shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
         typer.echo(" ".join([*shown, shlex.join(command.words)]))
