@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from blendrag.settings import Settings
 
 _log = logging.getLogger(__name__)
 
+_LOOK_S = 0.1
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -60,6 +62,7 @@ class BlendPlugin:
             raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
         if multiprocessing.parent_process() is not None:  # one of several API servers
             exit_with_parent()
+            _end_answers_first(engine_client)
         served = json.loads(os.environ[SERVED])
         settings = Settings.load(**served["settings"])
         engine = await _Engine.of(settings, engine_client, alone=(args.api_server_count or 1) == 1)
@@ -89,6 +92,20 @@ class _Engine(RunningEngine):
         other API server."""
         (facts, *_) = await llm.collective_rpc("blendrag_bind")
         return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
+
+
+def _end_answers_first(llm: Any) -> None:
+    """What vLLM does with one API server (``--shutdown-timeout``): of several, each closes its connection to
+    the engine as soon as it is told to end."""
+    close = llm.shutdown
+
+    def close_later(timeout: float | None = None) -> None:
+        ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
+        while llm.output_processor.has_unfinished_requests() and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+        close(timeout=timeout)
+
+    llm.shutdown = close_later
 
 
 def _posting(app: FastAPI, path: str) -> list[APIRoute]:
