@@ -31,19 +31,27 @@ def serve(
         typer.Option("--index", "-i", help="Folder of an index, or of KV alone; by default one per model."),
     ] = None,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
+    helm: Annotated[
+        bool, typer.Option("--helm", help="Print values for the chart of vLLM's production stack.")
+    ] = False,
 ) -> None:
     """Serve a model to OpenAI clients, with the documents that it knows blended.
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
     from blendrag.engine.client.requirement import require_server
+    from blendrag.engine.client.watchdog import ENDS_WITHIN_S
+    from blendrag.engine.compat.platform import VLLM_VERSION
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
     from blendrag.server.command import serve_command, settings_among
+    from blendrag.server.deployment import chart_values, container_command, image_file
     from blendrag.serving.lease import default_kv_dir
     from blendrag.serving.library import Library
     from blendrag.settings import Settings
     from blendrag.store.codec import check_codec
+    from blendrag.store.lock import IndexLock
 
     require_server()
     words = words or []
@@ -58,13 +66,24 @@ def serve(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
         )
         folder = None if index is None else index.expanduser().resolve()
-        command = serve_command(settings, given, path, folder, more)
+        if docker or helm:
+            command = container_command(settings, path, index, more)
+        else:
+            command = serve_command(settings, given, path, folder, more)
+    if docker:
+        typer.echo(image_file(command, VLLM_VERSION), nl=False)
+        return
+    if helm:
+        typer.echo(chart_values(settings, command), nl=False)
+        return
     if show:
         shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
         typer.echo(" ".join([*shown, shlex.join(command.words)]))
         return
     # What is wrong with the folder is said in one line, before a model is loaded.
-    Library(folder or default_kv_dir(settings), settings).close()
+    root = folder or default_kv_dir(settings)
+    IndexLock(root, ENDS_WITHIN_S).release()
+    Library(root, settings, shared=True).close()
     program, variables = command.words[0], {**os.environ, **command.variables}
     beside = shutil.which(program, path=str(Path(sys.executable).parent))
     os.execvpe(beside or program, command.words, variables)

@@ -128,10 +128,7 @@ class BlendIndex:
         begin = time.perf_counter()
         report = IngestReport()
         with progress_bar(progress) as bar:
-            try:
-                orphans = self._pipeline().take(items, report, bar)
-            finally:
-                self._library.documents_changed()
+            orphans = self._pipeline().take(items, report, bar)
             self._library.drop(orphans)
             self._library.prefill(report, bar)
         report.total_s = time.perf_counter() - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -86,7 +87,8 @@ class Blending:
         """seal: the secret that the connector knows recipes of ours by."""
         self.library, self.settings = library, settings
         self._engine, self._seal = engine, seal
-        self._tickets = itertools.count()
+        server = uuid.uuid4().hex  # there may be several
+        self._tickets = (f"{server}-{number}" for number in itertools.count())
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
         """For what waits for prefills: requests do not wait behind it."""
@@ -127,7 +129,7 @@ class Blending:
         except Exception as error:
             _log.exception("a prompt could not be planned, and is prefilled plainly")
             return Blended(plain=f"planning failed: {error}")
-        ticket = f"served-{next(self._tickets)}"
+        ticket = next(self._tickets)
         if plan.cached_segments:  # plain too: for a comparison, the same prompt
             params: dict[str, Any] = {}
             if recipe is not None:

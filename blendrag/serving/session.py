@@ -35,12 +35,15 @@ class EngineSession:
         identity: KVIdentity,
         prefix: Sequence[int] = (),
         engine: StartEngine | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled. ``engine``:
-        gives one for these settings, by default the one that the process shares."""
+        gives one for these settings, by default the one that the process shares. ``shared``: nobody here has
+        the folder locked, so the engine's worker does that."""
         self._root, self._settings, self._identity = root, settings, identity
         self._start_engine = engine or Engine.shared
-        self._prefix = list(prefix)
+        self._prefix, self._shared = list(prefix), shared
         self.stack = settings.stack
         self._engine: RunningEngine | None = None
         self._lock = threading.Lock()
@@ -72,7 +75,13 @@ class EngineSession:
                     if engine.blends:
                         profile = self._profile(engine.facts)
                         self._store = StoreClient.open(
-                            engine, self._root, self._identity, self.stack, self._prefix, profile
+                            engine,
+                            self._root,
+                            self._identity,
+                            self.stack,
+                            self._prefix,
+                            profile,
+                            lock=self._shared,
                         )
                 except BaseException:
                     engine.release()

@@ -4,7 +4,8 @@ SQLite, in ``root/catalogue.sqlite``: the client process and the engine's worker
 has what changes with every use, and nothing else: sums and sorts over a million chunks read a small table,
 apart from the texts. ``doomed`` has the keys whose files are to be deleted: a row goes in with the
 transaction that makes a file superfluous, and out when the file is gone, so a crash in between costs a look
-into this table instead of one at every file.
+into this table instead of one at every file. ``changes`` has the chunks that came or went last: who keeps the
+texts in memory reads those, whichever process has changed them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from blendrag.store.identity import KVIdentity
 _LAST = "CAST(X'FF' AS TEXT)"  # sorts after every character: no UTF-8 has this byte
 
 State = Literal["pending", "ready", "evicted"]
+
+_REMEMBERED = 10_000  # changes: who has missed more reads all texts again
 
 _LISTED = "(SELECT value FROM json_each(?))"  # of any number
 
@@ -156,6 +159,15 @@ class Catalogue:
             return set(self._keys("SELECT key FROM records"))
         return self._among(keys, "")
 
+    def changes(self, since: int) -> tuple[int, list[str] | None]:
+        """The number of the last change to the set of chunks, and the keys that came or went after number
+        ``since``; None for more than are remembered."""
+        ((last,),) = self._rows("SELECT IFNULL(MAX(number), 0) FROM changes")
+        if last == since:
+            return last, []
+        keys = self._keys("SELECT key FROM changes WHERE number > ? AND number <= ?", (since, last))
+        return last, keys if len(keys) == last - since else None
+
     def ready(self, keys: Iterable[str]) -> set[str]:
         """Those of ``keys`` whose KV is there."""
         return self._among(keys, "state = 'ready' AND")
@@ -228,6 +240,11 @@ class Catalogue:
         rows = [(key, text, _packed(ids), _packed(context), after) for key, text, ids, context, after in new]
         keys = [(key,) for key, *_ in rows]
         with self._transaction() as db:
+            listed = json.dumps([key for (key,) in keys])
+            known = {
+                key for (key,) in db.execute(f"SELECT key FROM chunks WHERE key IN {_LISTED}", (listed,))
+            }
+            _note_changes(db, [key for key in dict.fromkeys(key for (key,) in keys) if key not in known])
             before = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
             db.executemany(
                 "INSERT OR IGNORE INTO records (key, tokens) VALUES (?, ?)",
@@ -292,6 +309,11 @@ class Catalogue:
             found.setdefault(owner, []).append(key)
         return found
 
+    def an_owner_of(self, keys: Iterable[str] | None = None) -> dict[str, str]:
+        """One owner, always the same, of each of these chunks; None: of all."""
+        where, values = ("", ()) if keys is None else (f"WHERE key IN {_LISTED}", (json.dumps(list(keys)),))
+        return dict(self._rows(f"SELECT key, MAX(owner) FROM owners {where} GROUP BY key", values))
+
     # -- usage --------------------------------------------------------------------------------------------
 
     def touch(self, uses: Mapping[str, tuple[int, int]]) -> None:
@@ -350,7 +372,7 @@ class Catalogue:
         with self._lock, sqlite.errors_of("the catalogue"):
             return self._db.execute(query, values).fetchall()
 
-    def _keys(self, query: str, values: Sequence[str] = ()) -> list[str]:
+    def _keys(self, query: str, values: Sequence[str | int] = ()) -> list[str]:
         return [key for (key,) in self._rows(query, values)]
 
     def _select(self, where: str, values: Sequence[str] = ()) -> list[Entry]:
@@ -395,4 +417,14 @@ def _disown(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> list[str
             db.execute("DELETE FROM records WHERE key = ?", (key,))
             orphans.append(key)
     _doom(db, orphans, kept=False)
+    _note_changes(db, orphans)
     return orphans
+
+
+def _note_changes(db: sqlite3.Connection, keys: Sequence[str]) -> None:
+    """These chunks come or go. The last change is always remembered, so numbers have no gaps."""
+    if keys:
+        db.executemany("INSERT INTO changes (key) VALUES (?)", [(key,) for key in keys])
+        db.execute(
+            "DELETE FROM changes WHERE number <= (SELECT MAX(number) FROM changes) - ?", (_REMEMBERED,)
+        )

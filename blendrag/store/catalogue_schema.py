@@ -10,7 +10,7 @@ from pathlib import Path
 from blendrag.errors import StoreMismatchError
 from blendrag.store.identity import KVIdentity
 
-_VERSION = 4
+_VERSION = 5
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE records (
@@ -27,6 +27,7 @@ CREATE TABLE owners (
     owner TEXT NOT NULL, key TEXT NOT NULL REFERENCES records(key), PRIMARY KEY (owner, key)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX owners_by_key ON owners(key);
+CREATE TABLE changes (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT;
 CREATE TABLE doomed (key TEXT PRIMARY KEY, kept INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE counters (
     tier TEXT NOT NULL, name TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (tier, name)
@@ -38,6 +39,7 @@ _SINCE = {  # by version: what the next one has
         "ALTER TABLE chunks ADD COLUMN after TEXT NOT NULL DEFAULT ''",
         "CREATE INDEX chunks_after ON chunks(after) WHERE after != ''",
     ],
+    4: ["CREATE TABLE changes (number INTEGER PRIMARY KEY, key TEXT NOT NULL) STRICT"],
 }
 
 

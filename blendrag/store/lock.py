@@ -1,9 +1,11 @@
-"""One process per index."""
+"""One program per index; and turns among the processes of one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,14 +15,16 @@ from blendrag.private import make_file, make_folder
 
 
 class IndexLock:
-    """Held while an index is open. The system drops it when the process ends, however it ends."""
+    """Held while an index is open, by the process that writes its KV, or its client. The system
+    drops it when that process ends, however it ends."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, wait_s: float = 0.0) -> None:
+        """``wait_s``: so long for one who is about to end."""
         self._lock = FileLock(root / "lock", mode=0o600, thread_local=False)  # any thread may close an index
         self._holder = root / "lock.pid"
         try:
             make_folder(root)
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=wait_s)
             make_file(self._holder)
             self._holder.write_text(str(os.getpid()))
         except Timeout:
@@ -39,3 +43,18 @@ class IndexLock:
         with contextlib.suppress(OSError):
             self._holder.unlink(missing_ok=True)
         self._lock.release()
+
+
+class Turns:
+    """A lock among threads, and among the processes that have an index open together if it has a ``path``.
+    A thread may take it several times."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._threads = threading.RLock()
+        self._processes = None if path is None else FileLock(path, mode=0o600, thread_local=False)
+
+    @contextlib.contextmanager
+    def mine(self) -> Iterator[None]:
+        """Waits for it."""
+        with self._threads, self._processes or contextlib.nullcontext():
+            yield

@@ -128,8 +128,11 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart.
+def engine_args(
+    settings: Settings, model: Path, extension: WorkerExtension, on_cpu: bool | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``AsyncEngineArgs``, those of the connector apart. on_cpu: whether its
+    machine has no GPU; None: as this one.
 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
     reasoning parser that there is not, or not for this model. ModelError for an adapter of another model.
@@ -138,7 +141,7 @@ def engine_args(settings: Settings, model: Path, extension: WorkerExtension) -> 
     from blendrag.engine.compat.start import argument_names
     from blendrag.engine.compat.weights import merging_loader
 
-    eager, on_cpu = settings.enforce_eager, is_cpu()
+    eager, on_cpu = settings.enforce_eager, is_cpu() if on_cpu is None else on_cpu
     args: dict[str, Any] = {
         "model": str(model),
         "served_model_name": settings.model,

@@ -31,10 +31,14 @@ class _Turn:
 
 
 class PriorTurns:
-    """Of one engine's blended prompts. Used by one thread."""
+    """Of one engine's blended prompts. Used by one thread.
 
-    def __init__(self, most: int = _MOST) -> None:
-        self._most = most
+    alone: whether nobody else gives prompts to the engine. Others cannot know for which question documents
+    that join were repaired, so with them a prompt takes over salts only where none join.
+    """
+
+    def __init__(self, most: int = _MOST, *, alone: bool = True) -> None:
+        self._most, self._alone = most, alone
         self._turns: OrderedDict[tuple[str, bytes], _Turn] = OrderedDict()  # by namespace and token ids
         self._grown: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
@@ -60,6 +64,8 @@ class PriorTurns:
             new = recipe.spans[len(turn.recipe.spans) :]
             if not new:
                 return turn.salt
+            if not self._alone:
+                continue
             # Under one salt, the same tokens must have the same KV: documents that join are repaired for one
             # question, from one set of chunks.
             joined = turn.salt, _name(ids[: new[0][1]])

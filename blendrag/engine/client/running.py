@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import queue
 import time
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
@@ -45,11 +46,15 @@ class RunningEngine:
     _loop: asyncio.AbstractEventLoop
     facts: EngineFacts
 
-    def __init__(self, settings: Settings, extension: WorkerExtension = SERVING) -> None:
+    def __init__(
+        self, settings: Settings, extension: WorkerExtension = SERVING, *, alone: bool = True
+    ) -> None:
+        """alone: whether the engine has no other client."""
         self.settings, self.extension = settings, extension
         self._ids = itertools.count()
-        self.turns = PriorTurns()
+        self.turns = PriorTurns(alone=alone)
         self._slicing = asyncio.Lock()
+        self._name = uuid.uuid4().hex
         self._closed = False
 
     def release(self) -> None:
@@ -105,7 +110,7 @@ class RunningEngine:
 
         try:
             async with asyncio.timeout(limit):
-                answer = await ask("blendrag_call", operation, *args)
+                answer = await ask("blendrag_call", self._name, operation, *args)
             if "more" in answer:
                 # One at a time: the engine takes a step only when nobody's call is waiting.
                 async with self._slicing, asyncio.timeout(limit):

@@ -49,15 +49,18 @@ class StoreClient:
         stack: Iterable[TierSpec],
         prefix: Sequence[int] = (),
         profile: Profile | None = None,
+        *,
+        lock: bool = False,
     ) -> StoreClient:
         """Open the store in folder ``root``; opening it again gives the same one.
 
         prefix: token ids behind which chunks are prefilled; those that ``identity.prefix`` stands for.
         profile: with it, chunks are loaded only where that is faster than computing them (decision D13).
+        lock: have the worker hold the folder's lock. Raises StoreInUseError then.
         """
         measured = profile and profile.model_dump(mode="json")
         tiers = [spec.plain() for spec in stack]
-        opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured)
+        opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured, lock)
         return cls(engine, opened)
 
     def close(self) -> None:

@@ -7,15 +7,20 @@ does one whose client is killed later: vLLM only notices sockets that are closed
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
 import threading
 import time
 
-_INTERVAL_S = 1.0
+_INTERVAL_S = 0.5
+_GRACE_S = 3.0  # for workers and for what is being written
+ENDS_WITHIN_S = 10.0
+"""Of an engine's client's end, its processes are gone: a worker's parent is one that has a parent."""
 
 
+@functools.cache  # once is enough
 def exit_with_parent() -> None:
     """Watch the process that started this one, from a daemon thread; end this one when it is gone."""
     threading.Thread(target=_watch, name="blendrag-watchdog", daemon=True).start()
@@ -27,7 +32,7 @@ def _watch() -> None:
     while os.getppid() == parent.pid:
         time.sleep(_INTERVAL_S)
     os.kill(os.getpid(), signal.SIGTERM)  # lets the workers end first
-    time.sleep(5 * _INTERVAL_S)
+    time.sleep(_GRACE_S)
     os._exit(1)
 
 

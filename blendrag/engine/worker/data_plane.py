@@ -16,6 +16,7 @@ import torch
 
 from blendrag.control.estimate import Estimator
 from blendrag.control.profile import Profile
+from blendrag.engine.client.watchdog import ENDS_WITHIN_S
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
@@ -30,6 +31,7 @@ from blendrag.load.prefetch import Prefetcher
 from blendrag.store.contexts import Ids
 from blendrag.store.identity import KVIdentity, context_name, prefix_name
 from blendrag.store.kv_store import KVStore
+from blendrag.store.lock import IndexLock
 from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
 
@@ -45,6 +47,7 @@ class _OpenStore:
     prefetcher: Prefetcher
     estimate: Estimator | None
     prefill: ChunkPrefill
+    lock: IndexLock | None
     writes: list[Future[int]] = field(default_factory=list)
 
 
@@ -71,6 +74,7 @@ class DataPlane:
         stack: Sequence[dict[str, Any]],
         prefix: Sequence[int] = (),
         profile: dict[str, Any] | None = None,
+        lock: bool = False,
     ) -> str:
         """Open the store in folder ``root``; its id. Arguments as :meth:`StoreClient.open` sends them."""
         kind = KVIdentity(**identity)
@@ -78,10 +82,15 @@ class DataPlane:
         assert named == kind.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
             dtype = str(self.model.decoder.dtype).removeprefix("torch.")
-            kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
-            estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
-            prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
-            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill)
+            with ExitStack() as failed:
+                held = IndexLock(Path(root), ENDS_WITHIN_S) if lock else None
+                if held:
+                    failed.callback(held.release)
+                kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
+                estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
+                prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
+                self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill, held)
+                failed.pop_all()
         return root
 
     def close_store(self, store: str) -> None:
@@ -95,6 +104,8 @@ class DataPlane:
                 self._writer.submit(lambda: None).result()  # what else was begun there has ended
             finally:
                 opened.kv.close()
+                if opened.lock:
+                    opened.lock.release()
 
     def close(self) -> None:
         """Close all stores. Raises what one of them did once all are closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
@@ -9,10 +10,12 @@ from typing import Any, ClassVar
 import torch
 
 from blendrag.engine import start_error
+from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import weights
 from blendrag.engine.compat.connector import get_kv_transfer_group
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
+from blendrag.engine.recipe import SECRET
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
@@ -22,6 +25,8 @@ from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
 # vLLM imports this module before a worker loads its model.
+if os.environ.get(SECRET):  # a server, which vLLM starts without a watchdog of ours
+    exit_with_parent()
 start_error.keep(LOGGER)
 weights.register()
 
@@ -70,15 +75,15 @@ class BlendWorker:
         get_kv_transfer_group().bind(self._blendrag)
         return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
-    def blendrag_call(self, operation: str, *args: Any) -> dict[str, Any]:
+    def blendrag_call(self, client: str, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
-        begun: ``{"more": job}``, for :meth:`blendrag_go_on`."""
+        begun: ``{"more": job}``, for :meth:`blendrag_go_on`. client: tells whose it is."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):
-            return {"more": self._blendrag.jobs.begin(result)}
+            return {"more": self._blendrag.jobs.begin(result, client)}
         return _right(result)
 
     def blendrag_go_on(self, job: int) -> dict[str, Any]:

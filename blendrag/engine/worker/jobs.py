@@ -1,6 +1,6 @@
 """Long operations in slices: between two of the engine's steps, ingest takes no longer than a blend may.
 
-The client asks again until one is done (:meth:`Engine.call`), and the engine takes its steps in between.
+A client asks again until one is done (:meth:`RunningEngine.call`), and the engine takes its steps in between.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Job = Generator[bool | None, None, Any]  # yields True while it only waits for a
 
 
 class Jobs:
-    """Those that have begun; the client has one go on at a time. ``share``: of an engine step, at most."""
+    """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most."""
 
     def __init__(self, clock: StepClock, share: float) -> None:
         self._clock, self._share = clock, share
-        self._begun: dict[int, Job] = {}
+        self._begun: dict[int, tuple[str, Job]] = {}
         self._numbers = itertools.count()
         self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
-        self._current = -1
+        self._current: dict[str, int] = {}  # by client
 
-    def begin(self, job: Job) -> int:
+    def begin(self, job: Job, client: str = "") -> int:
         """Its number; nothing of it is done yet."""
         number = next(self._numbers)
-        self._begun[number] = job
+        self._begun[number] = client, job
         return number
 
     def go_on(self, number: int) -> tuple[bool, Any]:
         """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
-        if self._current not in (number, -1) and (left := self._begun.pop(self._current, None)):
-            left.close()  # its client has given up
-        self._current = number
-        job, begin = self._begun.pop(number), time.perf_counter()
+        (client, job), begin = self._begun.pop(number), time.perf_counter()
+        if left := self._begun.pop(self._current.get(client, number), None):
+            left[1].close()  # its client has given up
+        self._current[client] = number
         steps, self._steps = self._steps, self._clock.steps
         self._quiet = self._quiet + 1 if steps == self._steps else 0
         beside = self._share < 1 and self._quiet < _QUIET
@@ -55,5 +55,5 @@ class Jobs:
             return True, end.value
         finally:
             self._clock.aside(time.perf_counter() - begin)
-        self._begun[number] = job
+        self._begun[number] = client, job
         return False, None

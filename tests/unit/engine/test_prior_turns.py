@@ -34,6 +34,17 @@ def test_next_turn_of_a_chat_is_blended_again() -> None:
     assert turns.salt("", recipe, (*grown, 9, 9, 9)) == salt
 
 
+def test_another_client_of_the_engine_repairs_what_joins_for_its_own_question() -> None:
+    """Under one salt, two of them would each take the other's for their own."""
+    one, other = PriorTurns(alone=False), PriorTurns(alone=False)
+    salt = one.salt("", FIRST, ASKED)
+    assert other.salt("", FIRST, ASKED) == salt
+    assert one.salt("", FIRST, (*ASKED, 7)) == salt
+    recipe, grown = joined(ASKED)
+    assert one.salt("", recipe, (*grown, 9)) != salt
+    assert one.salt("", recipe, (*grown, 9)) != other.salt("", recipe, (*grown, 8))
+
+
 def test_another_question_reads_what_was_repaired_for_the_first() -> None:
     turns = PriorTurns()
     salt = turns.salt("", FIRST, ASKED)

@@ -266,6 +266,16 @@ def test_job_whose_client_gave_up_keeps_its_memory() -> None:
     assert left == ["closed"] and not jobs._begun
 
 
+def test_job_of_one_client_ends_anothers() -> None:
+    jobs = Jobs(StepClock(), 0.5)
+    ours, theirs = jobs.begin(job(9), "ours"), jobs.begin(job(9), "theirs")
+    ended = set[int]()
+    for number in (ours, theirs) * 20:
+        if number not in ended and jobs.go_on(number)[0]:
+            ended.add(number)
+    assert ended == {ours, theirs}
+
+
 def test_job_that_fails_is_kept() -> None:
     def broken() -> Job:
         yield

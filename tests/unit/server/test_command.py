@@ -96,7 +96,7 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
         (["--codec", "int7"], "int7"),
         (["--recompute-ratio", "2"], "recompute_ratio"),
         (["no-such-folder/model"], "no-such-folder/model"),
-        (["--lora", "an/adapter"], "adapter is not served yet"),
+        (["--lora", "an/adapter"], "an/adapter"),
         (["--temperature", "0.5"], "temperature is for clients to say"),
         (["--outcome-log"], "knows no conversations"),
     ],

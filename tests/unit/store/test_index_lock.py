@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from blendrag.errors import StoreError, StoreInUseError
-from blendrag.store.lock import IndexLock
+from blendrag.store.lock import IndexLock, Turns
 from forked import Forked
 
 HOLDER = """
@@ -73,3 +74,51 @@ def test_lock_that_could_not_be_signed_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "lock.pid").rmdir()
     IndexLock(tmp_path).release()
     del caught  # held until here: the lock was not let go by garbage collection
+
+
+def test_process_that_is_about_to_end_makes_the_next_one_fail(tmp_path: Path) -> None:
+    process = Forked(HOLDER, tmp_path)
+    assert process.stdout and process.stdout.readline() == "held\n"
+    threading.Timer(0.3, process.kill).start()
+    IndexLock(tmp_path, 30).release()
+    process.communicate(timeout=30)
+
+
+COUNTER = """
+import sys
+from pathlib import Path
+from blendrag.store.lock import Turns
+file, turns = Path(sys.argv[1]) / "count", Turns(Path(sys.argv[1]) / "turns")
+for _ in range(50):
+    with turns.mine(), turns.mine():
+        count = int(file.read_text())
+        file.write_text(str(count + 1))
+"""
+
+
+def test_two_processes_are_in_turn_at_once(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    processes = [Forked(COUNTER, tmp_path) for _ in range(3)]
+    for process in processes:
+        process.communicate(timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert (tmp_path / "count").read_text() == "150"
+
+
+def test_two_threads_are_in_turn_at_once(tmp_path: Path) -> None:
+    for turns in (Turns(tmp_path / "turns"), Turns(None)):
+        inside = list[int]()
+
+        def count(turns: Turns = turns, inside: list[int] = inside) -> None:
+            for _ in range(50):
+                with turns.mine():
+                    number = len(inside)
+                    time.sleep(1e-4)
+                    inside.append(number)
+
+        threads = [threading.Thread(target=count) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert inside == list(range(150))

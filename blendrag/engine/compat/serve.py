@@ -1,0 +1,22 @@
+"""``vllm serve`` where the command ``vllm`` does not start, as it asks for the version of a package of that
+name: builds for CPUs are called otherwise."""
+
+from __future__ import annotations
+
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def main() -> None:
+    """As vLLM's own ``main`` has it."""
+    cli_env_setup()
+    command = ServeSubcommand()
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args()
+    command.validate(args)
+    command.cmd(args)
+
+
+if __name__ == "__main__":
+    main()

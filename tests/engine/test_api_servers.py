@@ -1,0 +1,128 @@
+"""Several API servers before one engine: what one is told, all know."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from blendrag.models import DEFAULT_MODEL
+from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
+
+Two = tuple[httpx.Client, httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("servers") / "kv", "--api-server-count", "2").wait()
+    yield running
+    if running.process.poll() is None:
+        running.end()
+
+
+def answering(server: Server, client: httpx.Client) -> int:
+    """The process at the other end of the client's connection, which is kept."""
+    with client.stream("GET", "/health") as response:
+        stream = response.extensions["network_stream"]
+        address = stream.get_extra_info("client_addr")
+    for process in server.family():
+        if any(one.raddr == address for one in process.net_connections("tcp4")):
+            return process.pid
+    raise AssertionError("nobody has this connection")
+
+
+@pytest.fixture(scope="module")
+def two(server: Server) -> Iterator[Two]:
+    """Clients of one server each."""
+    clients: dict[int, httpx.Client] = {}
+    for _ in range(20):
+        client = server.connect()
+        clients.setdefault(answering(server, client), client)
+        if len(clients) == 2:
+            break
+    one, other = clients.values()
+    yield one, other
+
+
+def reused(server: Server, client: httpx.Client, question: str) -> int:
+    answer = server.ask(question, client)
+    assert answer.json()["blendrag"]["plain"] is None, answer.text
+    return answer.json()["blendrag"]["reused"]
+
+
+def test_what_one_server_is_told_is_prefilled_by_another(server: Server, two: Two) -> None:
+    one, other = two
+    assert server.ask("Before?", other).json()["blendrag"]["plain"]  # it has looked: nothing is known yet
+    assert server.put(TEXTS, one)["chunks"] == len(TEXTS)
+    assert all(reused(server, client, f"When was Alpha{n} founded?") for n, client in enumerate(two))
+    assert server.put(TEXTS, other)["chunks"] == 0
+    assert other.get(KB).json()["ids"] == sorted(TEXTS)
+    extra = {"extra": f"Gamma is a village of nine houses. {FILLER}"}
+    server.put(extra, other)
+    assert one.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS) + 1
+    assert other.delete(KB, params={"id": "extra"}).json() == {"removed": 1}
+    assert one.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS)
+    body = {"model": DEFAULT_MODEL, "prompt": extra["extra"] + "\n\nGamma has", "max_tokens": 1}
+    assert "cached tokens" in one.post(COMPLETIONS, json=body).json()["blendrag"]["plain"]
+
+
+def test_answers_of_two_servers_get_each_others_evidence(server: Server, two: Two) -> None:
+    def evidence(n: int) -> tuple[int, int]:
+        client, ratio = two[n % 2], (n + 1) / 10
+        more = {"blendrag": {"evidence": True, "recompute_ratio": ratio}, "stream": True}
+        lines = [line for line in server.ask(f"Question {n}?", client, **more).text.splitlines() if line]
+        counts = json.loads(lines[-2].removeprefix("data: "))["blendrag"]
+        return counts["recomputed"], counts["prefix"]
+
+    server.put(TEXTS)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(evidence, range(8)))
+    recomputed = [one for one, _ in found]
+    assert recomputed == sorted(recomputed)
+    assert len(set(recomputed)) == len(recomputed)
+
+
+def test_two_servers_that_ingest_at_once_end_each_others_work(server: Server, two: Two) -> None:
+    def work(n: int) -> int:
+        client = two[n % 2]
+        name = f"/v1/kb/collections/at-once-{n}"
+        texts = {f"{i}": f"Village {n}.{i} has {n + i} houses. {FILLER}" for i in range(3)}
+        answer = client.put(name, json={"documents": texts, "sources": dict.fromkeys(texts, "all")})
+        assert "report" in json.loads(answer.text.splitlines()[-1]), answer.text
+        reused(server, client, f"Meanwhile {n}?")
+        return client.delete(name).json()["removed"]
+
+    server.put(TEXTS)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(6))) == [3] * 6
+    chunks = server.client.get("/v1/kb/stats").json()["chunks"]
+    assert (chunks["ready"], chunks["pending"]) == (len(TEXTS), 0)
+    assert text_of(server.ask("The end?", two[0])) == text_of(server.ask("The end?", two[1]))
+
+
+def test_servers_that_end_cut_an_answer_or_leave_processes(server: Server, two: Two) -> None:
+    """The last test: it ends the servers, begins others on their folder, and kills one of those."""
+    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+    body |= {"ignore_eos": True}
+    family = server.family()
+    with two[0].stream("POST", COMPLETIONS, json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(lines)
+    server.process.wait(60)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    again = Server(server.folder, "--api-server-count", "2").wait()
+    assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
+    family = again.family()
+    psutil.Process(again.process.pid).send_signal(signal.SIGKILL)
+    again.process.wait(10)
+    assert psutil.wait_procs(family, timeout=10)[1] == []

@@ -1,0 +1,95 @@
+"""``blendrag serve`` in a process of its own, as its clients see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from blendrag.models import DEFAULT_MODEL
+from places import ROOT
+
+START_S = 300
+FILLER = "It has many streets, and a river runs through it from north to south. " * 10
+TEXTS = {
+    f"city-{n}": f"The city of Alpha{n} was founded in {1800 + n} by Beta{n}. {FILLER}".strip()
+    for n in range(4)
+}
+CHAT, COMPLETIONS, KB = "/v1/chat/completions", "/v1/completions", "/v1/kb/collections/cities"
+
+
+class Server:
+    """In a process of its own, as a user starts it."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.folder = folder
+        self.log = folder.with_suffix(".log")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = "from blendrag.cli.app import main; main()"
+        words = ["serve", "--index", str(folder), "--dtype", "float32", "--max-model-len", "2048"]
+        words += ["--kv-cache-gib", "1", "--host", "127.0.0.1", "--port", str(self.port), *more]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command, *words],
+            stdout=self.log.open("a"),
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )
+        self.client = self.connect()
+
+    def connect(self) -> httpx.Client:
+        """Over connections of its own."""
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes."""
+        process = psutil.Process(self.process.pid)
+        return [process, *process.children(recursive=True)]
+
+    def wait(self) -> Server:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return self
+            except httpx.TransportError:
+                time.sleep(0.2)
+        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-3000:]}")
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:
+        """Those of its processes that are still there after ten seconds."""
+        family = self.family()[1:]
+        self.process.send_signal(how)
+        self.process.wait(60)
+        self.client.close()
+        return psutil.wait_procs(family, timeout=10)[1]
+
+    def put(
+        self, documents: dict[str, str], client: httpx.Client | None = None, **more: Any
+    ) -> dict[str, Any]:
+        answer = (client or self.client).put(KB, json={"documents": documents, **more})
+        assert answer.status_code == 200, answer.text
+        return json.loads(answer.text.splitlines()[-1])["report"]
+
+    def ask(
+        self, question: str = "When was Alpha2 founded?", client: httpx.Client | None = None, **more: Any
+    ) -> httpx.Response:
+        content = "\n\n".join([*TEXTS.values(), question])
+        messages = [{"role": "user", "content": content}]
+        body = {"model": DEFAULT_MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+        return (client or self.client).post(CHAT, json=body)
+
+
+def text_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]

@@ -1,0 +1,113 @@
+"""What `blendrag serve --docker` and `--helm` print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from blendrag.cli.app import app
+from blendrag.engine.compat.start import server_options
+from blendrag.engine.recipe import SECRET
+from blendrag.errors import ConfigError
+from blendrag.server.command import SERVED
+from blendrag.server.deployment import chart_values, container_command, image_file
+from blendrag.settings import Settings
+from blendrag.version import __version__
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+TIERS = [
+    {"kind": "ram"},
+    {"kind": "disk"},
+    {"kind": "redis", "url": "redis://:hunter2@cache:6379/0"},
+    {"kind": "object", "url": "s3://kv", "options": {"secret_access_key": "hunter2"}},
+]
+MORE = ["--max-num-queued-reqs", "64", "--tool-call-parser", "hermes"]
+
+
+def printed(model_dir: Path, *more: str, **options: Any) -> tuple[str, str]:
+    """The image file and the values."""
+    settings = Settings.load(model=MODEL, **options)
+    command = container_command(settings, model_dir, None, [*MORE, *more])
+    return image_file(command, "0.32.0"), chart_values(settings, command)
+
+
+def the_model(values: str) -> dict[str, Any]:
+    (model,) = yaml.safe_load(values)["servingEngineSpec"]["modelSpec"]
+    return model
+
+
+def instructions(image: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in image.splitlines():
+        name, _, rest = line.partition(" ")
+        found.setdefault(name, []).append(rest)
+    return found
+
+
+def test_secret_is_printed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "hunter2")
+    image, values = printed(model_dir, tiers=TIERS)
+    assert "hunter2" not in image + values
+    env = {one["name"]: one for one in the_model(values)["env"]}
+    for name, key in ((SECRET, "secret"), ("BLENDRAG_TIERS", "tiers")):
+        assert env[name]["valueFrom"] == {"secretKeyRef": {"name": "blendrag", "key": key}}
+        assert name in image.splitlines()[0]
+        assert not any(line.startswith(f"{name}=") for line in instructions(image)["ENV"])
+
+
+@pytest.mark.parametrize("words", [("--api-key", "hunter2"), ("--hf-token", "hunter2")])
+def test_secret_of_vllm_is_printed(model_dir: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="is a secret"):
+        printed(model_dir, *words)
+
+
+def test_container_blends_otherwise_than_the_server_here(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings come from files and variables, which are not there."""
+    monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.4")
+    image, values = printed(model_dir, codec="int8")
+    (served,) = (one["value"] for one in the_model(values)["env"] if one["name"] == SERVED)
+    monkeypatch.delenv("BLENDRAG_RECOMPUTE_RATIO")
+    there = Settings.load(**json.loads(served)["settings"])
+    assert (there.model, there.recompute_ratio, there.codec) == (MODEL, 0.4, "int8")
+    assert f"{SERVED}={json.dumps(served)}" in instructions(image)["ENV"]
+
+
+def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
+    image, values = printed(model_dir, tensor_parallel_size=1)
+    lines = instructions(image)
+    assert lines["FROM"] == ["vllm/vllm-openai:v0.32.0"]
+    assert lines["RUN"][0].endswith(f"blendrag=={__version__}")
+    assert json.loads(lines["ENTRYPOINT"][0]) == ["vllm", "serve"]
+    model = the_model(values)
+    words = [model["modelURL"], *model["vllmConfig"]["extraArgs"]]
+    assert json.loads(lines["CMD"][0]) == words
+    options, unknown = server_options(words)
+    assert not unknown
+    assert options["model_tag"] == MODEL
+    assert options["kv_transfer_config"].kv_connector == "BlendConnector"
+    assert options["max_num_queued_reqs"] == 64
+    assert not options["enforce_eager"]  # as on GPUs, wherever it is printed
+    assert not any("_CPU_" in line for line in lines["ENV"])
+    assert str(model_dir) not in image + values
+
+
+def test_two_servers_get_one_folder(model_dir: Path) -> None:
+    _, values = printed(model_dir)
+    assert the_model(values)["replicaCount"] == 1
+    assert yaml.safe_load(values)["servingEngineSpec"]["strategy"] == {"type": "Recreate"}
+    cache = {one["name"]: one.get("value") for one in the_model(values)["env"]}["BLENDRAG_CACHE_DIR"]
+    assert cache.startswith("/data/")  # where the chart mounts pvcStorage
+
+
+@pytest.mark.parametrize("option", ["--docker", "--helm"])
+def test_model_of_this_machine_is_named_to_another(model_dir: Path, option: str) -> None:
+    result = CliRunner().invoke(app, ["serve", str(model_dir), option])
+    assert result.exit_code == 1
+    assert "hub id" in result.stderr
