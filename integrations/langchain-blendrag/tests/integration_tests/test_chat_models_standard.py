@@ -24,7 +24,7 @@ class TestChatBlend(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {**ENGINE, "kv_dir": kv_dir(), "min_cached_tokens": 16, "max_tokens": 72}
+        return {**ENGINE, "kv_dir": kv_dir(), "min_cached_tokens": 16, "max_tokens": 128}
 
     @property
     def supports_model_override(self) -> bool:
