@@ -34,7 +34,7 @@ def body_of(stock: Endpoint) -> type[BaseModel]:
 
 
 def _understood(cls: Any, body: Any, read: Callable[[Any], Any]) -> Any:
-    """vLLM's own checks stumble over values of kinds that they do not expect: that is no error of the server."""
+    """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's."""
     try:
         return read(body)
     except (AttributeError, LookupError, RecursionError) as error:

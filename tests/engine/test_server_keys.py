@@ -87,7 +87,7 @@ def test_route_that_salts_nothing_is_open_to_a_key(server: Server, ours: Server)
     }
     for method, path in others:
         assert ours.client.request(method, path, json={}).status_code == 404, (method, path)
-    for path in (f"{CHAT}/", f"/{CHAT}", f"{CHAT}%0A", f"/x/..{CHAT}", "/v1/realtime"):
+    for path in (f"{CHAT}/", f"/{CHAT}", f"{CHAT}%0A", "/v1/realtime"):
         assert ours.client.post(path, json={}).status_code == 404, path
 
 
@@ -134,13 +134,16 @@ def test_tenants_share_blocks_or_chunks(server: Server, ours: Server, theirs: Se
         ]
         assert found[0] == found[2] == 0
         assert found[1] and found[3], "the test could not tell"
-    prompt = {"model": DEFAULT_MODEL, "prompt": ["Once upon a time " * 20] * 2, "max_tokens": 1}
+    prompt = {"model": DEFAULT_MODEL, "prompt": ["Once upon a time " * 80] * 2, "max_tokens": 1}
     usages = [who.client.post(COMPLETIONS, json=prompt).json()["usage"] for who in (ours, ours, theirs)]
     cached = [(usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0 for usage in usages]
     assert cached[2] < cached[1], "several prompts at once are not salted"
 
     assert theirs.put(TEXTS)["chunks"] == len(TEXTS), "what the other has stored is taken"
-    files = [{path.name for path in (server.folder / who / "kv").rglob("*.safetensors")} for who in RIGHTS_OF]
+    files = [
+        {path.name for path in (server.folder / who / "kv").rglob("*.safetensors")}
+        for who in ("acme", "globex")
+    ]
     assert len(files[0]) == len(files[1]) == len(TEXTS)
     assert not files[0] & files[1]
     another = "When was Alpha2 founded?"
@@ -152,9 +155,6 @@ def test_tenants_share_blocks_or_chunks(server: Server, ours: Server, theirs: Se
 
     assert theirs.client.delete(KB).json() == {"removed": len(TEXTS)}
     assert ours.ask(f"{another} Say it again.").json()["blendrag"]["reused"] > 0
-
-
-RIGHTS_OF = ("acme", "globex")
 
 
 def test_recipe_of_a_tenant_is_taken_from_another(theirs: Server, server: Server) -> None:
@@ -214,7 +214,7 @@ def test_full_store_is_a_failure_of_the_server(ours: Server) -> None:
     last = json.loads(answer.text.splitlines()[-1])
     assert 507 in (answer.status_code, last.get("status")), answer.text
     assert ours.client.delete(KB.replace("cities", "large")).status_code == 200
-    assert ours.ask("Is all well?").json()["blendrag"]["reused"] > 0
+    assert ours.ask("Is all well?").json()["blendrag"]["plain"] is None
 
 
 def test_full_queue_does_not_say_when_to_come_again(server: Server) -> None:
@@ -239,6 +239,20 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
     max_leaves=8,
+)
+PARTS = st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "image_url", "tool", "refusal"]) | ANY_TEXT},
+        optional={"text": JSON},
+    ),
+    max_size=3,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "system", "tool"]) | ANY_TEXT},
+        optional={"content": ANY_TEXT | PARTS | JSON, "tool_calls": JSON, "name": JSON, "tool_call_id": JSON},
+    ),
+    max_size=3,
 )
 MALFORMED = [
     ("POST", CHAT),
@@ -268,15 +282,15 @@ def test_malformed_request_is_a_500_or_stays_in_memory(ours: Server, count: int)
     }
     fields = st.sampled_from(sorted(names - SLOW | {"documents", "sources", "sync", "texts"}))
     inside = st.sampled_from(["documents", "blend", "quality", "recompute_ratio", "selector", "evidence"])
-    changes = st.dictionaries(fields | ANY_TEXT, JSON, max_size=3) | st.builds(
-        lambda about: {"blendrag": about}, st.dictionaries(inside | ANY_TEXT, JSON, max_size=2)
-    )
+    changes = st.dictionaries(fields | ANY_TEXT, JSON, max_size=3)
+    changes |= st.fixed_dictionaries({"blendrag": st.dictionaries(inside | ANY_TEXT, JSON, max_size=2)})
+    changes |= st.fixed_dictionaries({"messages": MESSAGES})
     held: list[int] = []
 
     @hypothesis_settings(
         max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(st.sampled_from(MALFORMED), changes, JSON, st.binary(max_size=16), st.integers(0, 9), ANY_TEXT)
+    @given(st.sampled_from(MALFORMED), changes, JSON, st.binary(max_size=16), st.integers(0, 19), ANY_TEXT)
     def send(
         route: tuple[str, str], changed: dict[str, Any], other: Any, raw: bytes, how: int, text: str
     ) -> None:
@@ -285,17 +299,16 @@ def test_malformed_request_is_a_500_or_stays_in_memory(ours: Server, count: int)
         content = {0: raw, 1: json.dumps(other).encode(), 2: b"[" * 100_000}.get(
             how, json.dumps(right | changed).encode()
         )
-        kind = "application/json" if how < 8 else "text/plain"
+        kind = "application/json" if how != 3 else "text/plain"
         params = {"id": text.encode("utf-8", "replace").decode(), "namespace": repr(text)}
-        url = path.replace("cities", "malformed" if how < 9 else "a%2Fb%00")
+        url = path.replace("cities", "malformed" if how != 4 else "a%2Fb%00")
         answer = ours.client.request(
-            method, url, content=content, headers={"Content-Type": kind}, params=params if how == 3 else None
+            method, url, content=content, headers={"Content-Type": kind}, params=params if how == 5 else None
         )
         assert answer.status_code < 500, f"{route} {content[:200]!r}: {answer.text}"
         held.append(ours.memory() if len(held) % 500 == 0 else 0)
 
     send()
-    assert ours.ask("Is all well?").json()["blendrag"]["reused"] > 0
+    assert ours.ask("Is all well again?").json()["blendrag"]["plain"] is None
     sizes = [size // MIB for size in held if size]
-    print(f"MiB held: {sizes}")
     assert len(sizes) < 4 or sizes[-1] - sizes[len(sizes) // 4] < 64, sizes
