@@ -4,4 +4,4 @@ vLLM is met only through what it hands to plugins (``vllm.plugins.endpoint_plugi
 routes, and its state."""
 
 MOST_MIB = 64
-"""Of a request's body, unless the server is told otherwise: some 10,000 pages of text."""
+"""Of a request's body, unless the server is told otherwise: some 20,000 pages of text."""

@@ -155,7 +155,7 @@ def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None
 
 def test_routes_are_not_described(server: Server) -> None:
     described = server.client.get("/openapi.json").json()
-    assert {"/v1/kb/collections/{name}", "/v1/kb/stats", CHAT} <= set(described["paths"])
+    assert {"/v1/kb/collections/{name}", "/v1/kb/stats", "/v1/kb/explain", CHAT} <= set(described["paths"])
     assert "BlendFields" in described["components"]["schemas"]
 
 
