@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from blendrag.cli.console import err
+from blendrag.server import MOST_MIB
 
 # Options that are neither ours nor settings are vLLM's.
 ANY_OPTION = {"ignore_unknown_options": True}
@@ -30,6 +31,11 @@ def serve(
         Path | None,
         typer.Option("--index", "-i", help="Folder of an index, or of KV alone; by default one per model."),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option("--keys", help="File of the clients' keys; without one, everybody may do everything."),
+    ] = None,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Limit of a request's body.")] = MOST_MIB,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
     helm: Annotated[
@@ -45,9 +51,9 @@ def serve(
     from blendrag.engine.compat.platform import VLLM_VERSION
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
-    from blendrag.server.command import serve_command, settings_among
+    from blendrag.server.command import serve_command, settings_among, tenants
     from blendrag.server.deployment import chart_values, container_command, image_file
-    from blendrag.serving.lease import default_kv_dir
+    from blendrag.server.keys import read_keys
     from blendrag.serving.library import Library
     from blendrag.settings import Settings
     from blendrag.store.codec import check_codec
@@ -65,11 +71,14 @@ def serve(
         path = resolve_model(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
         )
-        folder = None if index is None else index.expanduser().resolve()
         if docker or helm:
-            command = container_command(settings, path, index, more)
+            command = container_command(settings, path, index, more, keys=keys, most_mib=max_body_mib)
         else:
-            command = serve_command(settings, given, path, folder, more)
+            folder = None if index is None else index.expanduser().resolve()
+            file = None if keys is None else keys.expanduser().resolve()
+            known = None if file is None else read_keys(file)
+            command = serve_command(settings, given, path, folder, more, keys=file, most_mib=max_body_mib)
+            each = tenants(given, folder, known)
     if docker:
         typer.echo(image_file(command, VLLM_VERSION), nl=False)
         return
@@ -80,10 +89,10 @@ def serve(
         shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
         typer.echo(" ".join([*shown, shlex.join(command.words)]))
         return
-    # What is wrong with the folder is said in one line, before a model is loaded.
-    root = folder or default_kv_dir(settings)
-    IndexLock(root, ENDS_WITHIN_S).release()
-    Library(root, settings, shared=True).close()
+    # What is wrong with a folder is said in one line, before a model is loaded.
+    for one, root in each.values():
+        IndexLock(root, ENDS_WITHIN_S).release()
+        Library(root, one, shared=True).close()
     program, variables = command.words[0], {**os.environ, **command.variables}
     beside = shutil.which(program, path=str(Path(sys.executable).parent))
     os.execvpe(beside or program, command.words, variables)

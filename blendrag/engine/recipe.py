@@ -41,6 +41,11 @@ class Recipe:
     options: BlendOptions = DEFAULTS
 
     @property
+    def cached(self) -> int:
+        """Cached tokens."""
+        return sum(length for _, _, length in self.spans)
+
+    @property
     def cached_end(self) -> int:
         """Position after the last cached token."""
         return max(start + length for _, start, length in self.spans)

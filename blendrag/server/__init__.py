@@ -2,3 +2,6 @@
 
 vLLM is met only through what it hands to plugins (``vllm.plugins.endpoint_plugins``): the app with its
 routes, and its state."""
+
+MOST_MIB = 64
+"""Of a request's body, unless the server is told otherwise: some 20,000 pages of text."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import uuid
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from threading import BoundedSemaphore
 from typing import Any, TypeVar
 
 import xxhash
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
@@ -22,6 +23,7 @@ from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 from blendrag.options import Quality
 from blendrag.prompt import PromptPlan, decode
+from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
 from blendrag.settings import RENAMED, Settings, closest
@@ -33,6 +35,8 @@ FIELD_NAME = "blendrag"
 
 _COUNTS = ("prompt", "reused", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision")
+
+_MOST_INGESTS = 8  # of a tenant, with the one that is being done
 
 T = TypeVar("T")
 
@@ -76,22 +80,19 @@ class Blended:
         """For whoever sees the answer's beginning only."""
         if self.plan is None or self.recipe is None:
             return {"plain": self.plain}
-        cached = sum(length for _, _, length in self.recipe.spans)
-        return {"prompt": len(self.plan.token_ids), "cached": cached}
+        return {"prompt": len(self.plan.token_ids), "cached": self.recipe.cached}
 
 
 class Blending:
-    """Of one server. Used in its event loop; what takes longer than a moment runs in threads."""
+    """Of one server's tenant. Used in its event loop; what takes longer than a moment runs in threads."""
 
     def __init__(self, library: Library, settings: Settings, engine: RunningEngine, seal: str) -> None:
         """seal: the secret that the connector knows recipes of ours by."""
         self.library, self.settings = library, settings
         self._engine, self._seal = engine, seal
-        server = uuid.uuid4().hex  # there may be several
-        self._tickets = (f"{server}-{number}" for number in itertools.count())
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
-        self.writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
-        """For what waits for prefills: requests do not wait behind it."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
+        self._room = BoundedSemaphore(_MOST_INGESTS)
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
@@ -99,10 +100,45 @@ class Blending:
 
         Raises ConfigError for an option that cannot be used, and for fields that are the server's to set.
         """
-        if request.kv_transfer_params or "kv_transfer_params" in (request.vllm_xargs or ()):
-            raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
         namespace = self._namespace(request.cache_salt)
         request.cache_salt = f"{namespace}:" if namespace else None
+        try:
+            about = await self._planned(request, fields, renderer)
+        except ConfigError:
+            raise
+        except Exception as error:
+            _log.exception("a prompt could not be planned, and is prefilled plainly")
+            return Blended(plain=f"planning failed: {error}")
+        plan, recipe = about.plan, about.recipe
+        if plan is not None and plan.cached_segments:  # plain too: for a comparison, the same prompt
+            params: dict[str, Any] = {}
+            if recipe is not None:
+                request.cache_salt = self._engine.turns.salt(namespace, recipe, plan.token_ids)
+                params = sealed(recipe.transfer_params(about.ticket), request.cache_salt, self._seal)
+            _set_prompt(request, list(plan.token_ids), params)
+        return about
+
+    async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
+        """What would become of vLLM's ``request``: text and tokens of the prompt, how many of these are
+        stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be blended.
+        Raises what vLLM does for a request that it refuses."""
+        about = await self._planned(request, fields, renderer)
+        plan = about.plan
+        if plan is None:
+            return {"plain": about.plain, "text": None, "tokens": None, "cached": 0, "rows": []}
+        return {
+            "plain": about.plain,
+            "text": plan.text,
+            "tokens": len(plan.token_ids),
+            "cached": 0 if about.recipe is None else about.recipe.cached,
+            "rows": await self.run(lambda: self.library.explain(plan)),
+        }
+
+    async def _planned(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
+        if request.kv_transfer_params or "kv_transfer_params" in (request.vllm_xargs or ()):
+            raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
+        if self.library.identity.namespace and any("uuid" in part for part in _parts(request)):
+            raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
         given: RequestOptions = {
             "blend": fields.blend,
             "quality": fields.quality,
@@ -113,40 +149,35 @@ class Blending:
         wanted = make_request(self.settings, "", given)
         if reason := _unplanned(request):
             return Blended(plain=reason)
-        try:
-            if (ids := await _rendered(request, renderer)) is None:
-                return Blended(plain="vLLM refuses the request")
-            plan = await self.run(lambda: self._plan(ids, wanted.documents))
-            if plan is None:
-                return Blended(plain="the documents cannot be tokenised apart")
-            more = len(plan.token_ids) - len(ids)
-            if more > 0 and len(plan.token_ids) + (_asked(request) or 1) > self._engine.max_model_len:
-                return Blended(plain=f"tokenised apart, the documents take {more} tokens too many")
-            options = wanted.options or self.settings.blending
-            recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
-        except ConfigError:
-            raise
-        except Exception as error:
-            _log.exception("a prompt could not be planned, and is prefilled plainly")
-            return Blended(plain=f"planning failed: {error}")
-        ticket = next(self._tickets)
-        if plan.cached_segments:  # plain too: for a comparison, the same prompt
-            params: dict[str, Any] = {}
-            if recipe is not None:
-                request.cache_salt = self._engine.turns.salt(namespace, recipe, plan.token_ids)
-                params = sealed(recipe.transfer_params(ticket), request.cache_salt, self._seal)
-            _set_prompt(request, list(plan.token_ids), params)
-        return Blended(plan, recipe, reason, ticket)
+        if (ids := await _rendered(request, renderer)) is None:
+            return Blended(plain="vLLM refuses the request")
+        plan = await self.run(lambda: self._plan(ids, wanted.documents))
+        if plan is None:
+            return Blended(plain="the documents cannot be tokenised apart")
+        more = len(plan.token_ids) - len(ids)
+        if more > 0 and len(plan.token_ids) + (_asked(request) or 1) > self._engine.max_model_len:
+            return Blended(plain=f"tokenised apart, the documents take {more} tokens too many")
+        options = wanted.options or self.settings.blending
+        recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
+        return Blended(plan, recipe, reason, f"served-{secrets.token_hex(8)}")
 
     async def run(self, work: Callable[[], T]) -> T:
         """What takes longer than a moment, and waits for no prefill."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._planner, work)
 
+    def ingest(self, work: Callable[[], None]) -> bool:
+        """What waits for prefills, after all that was given before; no request waits behind it. False, and
+        nothing is done, if too much is waiting."""
+        if not self._room.acquire(blocking=False):
+            return False
+        self._writer.submit(work).add_done_callback(lambda _: self._room.release())
+        return True
+
     def _namespace(self, salt: str | None) -> str:
         """The tenant's, apart from others' with another salt."""
-        own = self.library.identity.namespace
-        return f"{own}.{xxhash.xxh3_64_hexdigest(salt.encode())}" if salt else own
+        own = self.library.identity.namespace  # which cannot hold a tilde
+        return f"{own}~{xxhash.xxh3_64_hexdigest(salt.encode())}" if salt else own
 
     def _plan(self, ids: Sequence[int], documents: Sequence[str]) -> PromptPlan | None:
         """None if its ids would be another text than vLLM's."""
@@ -181,6 +212,12 @@ class Blending:
         return Delta("", [], 0.0, "stop", prefix, BlendReport.from_plain(plain))
 
 
+def blending_of(request: Request, namespace: str | None = None) -> Blending:
+    """That of the request's tenant, or of another. Raises KeyError for one that there is not."""
+    tenants: dict[str, Blending] = request.app.state.blendrag
+    return tenants[key_of(request).namespace if namespace is None else namespace]
+
+
 def _unplanned(request: Any) -> str | None:
     """Why a request goes to vLLM as it is."""
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
@@ -192,7 +229,7 @@ def _unplanned(request: Any) -> str | None:
     messages = getattr(request, "messages", None)
     if messages is None and not isinstance(request.prompt, str):
         return "prompts of token ids, and several at once, are prefilled plainly"
-    if any(_part_kinds(message) - {"text"} for message in messages or ()):
+    if any(part.get("type", "text") != "text" for part in _parts(request)):
         return "prompts with other than text are prefilled plainly"
     return None
 
@@ -202,10 +239,11 @@ def _asked(request: Any) -> int | None:
     return getattr(request, "max_completion_tokens", None) or request.max_tokens
 
 
-def _part_kinds(message: Any) -> set[str]:
-    content = message.get("content") if isinstance(message, dict) else getattr(message, "content", None)
-    parts = content if isinstance(content, list) else ()
-    return {str(part.get("type", "text")) for part in parts if isinstance(part, dict)}
+def _parts(request: Any) -> Iterator[dict[str, Any]]:
+    """The parts of its messages' contents, where they are not plain texts."""
+    for message in getattr(request, "messages", None) or ():
+        content = message.get("content") if isinstance(message, dict) else getattr(message, "content", None)
+        yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
 
 
 async def _rendered(request: Any, renderer: Any) -> list[int] | None:

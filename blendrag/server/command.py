@@ -21,12 +21,15 @@ from blendrag.engine.client.launch import (
 )
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
+from blendrag.server import MOST_MIB
+from blendrag.server.keys import Keys
 from blendrag.serving.forecaster import wants_forecasts
+from blendrag.serving.lease import default_kv_dir
 from blendrag.settings import Settings, closest
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
-``folder``: of the texts' KV, or null."""
+``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``most_bytes``: of a request's body."""
 
 _PLUGINS = "VLLM_PLUGINS"
 # Whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
@@ -95,34 +98,62 @@ def serve_command(
     folder: Path | None,
     more: Sequence[str],
     on_cpu: bool | None = None,
+    *,
+    keys: Path | None = None,
+    most_mib: int = MOST_MIB,
 ) -> ServeCommand:
     """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own. on_cpu:
-    whether its machine has no GPU; None: as this one.
+    whether its machine has no GPU; None: as this one. keys: the file of them. most_mib: of a request's body.
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
     from blendrag.engine.compat.start import keeps_kv
 
-    _check(settings, given)
+    _check(settings, given, bool(keys))
     args = engine_args(settings, model, SERVING, on_cpu)
     if not keeps_kv(args):
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
     args |= {"kv_transfer_config": connector_args(settings), "enable_prompt_tokens_details": True}
-    _check_options(more, args.keys())
+    _check_options(more, args.keys(), bool(keys))
     args["shutdown_timeout"] = _ENDING_S
     options = [word for name, value in args.items() for word in _option(name, value)]
     variables = {
         **server_environment(settings),
         _PLUGINS: ",".join(_plugins()),
-        SERVED: json.dumps({"settings": dict(given), "folder": None if folder is None else str(folder)}),
+        SERVED: json.dumps(
+            {
+                "settings": dict(given),
+                "folder": folder and str(folder),
+                "keys": keys and str(keys),
+                "most_bytes": most_mib << 20,
+            }
+        ),
         SECRET: secrets.token_hex(),
     }
     return ServeCommand(variables, (*_program(), *options, *more))
 
 
-def _check(settings: Settings, given: Mapping[str, Any]) -> None:
+def tenants(
+    given: Mapping[str, Any], folder: Path | None, keys: Keys | None
+) -> dict[str, tuple[Settings, Path]]:
+    """Settings and folder of the texts' KV by namespace; without keys, of one tenant, named "". folder: with
+    keys, that of theirs. Raises ConfigError."""
+    if keys is None:
+        settings = Settings.load(**given)
+        return {"": (settings, folder or default_kv_dir(settings))}
+    if folder is not None and (folder / "catalogue.sqlite").exists():
+        raise ConfigError(f"{str(folder)!r} is the index of one tenant: with --keys, name a folder of theirs")
+    found = {name: Settings.load(**{**given, "namespace": name}) for name in keys.namespaces}
+    return {name: (one, folder / name if folder else default_kv_dir(one)) for name, one in found.items()}
+
+
+def _check(settings: Settings, given: Mapping[str, Any], keys: bool) -> None:
+    if keys and settings.namespace:
+        raise ConfigError(
+            f"with --keys, they say the namespace, and not the setting ({settings.namespace!r})"
+        )
     for name in sorted(_CLIENTS & given.keys()):
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
     if settings.outcome_log or settings.prefix_forecasts or wants_forecasts(settings.stack):
@@ -132,9 +163,10 @@ def _check(settings: Settings, given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_options(more: Sequence[str], ours: Collection[str]) -> None:
-    """Raise ConfigError for what vLLM does not know; what makes other KV of the model, takes another one, or
-    changes ``ours``."""
+def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> None:
+    """Raise ConfigError for what vLLM does not know; what makes other KV of the model, takes another one,
+    changes ``ours``, or passes by our routes and ``keys``."""
+    from blendrag.engine.compat.platform import front_end_in_rust
     from blendrag.engine.compat.start import server_options
 
     (usual, _), (theirs, unknown) = server_options([]), server_options(more)
@@ -144,6 +176,12 @@ def _check_options(more: Sequence[str], ours: Collection[str]) -> None:
         raise ConfigError(f"neither blendrag nor vLLM has an option {name}{closest(name, known)}")
     if model := theirs["model_tag"]:
         raise ConfigError(f"the model comes first: blendrag serve {model} ...")
+    if theirs.get("grpc") or front_end_in_rust():
+        raise ConfigError("vLLM's gRPC server and its front end in Rust take no plugins: use neither")
+    if keys and (theirs["api_key"] or os.environ.get("VLLM_API_KEY")):
+        raise ConfigError(
+            "--api-key (VLLM_API_KEY) and --keys are the same header: name that key in the file"
+        )
     for name, value in theirs.items():
         if value == usual[name] or name in _ALIASES:
             continue

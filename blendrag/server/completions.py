@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from inspect import Parameter, Signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
 from blendrag.errors import BlendragError
-from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending
+from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of
 
 HEADER = "x-blendrag"
 _DATA = "data: "
@@ -22,27 +22,68 @@ _HEAD = ("id", "object", "created", "model")
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
 
-def blended(stock: Endpoint) -> Endpoint:
-    """``stock`` for prompts whose documents are blended, and for all others as it is."""
+def body_of(stock: Endpoint) -> type[BaseModel]:
+    """What ``stock`` takes, with a field that is ours."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
-    body = create_model(f"Blended{model.__name__}", __base__=model, blendrag=(BlendFields | None, None))
+    return create_model(
+        f"Blended{model.__name__}",
+        __base__=model,
+        __validators__={"understood": model_validator(mode="wrap")(_understood)},  # type: ignore[dict-item]
+        blendrag=(BlendFields | None, None),
+    )
+
+
+def _understood(cls: Any, body: Any, read: Callable[[Any], Any]) -> Any:
+    """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's."""
+    try:
+        return read(body)
+    except (AttributeError, LookupError, RecursionError) as error:
+        raise ValueError(f"a value is of a wrong kind: {error}") from None
+
+
+def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
+    """``stock`` for prompts whose documents are blended, and for all others as it is."""
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
-        blending: Blending = raw_request.app.state.blendrag
-        fields = request.blendrag or BlendFields()
+        blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         try:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
             raise HTTPException(400, str(error)) from None
         return await _with_evidence(await stock(request, raw_request), blending, prepared, fields.evidence)
 
+    endpoint.__doc__ = stock.__doc__
+    return _taking(body, endpoint)
+
+
+def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
+    """Takes the body of either route."""
+
+    async def explain(request: Any, raw_request: Request) -> Response:
+        """What would become of a request, which is not asked. `rows`: one per part of the prompt, then one
+        per document that is not in it. `plain`: why nothing would be blended."""
+        blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        try:
+            found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
+        except BlendragError as error:
+            raise HTTPException(400, str(error)) from None
+        return JSONResponse(found)
+
+    def kind(body: Any) -> str:
+        return "chat" if isinstance(body, dict) and "messages" in body else "completion"
+
+    either: Any = Annotated[chat, Tag("chat")] | Annotated[completion, Tag("completion")]
+    return _taking(Annotated[either, Discriminator(kind)], explain)
+
+
+def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose body FastAPI reads as ``body``, which is known when the server starts only."""
     endpoint.__signature__ = Signature(  # type: ignore[attr-defined]
         [
             Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=body),
             Parameter("raw_request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request),
         ]
     )
-    endpoint.__doc__ = stock.__doc__
     return endpoint
 
 

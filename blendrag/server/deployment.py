@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_MODEL
+from blendrag.server import MOST_MIB
 from blendrag.server.command import ServeCommand, serve_command
 from blendrag.settings import Settings
 from blendrag.version import __version__
@@ -27,10 +28,16 @@ _NO_FILE = frozenset({"api_key", "hf_token", "ssl_keyfile_password"})
 
 
 def container_command(
-    settings: Settings, model: Path, folder: Path | None, more: Sequence[str]
+    settings: Settings,
+    model: Path,
+    folder: Path | None,
+    more: Sequence[str],
+    *,
+    keys: Path | None = None,
+    most_mib: int = MOST_MIB,
 ) -> ServeCommand:
     """The command in a container with GPUs, without its first words. All settings that are not the default
-    travel with it, since no ``blendrag.yaml`` does; of tiers, the place only.
+    travel with it, since no ``blendrag.yaml`` does; of tiers, the place only. folder, keys: in the container.
 
     Raises ConfigError for a model that is not on the hub, and for what is secret.
     """
@@ -45,7 +52,7 @@ def container_command(
     for name in sorted(_NO_FILE & named):
         raise ConfigError(f"{name} is a secret, which is not printed: give it to the container")
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude={"cache_dir", "tiers"})
-    command = serve_command(settings, given, model, folder, more, on_cpu=False)
+    command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, most_mib=most_mib)
     variables = {name: value for name, value in command.variables.items() if "_CPU_" not in name}
     variables |= {"HF_HOME": _DATA, "BLENDRAG_CACHE_DIR": f"{_DATA}/blendrag", SECRET: ""}
     if settings.tiers:

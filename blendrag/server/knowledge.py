@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blendrag.errors import BlendragError, ConfigError, StoreFullError
 from blendrag.progress import Progress
-from blendrag.server.blending import Blending
+from blendrag.server.blending import Blending, blending_of
+from blendrag.server.gate import key_of
+from blendrag.server.keys import ADMIN
 from blendrag.serving.collection import Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
@@ -48,7 +50,7 @@ class Texts(BaseModel):
 async def put(name: Name, body: Documents, request: Request) -> Response:
     """Keep the KV of documents. Answers a line of JSON per step: what is done, tokens of it, and at last the
     report. A caller that goes away leaves the work to go on."""
-    blending = _blending(request)
+    blending = blending_of(request)
     collection = Collection(blending.library, name)
     texts = {id: [text] if isinstance(text, str) else text for id, text in body.documents.items()}
     keep = collection.sync if body.sync else collection.add
@@ -57,8 +59,8 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
 
 @router.get("/collections/{name}")
 async def get(name: Name, request: Request) -> dict[str, Any]:
-    """The ids of a collection's documents."""
-    return {"ids": sorted(await _run(request, lambda library: Collection(library, name).ids()))}
+    """The ids of a collection's documents. One without any is not found."""
+    return {"ids": sorted(await _run(request, lambda library: _ids(Collection(library, name))))}
 
 
 @router.delete("/collections/{name}")
@@ -69,7 +71,7 @@ async def delete(
 
     def forget(library: Library) -> int:
         collection = Collection(library, name)
-        before = collection.ids()
+        before = _ids(collection)
         going = before if id is None else before.intersection(id)
         collection.remove(going)
         return len(going)
@@ -85,18 +87,33 @@ async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
 
 
 @router.get("/stats")
-async def stats(request: Request) -> dict[str, Any]:
+async def stats(
+    request: Request,
+    namespace: Annotated[str | None, Query(description="Another tenant, for keys that may `admin`.")] = None,
+) -> dict[str, Any]:
     """Texts, tiers and eviction, as ``blendrag stats`` has them."""
-    return await _run(request, lambda library: library.stats())
+    key = key_of(request)
+    if namespace is not None and namespace != key.namespace and ADMIN not in key.rights:
+        raise _no_namespace(namespace)
+    try:
+        blending = blending_of(request, namespace)
+    except KeyError:
+        raise _no_namespace(namespace) from None
+    return await blending.run(blending.library.stats)
 
 
-def _blending(request: Request) -> Blending:
-    blending: Blending = request.app.state.blendrag
-    return blending
+def _no_namespace(name: str | None) -> HTTPException:
+    return HTTPException(404, f"no namespace {name!r}")
+
+
+def _ids(collection: Collection) -> set[str]:
+    if ids := collection.ids():
+        return ids
+    raise HTTPException(404, f"no collection {collection.name!r}")
 
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:
-    blending = _blending(request)
+    blending = blending_of(request)
     try:
         return await blending.run(lambda: work(blending.library))
     except BlendragError as error:
@@ -142,7 +159,8 @@ async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -
         except Exception as error:
             put({"error": f"{type(error).__name__}: {error}", "status": 500})
 
-    blending.writer.submit(run)
+    if not blending.ingest(run):
+        raise HTTPException(503, "other documents are being taken in: put these again later")
     first = await lines.get()
     if "error" in first:
         return JSONResponse({"error": {"message": first["error"]}}, first["status"])

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import time
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,9 +24,10 @@ from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
 from blendrag.server import knowledge
 from blendrag.server.blending import Blending
-from blendrag.server.command import SERVED
-from blendrag.server.completions import blended
-from blendrag.serving.lease import default_kv_dir
+from blendrag.server.command import SERVED, tenants
+from blendrag.server.completions import blended, body_of, explained
+from blendrag.server.gate import Gate
+from blendrag.server.keys import Keys, read_keys
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import Settings
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
+_EXPLAIN = "/v1/kb/explain"
 
 
 class BlendPlugin:
@@ -43,32 +46,37 @@ class BlendPlugin:
     required_tasks: ClassVar[tuple[str, ...]] = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:
+        bodies = []
         for path in _BLENDED:
-            for stock in _posting(app, path):
-                app.router.routes.remove(stock)
-                app.add_api_route(
-                    path,
-                    blended(stock.endpoint),
-                    methods=["POST"],
-                    dependencies=stock.dependencies,
-                    responses=stock.responses,
-                )
+            stock = _posting(app, path)
+            bodies.append(body_of(stock.endpoint))
+            app.router.routes.remove(stock)
+            app.add_api_route(
+                path,
+                blended(stock.endpoint, bodies[-1]),
+                methods=["POST"],
+                dependencies=stock.dependencies,
+                responses=stock.responses,
+            )
         app.include_router(knowledge.router)
+        app.add_api_route(_EXPLAIN, explained(*bodies), methods=["POST"], tags=["blendrag"])
+        served = _served()
+        app.add_middleware(Gate, keys=_keys(served), most_bytes=served["most_bytes"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Raises BlendragError if the folder cannot be used, or the server was not started for blending:
         the port is not opened then."""
-        if SERVED not in os.environ or SECRET not in os.environ:
-            raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
         if multiprocessing.parent_process() is not None:  # one of several API servers
             exit_with_parent()
             _end_answers_first(engine_client)
-        served = json.loads(os.environ[SERVED])
-        settings = Settings.load(**served["settings"])
-        engine = await _Engine.of(settings, engine_client, alone=(args.api_server_count or 1) == 1)
-        library = await asyncio.to_thread(_open, settings, served["folder"], engine)
-        state.blendrag = Blending(library, settings, engine, os.environ[SECRET])
-        state.blendrag.writer.submit(_prefill_pending, library)
+        served, alone = _served(), (args.api_server_count or 1) == 1
+        engine = await _Engine.of(Settings.load(**served["settings"]), engine_client, alone=alone)
+        state.blendrag = {}
+        for namespace, (settings, folder) in _tenants(served).items():
+            library = await asyncio.to_thread(_open, settings, folder, engine)
+            blending = Blending(library, settings, engine, os.environ[SECRET])
+            blending.ingest(partial(_prefill_pending, library))
+            state.blendrag[namespace] = blending
 
 
 class _Engine(RunningEngine):
@@ -108,14 +116,30 @@ def _end_answers_first(llm: Any) -> None:
     llm.shutdown = close_later
 
 
-def _posting(app: FastAPI, path: str) -> list[APIRoute]:
+def _served() -> dict[str, Any]:
+    """What the command says. Raises ConfigError for a server that another one has started."""
+    if SERVED not in os.environ or SECRET not in os.environ:
+        raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
+    served: dict[str, Any] = json.loads(os.environ[SERVED])
+    return served
+
+
+def _keys(served: dict[str, Any]) -> Keys | None:
+    return None if served["keys"] is None else read_keys(Path(served["keys"]))
+
+
+def _tenants(served: dict[str, Any]) -> dict[str, tuple[Settings, Path]]:
+    folder = None if served["folder"] is None else Path(served["folder"]).expanduser().resolve()
+    return tenants(served["settings"], folder, _keys(served))
+
+
+def _posting(app: FastAPI, path: str) -> APIRoute:
     routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path == path]
-    return [route for route in routes if "POST" in route.methods]
+    return next(route for route in routes if "POST" in route.methods)
 
 
-def _open(settings: Settings, folder: str | None, engine: _Engine) -> Library:
-    root = Path(folder) if folder else default_kv_dir(settings)
-    library = Library(root.expanduser().resolve(), settings, lambda *_: engine, shared=True)
+def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:
+    library = Library(folder, settings, lambda *_: engine, shared=True)
     library.start()
     return library
 

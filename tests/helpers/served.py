@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ class Server:
         """Its processes."""
         process = psutil.Process(self.process.pid)
         return [process, *process.children(recursive=True)]
+
+    def held_by(self, key: str) -> Server:
+        """The same server, for the holder of a key."""
+        one = copy(self)
+        one.client = self.connect()
+        one.client.headers["Authorization"] = f"Bearer {key}"
+        return one
+
+    def memory(self) -> int:
+        """Bytes that its processes hold."""
+        return sum(process.memory_info().rss for process in self.family())
 
     def wait(self) -> Server:
         deadline = time.monotonic() + START_S

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from vllm import __version__ as VLLM_VERSION
+from vllm import envs
 from vllm.platforms import current_platform
 
-__all__ = ["LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "is_cpu"]
+__all__ = ["LOGGER", "PLAIN_KV", "VLLM_VERSION", "device_name", "front_end_in_rust", "is_cpu"]
 
 LOGGER = logging.getLogger("vllm")  # above all of its own
 
@@ -18,6 +19,11 @@ PLAIN_KV = frozenset({"auto", "float16", "bfloat16"})
 def is_cpu() -> bool:
     """Whether vLLM computes on the CPU."""
     return bool(current_platform.is_cpu())
+
+
+def front_end_in_rust() -> bool:
+    """Whether vLLM's server has its HTTP routes in another program than its plugins."""
+    return bool(getattr(envs, "VLLM_USE_RUST_FRONTEND", False))  # from 0.29
 
 
 def device_name(device: object) -> str:

@@ -26,6 +26,7 @@ from blendrag.engine.compat.connector import (
     KVConnectorWorkerMetadata,
     takes_back_steps,
 )
+from blendrag.engine.compat.platform import front_end_in_rust
 from blendrag.engine.recipe import (
     FIELD,
     SECRET,
@@ -46,6 +47,7 @@ from blendrag.engine.worker.metrics import (
     summary,
 )
 from blendrag.engine.worker.prefix_order import PrefixOrder
+from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
     from blendrag.engine.worker.data_plane import DataPlane
@@ -129,6 +131,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         self._secret = os.environ.get(SECRET)
         if self._secret:  # a server, which vLLM starts without a watchdog of ours
+            if front_end_in_rust():
+                raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
             exit_with_parent()
         # scheduler half
         self._order: PrefixOrder | None = None

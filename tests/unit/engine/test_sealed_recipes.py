@@ -21,6 +21,7 @@ from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
 from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
+from blendrag.errors import ConfigError
 from blendrag.settings import Settings
 
 SECRET = "of this server"
@@ -69,6 +70,16 @@ def scheduler(model_dir: Path) -> Iterator[BlendConnector]:
         patch.setenv(SECRET_VARIABLE, SECRET)
         patch.setattr(connector, "exit_with_parent", lambda: None)  # this process is its own
         yield BlendConnector(config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
+
+
+def test_server_that_loads_no_plugin_starts(
+    scheduler: BlendConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would blend nothing, and ask nobody for a key."""
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ConfigError, match="Rust"):
+        BlendConnector(scheduler._vllm_config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
 
 
 def claimed(scheduler: BlendConnector, params: Any, salt: str | None = "salt") -> int | None:

@@ -7,12 +7,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from blendrag.cli.app import app
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
-from blendrag.server.command import SERVED, serve_command, settings_among
+from blendrag.server.command import SERVED, serve_command, settings_among, tenants
+from blendrag.server.keys import read_keys
 from blendrag.settings import Settings
 
 
@@ -113,3 +114,71 @@ def test_printed_command_is_not_for_a_shell(model_dir: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "VLLM_PLUGINS=" in result.stdout
     assert "--worker-extension-cls blendrag.engine.worker.extension.BlendWorker" in result.stdout
+
+
+KEY = f"{'0' * 64} acme ask"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}\n{'1' * 64} globex ask,ingest")
+    return file
+
+
+def serve(*words: str, **environment: str) -> Result:
+    env = {"NO_COLOR": "1", "COLUMNS": "300", **environment}
+    return CliRunner(env=env).invoke(app, ["serve", "--print", *words])
+
+
+def test_tenants_share_a_folder(keys: Path, tmp_path: Path) -> None:
+    known = read_keys(keys)
+    in_one, apart = tenants({"codec": "int8"}, tmp_path, known), tenants({}, None, known)
+    assert {name: folder for name, (_, folder) in in_one.items()} == {
+        "acme": tmp_path / "acme",
+        "globex": tmp_path / "globex",
+    }
+    assert in_one["acme"][0] == Settings.load(codec="int8", namespace="acme")
+    assert len({folder for _, folder in apart.values()}) == 2
+    assert list(tenants({}, tmp_path, None)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        (["--namespace", "acme"], {}, "with --keys, they say the namespace"),
+        ([], {"BLENDRAG_NAMESPACE": "acme"}, "with --keys, they say the namespace"),
+        (["--api-key", "secret"], {}, "name that key in the file"),
+        ([], {"VLLM_API_KEY": "secret"}, "name that key in the file"),
+    ],
+)
+def test_keys_are_beside_another_lock(
+    keys: Path, words: list[str], environment: dict[str, str], said: str
+) -> None:
+    assert serve("--keys", str(keys)).exit_code == 0
+    result = serve("--keys", str(keys), *words, **environment)
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_index_of_one_tenant_is_all_tenants(keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").touch()
+    result = serve("--keys", str(keys), "--index", str(tmp_path))
+    assert result.exit_code == 1
+    assert "the index of one tenant" in result.stderr
+
+
+def test_wrong_line_of_keys_starts_a_server(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(KEY.replace("ask", "aks"))
+    result = serve("--keys", str(tmp_path / "keys"))
+    assert result.exit_code == 1
+    assert "line 1: unknown right 'aks'; did you mean ask?" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("words", "environment"), [(["--grpc"], {}), ([], {"VLLM_USE_RUST_FRONTEND": "1"})])
+def test_server_without_plugins_is_started(words: list[str], environment: dict[str, str]) -> None:
+    """It would blend nothing, and ask for no key."""
+    result = serve(*words, **environment)
+    assert result.exit_code == 1
+    assert "take no plugins" in result.stderr

@@ -111,3 +111,12 @@ def test_model_of_this_machine_is_named_to_another(model_dir: Path, option: str)
     result = CliRunner().invoke(app, ["serve", str(model_dir), option])
     assert result.exit_code == 1
     assert "hub id" in result.stderr
+
+
+def test_container_asks_for_no_key(model_dir: Path) -> None:
+    """The file is not in the image, but where the container finds it."""
+    settings = Settings.load(model=MODEL)
+    keys, folder = Path("/run/secrets/keys"), Path("/data/tenants")
+    command = container_command(settings, model_dir, folder, [], keys=keys, most_mib=16)
+    served = json.loads(command.variables[SERVED])
+    assert (served["keys"], served["folder"], served["most_bytes"]) == (str(keys), str(folder), 16 << 20)

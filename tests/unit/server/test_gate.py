@@ -1,0 +1,118 @@
+"""What a request passes before the server's routes, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, HTTPException, Request, WebSocket
+from fastapi.testclient import TestClient
+from starlette.testclient import WebSocketDenialResponse
+
+from blendrag.server.gate import Gate, key_of
+from blendrag.server.keys import Key, Keys
+
+MOST = 1 << 20
+
+
+def keys(**rights: str) -> Keys:
+    return Keys(
+        {
+            hashlib.sha256(name.encode()).digest(): Key(f"of-{name}", frozenset(given.split(",")))
+            for name, given in rights.items()
+        }
+    )
+
+
+def app(known: Keys | None, **options: Any) -> FastAPI:
+    """With routes that vLLM's server has, and one that is ours."""
+    made = FastAPI(**options)
+    made.add_middleware(Gate, keys=known, most_bytes=MOST)
+
+    async def answer(request: Request) -> dict[str, Any]:
+        size = len(await request.body())
+        return {"namespace": key_of(request).namespace, "size": size}
+
+    async def busy() -> None:
+        raise HTTPException(503, "too much to do")
+
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept()
+
+    for path in ("/health", "/metrics", "/v1/models", "/v1/completions", "/v1/responses", "/invocations"):
+        made.add_api_route(path, answer, methods=["GET", "POST"])
+    made.add_api_route("/v1/kb/prefetch", busy, methods=["POST"])
+    made.add_api_websocket_route("/v1/realtime", talk)
+    return made
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_key_of_another_tenant_is_taken() -> None:
+    client = TestClient(app(keys(one="ask", other="ask,admin")))
+    for name in ("one", "other"):
+        answer = client.post("/v1/completions", headers=bearer(name))
+        assert answer.json()["namespace"] == f"of-{name}"
+    assert client.post("/v1/completions", headers={"Authorization": "bearer one"}).status_code == 200
+    assert client.get("/metrics", headers=bearer("one")).status_code == 403
+    assert client.get("/metrics", headers=bearer("other")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/invocations", "/redoc", "/v1/completions/"])
+def test_route_that_is_not_listed_is_open(path: str) -> None:
+    client = TestClient(app(keys(one="ask,ingest,admin")))
+    assert client.post(path).status_code == 401
+    assert client.post(path, headers=bearer("one")).status_code == 404
+    assert client.get("/health").status_code == 200
+    assert client.post("/health").status_code == 401
+
+
+def test_web_socket_is_open() -> None:
+    client = TestClient(app(keys(one="ask")))
+    for headers, status in (({}, 401), (bearer("one"), 404)):
+        with pytest.raises(WebSocketDenialResponse) as caught:
+            client.websocket_connect("/v1/realtime", headers=headers).__enter__()
+        assert caught.value.status_code == status
+
+
+def test_proxy_before_the_server_hides_its_routes() -> None:
+    """Which keeps the path under which it has the server, or not."""
+    client = TestClient(app(keys(one="ask"), root_path="/llm"))
+    for path in ("/llm/v1/completions", "/v1/completions"):
+        assert client.post(path, headers=bearer("one")).status_code == 200
+        assert client.post(path).status_code == 401
+    assert client.get("/llm/health").status_code == 200
+
+
+def test_server_without_keys_refuses() -> None:
+    client = TestClient(app(None))
+    assert client.post("/v1/responses").json()["namespace"] == ""
+    assert client.get("/docs").status_code == 200
+
+
+async def _sent(parts: int, **headers: str) -> int:
+    """Status of an answer to a body of so many MiB."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(parts):
+            yield b" " * (1 << 20)
+
+    transport = httpx.ASGITransport(app(None))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        return (await client.post("/v1/completions", content=body(), headers=headers)).status_code
+
+
+def test_limit_is_only_of_bodies_that_say_how_long_they_are() -> None:
+    assert asyncio.run(_sent(1)) == 200
+    assert asyncio.run(_sent(2)) == 413
+    assert asyncio.run(_sent(1, **{"content-length": str(2 << 20)})) == 413
+
+
+def test_busy_server_does_not_say_when_to_come_again() -> None:
+    assert TestClient(app(None)).post("/v1/kb/prefetch").headers["retry-after"] == "5"
