@@ -75,24 +75,28 @@ class BlendWorker:
         get_kv_transfer_group().bind(self._blendrag)
         return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
-    def blendrag_call(self, client: str, operation: str, *args: Any) -> dict[str, Any]:
+    def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
-        begun: ``{"more": job}``, for :meth:`blendrag_go_on`. client: tells whose it is."""
+        begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose it is, and which."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):
-            return {"more": self._blendrag.jobs.begin(result, client)}
+            self._blendrag.jobs.begin((client, number), result)
+            return {"more": None}
         return _right(result)
 
-    def blendrag_go_on(self, job: int) -> dict[str, Any]:
-        """The next slice of a long operation; answers as :meth:`blendrag_call` does."""
+    def blendrag_go_on(self, client: str, number: int) -> dict[str, Any]:
+        """The next slice of a long operation, or nothing; answers as :meth:`blendrag_call` does."""
+        job = client, number
+        if job not in self._blendrag.jobs:
+            return _right(None)
         try:
             ended, result = self._blendrag.jobs.go_on(job)
         except BlendragError as error:
             return _wrong(error)
-        return _right(result) if ended else {"more": job}
+        return _right(result) if ended else {"more": None}
 
 
 def _right(result: Any) -> dict[str, Any]:
