@@ -20,7 +20,7 @@ SETTINGS = Settings.load()
 
 
 class Answering(RunningEngine):
-    """Workers that give these answers, one after the other: one worker's, or those of data parallel engines."""
+    """Workers that give these answers, one after the other: one, or those of data parallel engines."""
 
     def __init__(self, *engines: list[Any], delay: float = 0.0) -> None:
         super().__init__(SETTINGS.model_copy(update={"call_timeout_s": 0.5}))
