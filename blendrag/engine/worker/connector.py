@@ -129,7 +129,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         self._secret = os.environ.get(SECRET)
         if self._secret:  # a server, which vLLM starts without a watchdog of ours
-            exit_with_parent()
+            exit_with_parent(of_server=True)
         # scheduler half
         self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []

@@ -26,7 +26,7 @@ from blendrag.errors import BlendragError
 
 # vLLM imports this module before a worker loads its model.
 if os.environ.get(SECRET):  # a server, which vLLM starts without a watchdog of ours
-    exit_with_parent()
+    exit_with_parent(of_server=True)
 start_error.keep(LOGGER)
 weights.register()
 
