@@ -36,16 +36,16 @@ def _watch(of_server: bool) -> None:
     beside = _children(parent.pid) if of_server else []
     while os.getppid() == parent.pid:
         time.sleep(_INTERVAL_S)
+    for process in beside:
+        with contextlib.suppress(Exception):  # it has ended, or its number is another's now
+            process.terminate()
     os.kill(os.getpid(), signal.SIGTERM)  # lets the workers end first
     time.sleep(_GRACE_S)
-    for process in beside:
-        with contextlib.suppress(Exception):  # it has ended; or its number is another's now
-            process.kill()
     os._exit(1)
 
 
-def _children(pid: int) -> list[Any]:
-    import psutil  # comes with vLLM
+def _children(pid: int | None) -> list[Any]:
+    import psutil  # type: ignore[import-untyped]  # comes with vLLM
 
     with contextlib.suppress(psutil.Error):
         return [child for child in psutil.Process(pid).children() if child.pid != os.getpid()]
