@@ -12,11 +12,12 @@ import torch
 from blendrag.engine import start_error
 from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import weights
-from blendrag.engine.compat.connector import get_kv_transfer_group
+from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.recipe import SECRET
 from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
 from blendrag.engine.worker.mask_choice import choose_mask
@@ -67,12 +68,13 @@ class BlendWorker:
         facts["reason"] = unfit_reason(decoder, cache)
         if facts["reason"]:
             return facts
-        extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
+        connector = own_connector(BlendConnector)
+        extra = connector.options
         mask = choose_mask(decoder, cache, extra.get("mask", "auto"))
         loaded = LoadedModel(decoder, cache, mask == "dense")
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
-        get_kv_transfer_group().bind(self._blendrag)
+        connector.bind(self._blendrag)
         return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
