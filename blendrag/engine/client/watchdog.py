@@ -16,8 +16,8 @@ import threading
 import time
 from typing import Any
 
-_INTERVAL_S = 0.5
-_GRACE_S = 3.0  # for workers and for what is being written
+_INTERVAL_S = 0.25
+_GRACE_S = 2.5  # for workers and for what is being written
 ENDS_WITHIN_S = 10.0
 """Of an engine's client's end, its processes are gone: a worker's parent is one that has a parent."""
 
