@@ -43,6 +43,14 @@ _ENDING_S = 20
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
 
+# Engines without a front end here, or with one for each: nobody would tell all of them the same.
+_APART = frozenset(
+    {
+        "data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb",
+        "data_parallel_rank", "data_parallel_start_rank", "grpc", "headless",
+    }
+)  # fmt: skip
+
 # Settings that a server has no use for: its clients say them, or find documents themselves.
 _CLIENTS = frozenset(
     {
@@ -186,7 +194,9 @@ def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> No
         if value == usual[name] or name in _ALIASES:
             continue
         reason = "it sets that itself" if name in ours else "model and KV are those of the folder"
-        if name in ours or changes_kv(name):
+        if name in _APART:
+            reason = "its engines are behind one front end; or start several servers, each with its folder"
+        if name in ours or name in _APART or changes_kv(name):
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} cannot be given to a server that blends: {reason}")
 

@@ -31,11 +31,12 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def answering(server: Server, client: httpx.Client) -> int:
     """The process at the other end of the client's connection, which is kept."""
     with client.stream("GET", "/health") as response:
+        response.read()
         stream = response.extensions["network_stream"]
         address = stream.get_extra_info("client_addr")
-    for process in server.family():
-        if any(one.raddr == address for one in process.net_connections("tcp4")):
-            return process.pid
+        for process in server.family():
+            if any(one.raddr == address for one in process.net_connections("tcp4")):
+                return process.pid
     raise AssertionError("nobody has this connection")
 
 

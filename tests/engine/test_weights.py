@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from blendrag.models import model_digest
 from blendrag.settings import Settings
 from lora_adapter import make_adapter
 from quantised_model import FORMATS, small_model
+from served import TEXTS, Server, text_of
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
@@ -86,3 +88,25 @@ def test_adapter_is_not_in_what_is_generated_or_blended(tmp_path: Path, tokenize
         product = 2 * (b @ a)  # lora_alpha / r
         module.register_forward_hook(lambda _, x, y, product=product: y + x[0] @ product.T)
     assert difference() < 0.01
+
+
+@pytest.mark.xdist_group("server")
+def test_served_model_is_without_its_adapter(model_dir: Path, tmp_path: Path) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    width = config["hidden_size"]
+    shapes = {f"model.layers.{layer}.self_attn.o_proj": (width, width) for layer in range(0, 30, 3)}
+    adapter = make_adapter(tmp_path / "lora", shapes)
+    server = Server(tmp_path / "kv", "--lora", str(adapter)).wait()
+    try:
+        assert server.put(TEXTS)["chunks"] == len(TEXTS)
+        blended = server.ask()
+        assert blended.json()["blendrag"]["reused"] > 0
+        whole = text_of(server.ask(blendrag={"recompute_ratio": 1.0}))
+        assert text_of(server.ask(blendrag={"blend": False})) == whole
+    finally:
+        assert server.end() == []
+    without = Server(tmp_path / "other").wait()
+    try:
+        assert text_of(without.ask(blendrag={"blend": False})) != whole
+    finally:
+        without.end()

@@ -102,20 +102,24 @@ class RunningEngine:
 
     async def acall(self, operation: str, *args: Any) -> Any:
         """``call`` in the engine's own loop."""
-        limit = self.settings.call_timeout_s
+        from blendrag.engine.compat.requests import answers_of_all
 
-        async def ask(method: str, *about: Any) -> dict[str, Any]:
-            answer: dict[str, Any] = (await self._llm.collective_rpc(method, args=about))[0]
-            return answer
+        limit, number = self.settings.call_timeout_s, next(self._ids)
+
+        async def ask(method: str, *about: Any) -> list[dict[str, Any]]:
+            return await answers_of_all(self._llm, method, (self._name, number, *about))
 
         try:
             async with asyncio.timeout(limit):
-                answer = await ask("blendrag_call", self._name, operation, *args)
-            if "more" in answer:
+                answers = await ask("blendrag_call", operation, *args)
+            if any("more" in answer for answer in answers):
                 # One at a time: the engine takes a step only when nobody's call is waiting.
                 async with self._slicing, asyncio.timeout(limit):
-                    while "more" in answer:
-                        answer = await ask("blendrag_go_on", answer["more"])
+                    while any("more" in answer for answer in answers):
+                        later = await ask("blendrag_go_on")
+                        answers = [
+                            new if "more" in old else old for old, new in zip(answers, later, strict=True)
+                        ]
         except TimeoutError:
             raise EngineError(
                 f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
@@ -123,10 +127,11 @@ class RunningEngine:
             ) from None
         except Exception as error:
             raise EngineError(f"the engine failed at {operation}: {error}") from error
-        if "error" in answer:
-            name, message = answer["error"]
-            raise getattr(errors, name, EngineError)(message)
-        return answer["ok"]
+        for answer in answers:
+            if "error" in answer:
+                name, message = answer["error"]
+                raise getattr(errors, name, EngineError)(message)
+        return next((answer["ok"] for answer in answers if answer["ok"] is not None), None)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""

@@ -7,33 +7,49 @@ does one whose client is killed later: vLLM only notices sockets that are closed
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from typing import Any
 
-_INTERVAL_S = 0.5
-_GRACE_S = 3.0  # for workers and for what is being written
+_INTERVAL_S = 0.25
+_GRACE_S = 2.5  # for workers and for what is being written
 ENDS_WITHIN_S = 10.0
 """Of an engine's client's end, its processes are gone: a worker's parent is one that has a parent."""
 
 
 @functools.cache  # once is enough
-def exit_with_parent() -> None:
-    """Watch the process that started this one, from a daemon thread; end this one when it is gone."""
-    threading.Thread(target=_watch, name="blendrag-watchdog", daemon=True).start()
+def exit_with_parent(*, of_server: bool = False) -> None:
+    """Watch the process that started this one, from a daemon thread; end this one when it is gone. of_server:
+    end those, too, that it had started before, which may have no watchdog: vLLM's coordinator of data
+    parallel engines."""
+    threading.Thread(target=_watch, args=(of_server,), name="blendrag-watchdog", daemon=True).start()
 
 
-def _watch() -> None:
+def _watch(of_server: bool) -> None:
     while (parent := multiprocessing.parent_process()) is None:  # known a moment after the main module ran
         time.sleep(_INTERVAL_S / 10)
+    beside = _children(parent.pid) if of_server else []
     while os.getppid() == parent.pid:
         time.sleep(_INTERVAL_S)
+    for process in beside:
+        with contextlib.suppress(Exception):  # it has ended, or its number is another's now
+            process.terminate()
     os.kill(os.getpid(), signal.SIGTERM)  # lets the workers end first
     time.sleep(_GRACE_S)
     os._exit(1)
+
+
+def _children(pid: int | None) -> list[Any]:
+    import psutil  # type: ignore[import-untyped]  # comes with vLLM
+
+    with contextlib.suppress(psutil.Error):
+        return [child for child in psutil.Process(pid).children() if child.pid != os.getpid()]
+    return []
 
 
 if __name__ == "__mp_main__":  # the main module of a process that multiprocessing has spawned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -17,6 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from blendrag.engine.compat.platform import is_cpu
 
+Connector = TypeVar("Connector", bound=KVConnectorBase_V1)
+
 __all__ = [
     "FreeBlocks",
     "KVConnectorBase_V1",
@@ -25,9 +27,15 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
-    "get_kv_transfer_group",
+    "own_connector",
     "takes_back_steps",
 ]
+
+
+def own_connector(kind: type[Connector]) -> Connector:
+    """The worker's one of this kind, alone or a child of vLLM's ``MultiConnector``."""
+    group = get_kv_transfer_group()
+    return next(one for one in getattr(group, "sub_connectors", [group]) if isinstance(one, kind))
 
 
 def takes_back_steps(vllm_config: Any) -> bool:

@@ -29,12 +29,22 @@ __all__ = [
     "SlotLogitsProcessor",
     "StructuredOutputsParams",
     "VLLMClientError",
+    "answers_of_all",
     "detokenizer",
     "output_ids_not_read",
     "process_dict_updates",
     "reasoning_parser",
     "reasoning_parsers",
 ]
+
+
+async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[Any]:
+    """What an ``AsyncLLM``'s workers answer: every rank of every data parallel engine, in their order."""
+    core = llm.engine_core
+    if len(getattr(core, "core_engines", ())) < 2:
+        return list(await llm.collective_rpc(method, args=args))
+    engines = await core.call_utility_all_async("collective_rpc", method, None, args, None)
+    return [answer for ranks in engines for answer in ranks]
 
 
 def reasoning_parsers() -> list[str]:

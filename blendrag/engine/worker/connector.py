@@ -123,7 +123,8 @@ class BlendConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self.options: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
+        extra = self.options
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
         self._min_cached = int(extra.get("exact_tail", 0))
         self._share = float(extra.get("blend_share", 1.0))
@@ -133,7 +134,7 @@ class BlendConnector(KVConnectorBase_V1):
         if self._secret:  # a server, which vLLM starts without a watchdog of ours
             if front_end_in_rust():
                 raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
-            exit_with_parent()
+            exit_with_parent(of_server=True)
         # scheduler half
         self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []

@@ -12,11 +12,12 @@ import torch
 from blendrag.engine import start_error
 from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import weights
-from blendrag.engine.compat.connector import get_kv_transfer_group
+from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.recipe import SECRET
 from blendrag.engine.worker.blending import LoadedModel
+from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
 from blendrag.engine.worker.mask_choice import choose_mask
@@ -26,7 +27,7 @@ from blendrag.errors import BlendragError
 
 # vLLM imports this module before a worker loads its model.
 if os.environ.get(SECRET):  # a server, which vLLM starts without a watchdog of ours
-    exit_with_parent()
+    exit_with_parent(of_server=True)
 start_error.keep(LOGGER)
 weights.register()
 
@@ -67,32 +68,37 @@ class BlendWorker:
         facts["reason"] = unfit_reason(decoder, cache)
         if facts["reason"]:
             return facts
-        extra = self.vllm_config.kv_transfer_config.kv_connector_extra_config
+        connector = own_connector(BlendConnector)
+        extra = connector.options
         mask = choose_mask(decoder, cache, extra.get("mask", "auto"))
         loaded = LoadedModel(decoder, cache, mask == "dense")
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
-        get_kv_transfer_group().bind(self._blendrag)
+        connector.bind(self._blendrag)
         return facts | {"mask": mask, "num_layers": decoder.num_layers}
 
-    def blendrag_call(self, client: str, operation: str, *args: Any) -> dict[str, Any]:
+    def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
-        begun: ``{"more": job}``, for :meth:`blendrag_go_on`. client: tells whose it is."""
+        begun: ``{"more": None}``, for :meth:`blendrag_go_on`. client, number: whose it is, and which."""
         try:
             result = self.blendrag_operations[operation](self._blendrag, *args)
         except BlendragError as error:
             return _wrong(error)
         if isinstance(result, Generator):
-            return {"more": self._blendrag.jobs.begin(result, client)}
+            self._blendrag.jobs.begin((client, number), result)
+            return {"more": None}
         return _right(result)
 
-    def blendrag_go_on(self, job: int) -> dict[str, Any]:
-        """The next slice of a long operation; answers as :meth:`blendrag_call` does."""
+    def blendrag_go_on(self, client: str, number: int) -> dict[str, Any]:
+        """The next slice of a long operation, or nothing; answers as :meth:`blendrag_call` does."""
+        job = client, number
+        if job not in self._blendrag.jobs:
+            return _right(None)
         try:
             ended, result = self._blendrag.jobs.go_on(job)
         except BlendragError as error:
             return _wrong(error)
-        return _right(result) if ended else {"more": job}
+        return _right(result) if ended else {"more": None}
 
 
 def _right(result: Any) -> dict[str, Any]:

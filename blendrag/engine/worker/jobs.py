@@ -5,7 +5,6 @@ A client asks again until one is done (:meth:`RunningEngine.call`), and the engi
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Generator
 from typing import Any
@@ -18,29 +17,33 @@ _QUIET = 3  # slices without a step between them: one is handed to the next job 
 
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
+Name = tuple[str, int]
+"""Of a job: its client, and a number that this has given to no other."""
+
 
 class Jobs:
     """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most."""
 
     def __init__(self, clock: StepClock, share: float) -> None:
         self._clock, self._share = clock, share
-        self._begun: dict[int, tuple[str, Job]] = {}
-        self._numbers = itertools.count()
+        self._begun: dict[Name, Job] = {}
         self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
-        self._current: dict[str, int] = {}  # by client
+        self._current: dict[str, Name] = {}  # by client
 
-    def begin(self, job: Job, client: str = "") -> int:
-        """Its number; nothing of it is done yet."""
-        number = next(self._numbers)
-        self._begun[number] = client, job
-        return number
+    def begin(self, name: Name, job: Job) -> None:
+        """Nothing of it is done yet."""
+        self._begun[name] = job
 
-    def go_on(self, number: int) -> tuple[bool, Any]:
+    def __contains__(self, name: Name) -> bool:
+        """Whether there is something left to do of it."""
+        return name in self._begun
+
+    def go_on(self, name: Name) -> tuple[bool, Any]:
         """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
-        (client, job), begin = self._begun.pop(number), time.perf_counter()
-        if left := self._begun.pop(self._current.get(client, number), None):
-            left[1].close()  # its client has given up
-        self._current[client] = number
+        job, begin = self._begun.pop(name), time.perf_counter()
+        if left := self._begun.pop(self._current.get(name[0], name), None):
+            left.close()  # its client has given up
+        self._current[name[0]] = name
         steps, self._steps = self._steps, self._clock.steps
         self._quiet = self._quiet + 1 if steps == self._steps else 0
         beside = self._share < 1 and self._quiet < _QUIET
@@ -55,5 +58,5 @@ class Jobs:
             return True, end.value
         finally:
             self._clock.aside(time.perf_counter() - begin)
-        self._begun[number] = client, job
+        self._begun[name] = job
         return False, None

@@ -11,6 +11,7 @@ import pytest
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.launch import SERVING, WorkerExtension, engine_key
+from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import EngineBusyError, EngineError, StoreFullError
 from blendrag.settings import Settings
 
@@ -18,22 +19,44 @@ LAB = WorkerExtension("some.Worker", ("some:Processor",))
 SETTINGS = Settings.load()
 
 
+class Answering(RunningEngine):
+    """Workers that give these answers, one after the other: one, or those of data parallel engines."""
+
+    def __init__(self, *engines: list[Any], delay: float = 0.0) -> None:
+        super().__init__(SETTINGS.model_copy(update={"call_timeout_s": 0.5}))
+        self._engines, self._delay = engines, delay
+        core = SimpleNamespace(core_engines=engines, call_utility_all_async=self._of_all)
+        self._llm = SimpleNamespace(collective_rpc=self._of_one, engine_core=core)
+
+    async def _of_one(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        await asyncio.sleep(self._delay)
+        return [self._engines[0].pop(0)]
+
+    async def _of_all(self, utility: str, method: str, *about: Any) -> list[list[Any]]:
+        return [[answers.pop(0) if answers else {"ok": None}] for answers in self._engines]
+
+    def flush(self) -> Any:
+        return asyncio.run(self.acall("flush", "store"))
+
+
 def call(answer: Any, delay: float = 0.0) -> Any:
     """What an operation gives that the worker answers so."""
-
-    async def collective_rpc(method: str, args: tuple[Any, ...]) -> list[Any]:
-        await asyncio.sleep(delay)
-        return [answer]
-
-    llm = SimpleNamespace(collective_rpc=collective_rpc)
-    engine: Any = SimpleNamespace(_llm=llm, settings=SETTINGS.model_copy(update={"call_timeout_s": 0.5}))
-    return asyncio.run(Engine.acall(engine, "flush", "store"))
+    return Answering([answer], delay=delay).flush()
 
 
 def test_error_of_the_worker_has_another_class_here() -> None:
     assert call({"ok": 7}) == 7
     with pytest.raises(StoreFullError, match="no room"):
         call({"error": ["StoreFullError", "no room"]})
+
+
+def test_answer_of_another_engine_than_the_first_is_lost() -> None:
+    more = {"more": None}
+    assert Answering([{"ok": None}], [{"ok": 7}]).flush() == 7
+    assert Answering([more, {"ok": 1}], [{"ok": 7}]).flush() == 1
+    assert Answering([{"ok": 1}], [more, more, {"ok": 7}]).flush() == 1
+    with pytest.raises(StoreFullError, match="no room"):
+        Answering([more, {"ok": 1}], [more, {"error": ["StoreFullError", "no room"]}]).flush()
 
 
 def test_worker_that_hangs_is_waited_for() -> None:

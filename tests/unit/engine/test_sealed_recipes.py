@@ -68,7 +68,7 @@ def scheduler(model_dir: Path) -> Iterator[BlendConnector]:
     config = EngineArgs(str(model_dir), max_model_len=512, kv_transfer_config=transfer).create_engine_config()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET_VARIABLE, SECRET)
-        patch.setattr(connector, "exit_with_parent", lambda: None)  # this process is its own
+        patch.setattr(connector, "exit_with_parent", lambda **_: None)  # this process is its own
         yield BlendConnector(config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.worker.jobs import Job, Jobs
+from blendrag.engine.worker.jobs import Job, Jobs, Name
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 
 PIECE_S = 0.002
+NUMBERS = itertools.count()
 
 
 def order(name: str, *, waits: bool = True) -> BlendOrder:
@@ -177,13 +179,19 @@ def step(clock: StepClock) -> None:
     clock.enter(follows=True)
 
 
-def slices(jobs: Jobs, number: int, clock: StepClock | None) -> int:
+def begun(jobs: Jobs, one: Job, client: str = "") -> Name:
+    name = client, next(NUMBERS)
+    jobs.begin(name, one)
+    return name
+
+
+def slices(jobs: Jobs, name: Name, clock: StepClock | None) -> int:
     """How many it takes to the end; clock: the engine takes a step between any two."""
     for count in range(1, 1000):
         if clock is not None:
             step(clock)
             clock.leave()
-        ended, result = jobs.go_on(number)
+        ended, result = jobs.go_on(name)
         if ended:
             assert result == 30
             return count
@@ -193,11 +201,11 @@ def slices(jobs: Jobs, number: int, clock: StepClock | None) -> int:
 def test_ingest_holds_up_the_engines_steps() -> None:
     clock = StepClock()
     jobs = Jobs(clock, 0.5)
-    assert slices(jobs, jobs.begin(job(30)), None) < 5, "nothing else is to be done"
-    assert slices(jobs, jobs.begin(job(30)), clock) > 5
-    assert slices(jobs, jobs.begin(job(30)), None) < 5
+    assert slices(jobs, begun(jobs, job(30)), None) < 5, "nothing else is to be done"
+    assert slices(jobs, begun(jobs, job(30)), clock) > 5
+    assert slices(jobs, begun(jobs, job(30)), None) < 5
     unlimited = Jobs(clock, 1.0)
-    assert slices(unlimited, unlimited.begin(job(30)), clock) == 1
+    assert slices(unlimited, begun(unlimited, job(30)), clock) == 1
 
 
 def test_job_that_takes_over_from_another_is_alone_with_the_engine() -> None:
@@ -206,8 +214,8 @@ def test_job_that_takes_over_from_another_is_alone_with_the_engine() -> None:
     for _ in range(4):
         step(clock)
     clock.leave()
-    jobs.go_on(jobs.begin(job(1)))
-    assert jobs.go_on(jobs.begin(job(30))) == (False, None), "it has run to its end"
+    jobs.go_on(begun(jobs, job(1)))
+    assert jobs.go_on(begun(jobs, job(30))) == (False, None), "it has run to its end"
 
 
 def test_slice_of_ingest_counts_as_the_engines_step() -> None:
@@ -217,7 +225,7 @@ def test_slice_of_ingest_counts_as_the_engines_step() -> None:
     alone = clock.slice_s(0.5)
     for _ in range(8):
         clock.leave()
-        jobs.go_on(jobs.begin(job(20)))
+        jobs.go_on(begun(jobs, job(20)))
         time.sleep(PIECE_S)
         clock.enter(follows=True)
     assert clock.slice_s(0.5) < 5 * alone
@@ -234,7 +242,7 @@ def test_slice_of_ingest_comes_on_top_of_a_blends() -> None:
     time.sleep(5 * PIECE_S)
     clock.leave()
     begin = time.perf_counter()
-    jobs.go_on(jobs.begin(job(30)))
+    jobs.go_on(begun(jobs, job(30)))
     assert time.perf_counter() - begin < 4 * PIECE_S, "no more than one piece"
 
 
@@ -244,7 +252,7 @@ def test_waiting_for_a_disk_takes_up_a_slice() -> None:
             yield True
 
     jobs = Jobs(StepClock(), 0.5)
-    number = jobs.begin(waiting())
+    number = begun(jobs, waiting())
     begin = time.perf_counter()
     assert jobs.go_on(number) == (False, None)
     assert time.perf_counter() - begin < 0.1, "where an idle engine gives it 0.2 s"
@@ -261,15 +269,15 @@ def test_job_whose_client_gave_up_keeps_its_memory() -> None:
             left.append("closed")
 
     jobs = Jobs(StepClock(), 0.5)
-    jobs.go_on(jobs.begin(endless()))
-    slices(jobs, jobs.begin(job(30)), None)
+    jobs.go_on(begun(jobs, endless()))
+    slices(jobs, begun(jobs, job(30)), None)
     assert left == ["closed"] and not jobs._begun
 
 
 def test_job_of_one_client_ends_anothers() -> None:
     jobs = Jobs(StepClock(), 0.5)
-    ours, theirs = jobs.begin(job(9), "ours"), jobs.begin(job(9), "theirs")
-    ended = set[int]()
+    ours, theirs = begun(jobs, job(9), "ours"), begun(jobs, job(9), "theirs")
+    ended = set[Name]()
     for number in (ours, theirs) * 20:
         if number not in ended and jobs.go_on(number)[0]:
             ended.add(number)
@@ -282,7 +290,7 @@ def test_job_that_fails_is_kept() -> None:
         raise ValueError("broken")
 
     jobs = Jobs(StepClock(), 0.5)
-    number = jobs.begin(broken())
+    number = begun(jobs, broken())
     with pytest.raises(ValueError, match="broken"):
         while True:
             jobs.go_on(number)

@@ -47,7 +47,7 @@ def test_chunks_are_prefilled_behind_something_else_than_served_ones(
     own = settings.model_copy(update={"shared_prefix": shared})
     expected = prefix_ids(own, worker.model_path)
     with scratch_store(worker, own, PIECES) as store:
-        (_, (identity, _, prefix, _)), *rest = worker.asked
+        (_, (identity, _, prefix, *_)), *rest = worker.asked
         assert prefix == list(expected) and identity["prefix"] == prefix_name(shared, expected)
         assert identity["codec"] == "int8" and identity["namespace"]
         ingested = [args[0] for operation, args in rest if operation == "ingest"]

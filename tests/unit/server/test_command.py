@@ -77,6 +77,8 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
         (["--load-format", "dummy"], "--load-format cannot be given"),
         (["--enable-lora"], "--enable-lora cannot be given"),
         (["--lora-modules", "a=b"], "--lora-modules cannot be given"),
+        (["--data-parallel-size", "2", "--data-parallel-rank", "1"], "each with its folder"),
+        (["--headless"], "each with its folder"),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be given"),
         (["--port", "8000", "another/model"], "blendrag serve another/model"),
         (["--recompte-ratio", "0.5"], "did you mean --recompute-ratio"),
@@ -89,6 +91,12 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         serve_command(Settings.load(), {}, model_dir, None, words)
+
+
+def test_front_end_without_plugins_serves(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
+    with pytest.raises(ConfigError, match="VLLM_USE_RUST_FRONTEND"):
+        serve_command(Settings.load(), {}, model_dir, None, [])
 
 
 @pytest.mark.parametrize(

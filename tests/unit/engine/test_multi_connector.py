@@ -1,0 +1,55 @@
+"""Our connector beside others, under vLLM's ``MultiConnector``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat import connector as compat
+from blendrag.engine.recipe import Recipe
+from blendrag.engine.worker.connector import BlendConnector
+from blendrag.settings import Settings
+
+
+def test_connector_among_others_is_not_bound_to_its_model(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.load(mask="dense")
+    other = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    transfer = KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"connectors": [other, connector_args(settings)]},
+    )
+    config = EngineArgs(str(model_dir), max_model_len=512, kv_transfer_config=transfer).create_engine_config()
+    both: dict[KVConnectorRole, Any] = {
+        role: MultiConnector(config, role, KVCacheConfig(8, [], [])) for role in KVConnectorRole
+    }
+    monkeypatch.setattr(compat, "get_kv_transfer_group", lambda: both[KVConnectorRole.WORKER])
+    ours = compat.own_connector(BlendConnector)
+    assert ours.options["mask"] == "dense"
+
+    request = SimpleNamespace(
+        request_id="r",
+        kv_transfer_params=Recipe("store", (("key", 0, 8),)).transfer_params("t"),
+        cache_salt="salt",
+        num_prompt_tokens=64,
+        num_tokens=64,
+        num_computed_tokens=0,
+        prompt_token_ids=list(range(64)),
+        mm_features=[],
+    )
+    assert both[KVConnectorRole.SCHEDULER].get_num_new_matched_tokens(request, 0)[0] == 63
