@@ -93,12 +93,6 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
         serve_command(Settings.load(), {}, model_dir, None, words)
 
 
-def test_front_end_without_plugins_serves(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
-    with pytest.raises(ConfigError, match="VLLM_USE_RUST_FRONTEND"):
-        serve_command(Settings.load(), {}, model_dir, None, [])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
