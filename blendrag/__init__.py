@@ -11,6 +11,7 @@ from blendrag.version import __version__
 if TYPE_CHECKING:
     from blendrag.chat.answer import Answer, Piece
     from blendrag.chat.chat import Chat
+    from blendrag.chat.interface import ChatModel
     from blendrag.chat.request import ChatRequest, Source
     from blendrag.engine.client.generation import Grammar, Sampling
     from blendrag.index.index import BlendIndex
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from blendrag.index.loaders import Document
     from blendrag.options import BlendOptions
     from blendrag.progress import Progress, progress_bar
-    from blendrag.serving.collection import Collection, SyncReport
+    from blendrag.remote.chat import RemoteChat, open_chat
+    from blendrag.serving.collection import Collection, KeptDocuments, SyncReport
     from blendrag.serving.evidence import Evidence
     from blendrag.serving.prefill import PrefillReport
     from blendrag.settings import Settings
@@ -29,21 +31,25 @@ __all__ = [
     "BlendOptions",
     "BlendragError",
     "Chat",
+    "ChatModel",
     "ChatRequest",
     "Collection",
     "Document",
     "Evidence",
     "Grammar",
     "IngestReport",
+    "KeptDocuments",
     "Piece",
     "PrefillReport",
     "Progress",
+    "RemoteChat",
     "Sampling",
     "Settings",
     "Source",
     "SyncReport",
     "__version__",
     "errors",
+    "open_chat",
     "progress_bar",
 ]
 
@@ -52,19 +58,23 @@ _HOMES = {
     "BlendIndex": "blendrag.index.index",
     "BlendOptions": "blendrag.options",
     "Chat": "blendrag.chat.chat",
+    "ChatModel": "blendrag.chat.interface",
     "ChatRequest": "blendrag.chat.request",
     "Collection": "blendrag.serving.collection",
     "Document": "blendrag.index.loaders",
     "Evidence": "blendrag.serving.evidence",
     "Grammar": "blendrag.engine.client.generation",
     "IngestReport": "blendrag.index.ingest",
+    "KeptDocuments": "blendrag.serving.collection",
     "Piece": "blendrag.chat.answer",
     "PrefillReport": "blendrag.serving.prefill",
     "Progress": "blendrag.progress",
+    "RemoteChat": "blendrag.remote.chat",
     "Sampling": "blendrag.engine.client.generation",
     "Settings": "blendrag.settings",
     "Source": "blendrag.chat.request",
     "SyncReport": "blendrag.serving.collection",
+    "open_chat": "blendrag.remote.chat",
     "progress_bar": "blendrag.progress",
 }
 

@@ -15,10 +15,15 @@ BlendragError
 ├── PredictorError           train it again (blendrag evictor train); until then, eviction is by LRU
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
-└── EngineError              the engine did not start, or died: the message says what to do
-    ├── EngineClosedError    open another, or ask before close()
-    ├── EngineBusyError      close the other engine that is named, or use its settings
-    └── GenerationTimeoutError  allow more time, or fewer tokens
+├── EngineError              the engine did not start, or died: the message says what to do
+│   ├── EngineClosedError    open another, or ask before close()
+│   ├── EngineBusyError      close the other engine that is named, or use its settings
+│   └── GenerationTimeoutError  allow more time, or fewer tokens
+└── ServerError              the server failed: its message says what at
+    ├── ServerNotFoundError  correct the URL that is named, or start `blendrag serve` there
+    ├── ServerBusyError      ask again later, in ``retry_after_s`` seconds if it says so
+    ├── ServerRefusalError   use a key that may do it, or ask its operator for less strict limits
+    └── BrokenAnswerError    ask again: the answer broke off after its beginning was given out
 
 BlendragWarning              nothing failed, but time may be lost: the message says what to do
 """
@@ -100,6 +105,30 @@ class EngineBusyError(EngineError):
 
 class GenerationTimeoutError(EngineError):
     """The answer was not complete in the time allowed for it."""
+
+
+class ServerError(BlendragError):
+    """A server failed at a request, or broke off."""
+
+
+class ServerNotFoundError(ServerError):
+    """No server answers at this URL, or one without blendrag."""
+
+
+class ServerBusyError(ServerError):
+    """The server takes no more requests for now. retry_after_s: None: it does not say."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServerRefusalError(ServerError):
+    """The key is missing or wrong, or has no right to this; or there is too much in one request."""
+
+
+class BrokenAnswerError(ServerError):
+    """An answer broke off after its beginning was given out, so it was not asked for again."""
 
 
 class BlendragWarning(UserWarning):

@@ -48,6 +48,16 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
     raise first_error
 
 
+def with_roles(messages: Messages, *, system: bool, welcome: bool) -> list[Message]:
+    """Merged messages for a template of which is known whether it takes a system message, and one of the
+    assistant's to begin with."""
+    fitted = merge_runs(messages)
+    if not system:
+        fitted = merge_runs(_system_in_user(fitted))
+    opening = next((message["role"] for message in fitted if message["role"] != "system"), "user")
+    return fitted if welcome or opening == "user" else merge_runs(_user_first(fitted))
+
+
 def _as_they_are(messages: list[Message]) -> list[Message]:
     return messages
 

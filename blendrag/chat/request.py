@@ -144,19 +144,22 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
 
 
 def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:
-    """The setting's, with those of the request. What templates get from elsewhere, and what is no variable
-    but says how to apply them, is refused."""
+    """The setting's, with those of the request."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"chat_template_kwargs must be variables by name, not {given!r}")
-    variables = {**settings.chat_template_kwargs, **given}
-    if variables:
+    return {**settings.chat_template_kwargs, **given}
+
+
+def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what templates get from elsewhere, and for what is no variable but says how to
+    apply them."""
+    if chat_template_kwargs:
         from transformers import PreTrainedTokenizerBase
 
         taken = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
-        for name in variables:
+        for name in chat_template_kwargs:
             if not isinstance(name, str) or name in taken:
                 raise ConfigError(f"chat_template_kwargs: {name!r} is no variable that a request may set")
-    return variables
 
 
 def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema
 
 Message = dict[str, Any]
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +81,51 @@ def template_knows_tools(tokenizer: Any) -> bool:
     return _known[tokenizer]
 
 
-def with_tools(tokenizer: Any, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    """Of a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system, takes_welcome:
+    whether it takes a system message, and one of the assistant's to begin with. control_tokens: texts that
+    mean something in its markup."""
+
+    knows_tools: bool
+    takes_system: bool
+    takes_welcome: bool
+    control_tokens: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> TemplateFacts:
+        if tokenizer not in _facts:
+            user = {"role": "user", "content": "?"}
+            added = (token.content for token in tokenizer.added_tokens_decoder.values())
+            _facts[tokenizer] = cls(
+                template_knows_tools(tokenizer),
+                _takes(tokenizer, {"role": "system", "content": "?"}, user),
+                _takes(tokenizer, {"role": "assistant", "content": "?"}, user),
+                tuple(one for one in added if any(map(str.isalpha, one))),
+            )
+        return _facts[tokenizer]
+
+
+def _takes(tokenizer: Any, *messages: Message) -> bool:
+    try:
+        render_chat(tokenizer, messages)
+    except Exception:  # templates fail in their own ways at what they do not know
+        return False
+    return True
+
+
+def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
     """The request's messages, with tools and calls as this model reads them; options for its template."""
+    tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
     if request.schema is not None:
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
-    if template_knows_tools(tokenizer):
+    if template.knows_tools:
         options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
         native = [_native(message) for message in messages]
-        return [_harmless(tokenizer, message) for message in native], _harmless(tokenizer, options)
-    messages = [_harmless(tokenizer, _written(message)) for message in messages]
+        return [_harmless(tokens, message) for message in native], _harmless(tokens, options)
+    messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
         signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
@@ -118,7 +153,7 @@ def _short_id(call_id: str | None) -> str:
     return known if len(known) == 9 and known.isalnum() else xxhash.xxh3_64_hexdigest(known.encode())[:9]
 
 
-def _harmless(tokenizer: Any, value: Any) -> Any:
+def _harmless(control_tokens: Sequence[str], value: Any) -> Any:
     """``value`` with the control tokens in its texts broken up by an invisible sign.
 
     Templates write tools, calls, names and thinking into their own markup, where control tokens count; what a
@@ -127,14 +162,19 @@ def _harmless(tokenizer: Any, value: Any) -> Any:
     """
     if isinstance(value, Mapping):
         return {
-            name: inner if name == "content" else _harmless(tokenizer, inner) for name, inner in value.items()
+            name: inner if name == "content" else _harmless(control_tokens, inner)
+            for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_harmless(tokenizer, inner) for inner in value]
+        return [_harmless(control_tokens, inner) for inner in value]
+    return without_control(control_tokens, value)
+
+
+def without_control(control_tokens: Iterable[str], value: Any) -> Any:
+    """A text with the control tokens in it broken up by an invisible sign; any other value as it is."""
     if isinstance(value, str):
-        for token in tokenizer.added_tokens_decoder.values():
-            if token.content in value and any(map(str.isalpha, token.content)):
-                value = value.replace(token.content, f"{token.content[0]}\u2060{token.content[1:]}")
+        for token in control_tokens:
+            value = value.replace(token, f"{token[0]}\u2060{token[1:]}")
     return value
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logprobs
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import answer_grammar, read_answer, visible, with_tools
+from blendrag.chat.tools import TemplateFacts, answer_grammar, read_answer, visible, with_tools
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.reasoning import Reasoning
 from blendrag.errors import BlendragError
@@ -25,7 +25,7 @@ def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
         return request.plan
     if isinstance(request.messages, str):
         return library.plan(request.messages, request.documents)
-    messages, options = with_tools(library.tokenizer, request)
+    messages, options = with_tools(TemplateFacts.of(library.tokenizer), request)
     options |= request.chat_template_kwargs
     fitted = fit_template(library.tokenizer, messages, **options)
     return library.plan(fitted, request.documents, **options)

@@ -14,7 +14,7 @@ from blendrag.cli.console import err, out, shown
 
 if TYPE_CHECKING:
     from blendrag.chat.answer import Answer
-    from blendrag.index.index import AnswerStream
+    from blendrag.index.answering import AnswerStream
 
 
 def print_stream(stream: AnswerStream, *, show_thinking: bool = False) -> Answer:

@@ -15,6 +15,7 @@ from blendrag.errors import BlendragError, EmptyIndexError, EngineError, PromptT
 
 if TYPE_CHECKING:
     from blendrag.index.index import BlendIndex
+    from blendrag.index.served import ServedIndex
 
 
 def ask(
@@ -27,6 +28,8 @@ def ask(
     quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     show_thinking: options.ShowThinking = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
@@ -46,6 +49,8 @@ def ask(
         raise typer.BadParameter(f"there is no folder {trace.parent}", param_hint="--trace")
     with _ready(
         index,
+        server,
+        api_key,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
@@ -77,6 +82,8 @@ def chat(
     quality: options.Quality = None,
     recompute_ratio: options.RecomputeRatio = None,
     selector: options.Selector = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     show_thinking: options.ShowThinking = False,
 ) -> None:
     """Ask several questions in a row, each with the ones before it in mind."""
@@ -85,6 +92,8 @@ def chat(
 
     with _ready(
         index,
+        server,
+        api_key,
         model=model,
         top_k=top_k,
         max_tokens=max_tokens,
@@ -101,17 +110,24 @@ def chat(
 
 
 @contextlib.contextmanager
-def _ready(folder: Path, **options: Any) -> Iterator[BlendIndex]:
-    """An index with documents in it and its engine running."""
-    from blendrag.cli.opening import open_index, start_engine
+def _ready(
+    folder: Path, server: str | None, api_key: str | None, **options: Any
+) -> Iterator[BlendIndex | ServedIndex]:
+    """An index with documents in it, and its engine running or a server to ask."""
+    from blendrag.cli.opening import open_index, open_served, start_engine
 
+    if server is not None:
+        with open_served(folder, [server], api_key, **options) as served:
+            _refuse_empty(served)
+            yield served
+        return
     with open_index(folder, **options) as index:
         _refuse_empty(index)
         start_engine(index)
         yield index
 
 
-def _refuse_empty(index: BlendIndex) -> None:
+def _refuse_empty(index: BlendIndex | ServedIndex) -> None:
     """Before half a minute is spent on starting an engine."""
     if not index.stats()["documents"]:
         raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
@@ -129,7 +145,9 @@ def _read() -> str | None:
             say("\nCtrl-D leaves.")
 
 
-def _answer(index: BlendIndex, question: str, history: list[dict[str, str]], show_thinking: bool) -> None:
+def _answer(
+    index: BlendIndex | ServedIndex, question: str, history: list[dict[str, str]], show_thinking: bool
+) -> None:
     """Answer, and remember. When the window is full, the oldest questions are forgotten."""
     from blendrag.cli.answering import print_sources, print_stream
 

@@ -22,16 +22,20 @@ def ingest(
     ],
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
+    server: options.Servers = None,
+    api_key: options.ApiKey = None,
     json: options.Json = False,
 ) -> None:
     """Put documents into an index. Repeat it after changes: what is unchanged is skipped."""
-    from blendrag.cli.opening import open_index
+    from blendrag.cli.opening import open_index, open_served
     from blendrag.index.loaders import load_sources
 
     load_sources(paths)  # a wrong path is an error before an index is made
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
-        open_index(index, create=True, model=model) as opened,
+        open_served(index, server, api_key, create=True, model=model)
+        if server
+        else open_index(index, create=True, model=model) as opened,
     ):
         report = opened.ingest(paths)
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from blendrag.index.index import BlendIndex
+    from blendrag.index.served import ServedIndex
 
 
 class StatusLine(Progress):
@@ -33,6 +34,23 @@ def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterato
         from blendrag.index.index import BlendIndex
 
         index = BlendIndex.open(folder, create=create, **options)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+@contextmanager
+def open_served(
+    folder: Path, servers: Sequence[str], api_key: str | None, *, create: bool = False, **options: Any
+) -> Iterator[ServedIndex]:
+    """The same, with KV and answers of servers."""
+    with err().status("opening the index"):
+        from blendrag.index.served import ServedIndex
+        from blendrag.remote.chat import RemoteChat
+
+        chats = [RemoteChat(url, api_key, **options) for url in servers]
+        index = ServedIndex(folder, chats, create=create)
     try:
         yield index
     finally:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from blendrag.remote import API_KEY
+
 DEFAULT_INDEX = Path("blendrag-index")
 
 Index = Annotated[Path, typer.Option("--index", "-i", help="Folder of the index.", show_default=True)]
@@ -39,6 +41,21 @@ ShowThinking = Annotated[
 Selector = Annotated[
     str | None,
     typer.Option("--selector", help="Which cached tokens are recomputed: query, hkvd, ..."),
+]
+
+Server = Annotated[
+    str | None,
+    typer.Option("--server", "-s", help="Have a server answer (blendrag serve), by its URL.", metavar="URL"),
+]
+Servers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server", "-s", help="Have servers keep the KV, by their URLs: repeat it for each.", metavar="URL"
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar=API_KEY, help="Of the server.", metavar="KEY", show_default=False),
 ]
 
 # Of what measures

@@ -12,7 +12,6 @@ import xxhash
 
 from blendrag.errors import ConfigError
 from blendrag.options import DEFAULTS, BlendOptions
-from blendrag.select import make_selector
 
 FIELD = "blendrag"
 CONVERSATION = "blendrag_conversation"  # in ``SamplingParams.extra_args``: whose request it is
@@ -78,6 +77,8 @@ class Recipe:
         return f"{namespace}:{xxhash.xxh3_128_hexdigest(parts.encode())}"
 
     def _reads_question(self) -> bool:
+        from blendrag.select import make_selector  # imports torch, which clients of a server do without
+
         try:
             return make_selector(self.options).reads_question
         except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from blendrag.chat.answer import Answer, Piece
 from blendrag.chat.chat import Chat
-from blendrag.chat.request import ChatRequest, RequestOptions, check_names
+from blendrag.chat.request import ChatRequest, check_names
 from blendrag.embedder import Embedder
 from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
-from blendrag.index.ingest import DocumentPipeline, IngestReport
+from blendrag.index.answering import Answering, AskOptions
+from blendrag.index.ingest import Chunking, DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Item
 from blendrag.index.purge import Purged, purge
@@ -34,42 +32,8 @@ from blendrag.store.maintenance.closed_index import no_index
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 
 
-class AskOptions(RequestOptions, total=False):
-    """Options of a question: those of any request; ``top_k``, chunks retrieved; and ``history``, earlier
-    messages."""
-
-    top_k: int | None
-    history: Messages
-
-
-class AnswerStream:
-    """Pieces of an answer's text as they are generated; afterwards ``answer`` holds the whole. ``pieces`` has
-    the thinking, too."""
-
-    def __init__(self, pieces: Generator[Piece]) -> None:
-        self._pieces = pieces
-        self.answer: Answer | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        return (piece.text for piece in self.pieces() if piece.text)
-
-    def pieces(self) -> Iterator[Piece]:
-        """The same as :class:`Piece`."""
-        for piece in self._pieces:
-            self.answer = piece.answer
-            yield piece
-
-    def close(self) -> None:
-        """Stop generating."""
-        self._pieces.close()
-
-
-class BlendIndex:
-    """Open with :meth:`open`, close with :meth:`close` or ``with``. The engine starts when needed.
-
-    A prompt is a question (a string), answered from the documents most like it; or messages,
-    ``{"role": ..., "content": ...}``, in which ingested texts are recognised by content.
-    """
+class BlendIndex(Answering):
+    """Open with :meth:`open`, close with :meth:`close` or ``with``. The engine starts when needed."""
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
@@ -153,10 +117,12 @@ class BlendIndex:
         return DocumentPipeline(
             self.root,
             " ".join(f"{name}={getattr(s, name)}" for name in _OF_CHUNKS),
-            Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
-            self._library.contexts,
+            Chunking(
+                Splitter(self.tokenizer, chunk_tokens=s.chunk_tokens, overlap=s.chunk_overlap),
+                self._library.contexts,
+                self._library.catalogue,
+            ),
             self._ledger,
-            self._library.catalogue,
             self._vectors,
         )
 
@@ -165,39 +131,6 @@ class BlendIndex:
     def retrieve(self, question: str, top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
         return self._retriever.search(question, top_k)
-
-    def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
-        """What would be reused, without asking: a row per segment of the prompt, then the documents that
-        are not in it; each with tokens, tokens reused, and why not more."""
-        return self._chat.explain(self._request(prompt, options))
-
-    def ask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
-        """Answer a prompt. Raises EmptyIndexError, PromptTooLongError, ConfigError for a wrong option."""
-        return self._chat.complete(self._request(prompt, options))
-
-    def stream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AnswerStream:
-        """``ask``, piece by piece. Closing the stream stops the generation."""
-
-        def pieces() -> Generator[Piece]:  # retrieves when it is read, as it generates
-            yield from self._chat.stream(self._request(prompt, options))
-
-        return AnswerStream(pieces())
-
-    async def aask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
-        """``ask`` for an event loop, which is not blocked. Cancelling it stops the generation."""
-        return await self._chat.acomplete(await asyncio.to_thread(self._request, prompt, options))
-
-    async def astream(
-        self, prompt: str | Messages, **options: Unpack[AskOptions]
-    ) -> AsyncGenerator[str | Answer]:
-        """Pieces of text, and at the end the :class:`Answer`."""
-        request = await asyncio.to_thread(self._request, prompt, options)
-        async with contextlib.aclosing(self._chat.astream(request)) as pieces:
-            async for piece in pieces:
-                if piece.text:
-                    yield piece.text
-                if piece.answer is not None:
-                    yield piece.answer
 
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         """A question becomes a prompt with what is retrieved for it; messages are one already."""

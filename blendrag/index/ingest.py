@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item, Skipped, load_sources, roots
@@ -37,16 +37,42 @@ class IngestReport(PrefillReport):
         return asdict(self) | {"tokens_per_s": self.tokens_per_s}
 
 
+class Chunks(Protocol):
+    """What makes chunks of documents."""
+
+    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
+        """Key and text of a document's chunks; and keys whose KV can go."""
+
+    def release(self, source: str) -> list[str]:
+        """Forget a document. Returns keys whose KV can go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Into the catalogue."""
+
+    splitter: Splitter
+    contexts: Contexts
+    catalogue: Catalogue
+
+    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
+        pieces = self.splitter.split(document.text)
+        chunks = self.contexts.document((piece.text, piece.token_ids) for piece in pieces)
+        orphans = self.catalogue.register(document.source, chunks)
+        return [(chunk.key, chunk.text) for chunk in chunks], orphans
+
+    def release(self, source: str) -> list[str]:
+        return self.catalogue.release(source)
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentPipeline:
-    """Takes documents into the ledger, the catalogue and the vector store; or out of them."""
+    """Takes documents into the ledger, what makes chunks of them, and the vector store; or out of them."""
 
     root: Path
     fingerprint: str
-    splitter: Splitter
-    contexts: Contexts
+    chunks: Chunks
     ledger: Ledger
-    catalogue: Catalogue
     vectors: VectorStore
 
     def take(self, items: Item | Iterable[Item], report: IngestReport, progress: Progress) -> list[str]:
@@ -76,16 +102,14 @@ class DocumentPipeline:
         return orphans
 
     def _store(self, document: Document) -> list[str]:
-        pieces = self.splitter.split(document.text)
-        chunks = self.contexts.document((piece.text, piece.token_ids) for piece in pieces)
         self.ledger.forget(document.source)
-        orphans = self.catalogue.register(document.source, chunks)
-        self.vectors.put(document.source, [(chunk.key, chunk.text) for chunk in chunks], document.metadata)
-        self.ledger.record(document, [chunk.key for chunk in chunks], self.fingerprint)
+        chunks, orphans = self.chunks.register(document)
+        self.vectors.put(document.source, chunks, document.metadata)
+        self.ledger.record(document, [key for key, _ in chunks], self.fingerprint)
         return orphans
 
     def remove(self, source: str) -> list[str]:
         """Take a document out of everything. Returns keys whose KV can go."""
         self.ledger.forget(source)
         self.vectors.delete(source)
-        return self.catalogue.release(source)
+        return self.chunks.release(source)

@@ -136,6 +136,22 @@ class VectorStore:
                 return list(best.values())[:k]
             wanted *= 4
 
+    @property
+    def id(self) -> str:
+        """Tells this store from all others."""
+        return str(self._rows.id)
+
+    def rows(self) -> list[Hit]:
+        """All rows, in the order of their documents."""
+        found: list[Hit] = []
+        for offset in range(0, self._rows.count(), _PAGE):
+            page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
+            found += _hits(
+                {name: [page[name]] for name in ("documents", "metadatas")}
+                | {"distances": [[0.0] * len(page["ids"])]}
+            )
+        return sorted(found, key=lambda row: (row.source, row.ordinal))
+
     def sources(self) -> set[str]:
         """The sources that have rows."""
         found: set[str] = set()

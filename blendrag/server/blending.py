@@ -34,7 +34,7 @@ FIELD_NAME = "blendrag"
 """Of the field, in the body of a request."""
 
 _COUNTS = ("prompt", "reused", "recomputed", "fresh", "prefix", "plain")
-_ROWS = ("documents", "missing", "ms", "tiers", "decision")
+_ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace")
 
 _MOST_INGESTS = 8  # of a tenant, with the one that is being done
 
@@ -52,6 +52,9 @@ class BlendFields(BaseModel):
     quality: Quality | None = None
     recompute_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
     selector: str | None = None
+    conversation: str | None = Field(
+        default=None, description="The caller's id of the conversation that the prompt belongs to."
+    )
     evidence: bool = Field(
         default=False, description="What became of each document; in a stream, a last chunk that says it."
     )
@@ -86,9 +89,12 @@ class Blended:
 class Blending:
     """Of one server's tenant. Used in its event loop; what takes longer than a moment runs in threads."""
 
-    def __init__(self, library: Library, settings: Settings, engine: RunningEngine, seal: str) -> None:
-        """seal: the secret that the connector knows recipes of ours by."""
-        self.library, self.settings = library, settings
+    def __init__(
+        self, library: Library, settings: Settings, engine: RunningEngine, name: str, seal: str
+    ) -> None:
+        """name: what clients may call the model. seal: the secret that the connector knows recipes of ours
+        by."""
+        self.library, self.settings, self.name = library, settings, name
         self._engine, self._seal = engine, seal
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
@@ -161,6 +167,11 @@ class Blending:
         recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
         return Blended(plan, recipe, reason, f"served-{secrets.token_hex(8)}")
 
+    @property
+    def context_window(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self._engine.max_model_len
+
     async def run(self, work: Callable[[], T]) -> T:
         """What takes longer than a moment, and waits for no prefill."""
         loop = asyncio.get_running_loop()
@@ -192,13 +203,16 @@ class Blending:
             return {"plain": about.plain}, {}
         try:
             evidence = evidence_of(about.plan, about.recipe, about.plain, await self._report(about, answer))
+            stored = 0
             if evidence.missing:
-                await self.run(lambda: self.library.repair(evidence.missing))
+                stored = await self.run(lambda: self.library.repair(evidence.missing))
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}
         facts = asdict(evidence)
-        return {name: facts[name] for name in _COUNTS}, {name: facts[name] for name in _ROWS}
+        return {name: facts[name] for name in _COUNTS}, {name: facts[name] for name in _ROWS} | {
+            "stored": stored
+        }
 
     async def _report(self, about: Blended, answer: dict[str, Any]) -> Delta:
         """What the engine said of the prompt, as embedded engines have it in an answer's last piece."""

@@ -12,8 +12,11 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from blendrag.chat.tools import TemplateFacts
 from blendrag.errors import BlendragError, ConfigError, StoreFullError
+from blendrag.index.split import Splitter
 from blendrag.progress import Progress
+from blendrag.prompt import encode_document
 from blendrag.server.blending import Blending, blending_of
 from blendrag.server.gate import key_of
 from blendrag.server.keys import ADMIN
@@ -44,6 +47,11 @@ class Texts(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     texts: list[str]
+
+
+class Whole(Texts):
+    chunk_tokens: int = 512
+    chunk_overlap: int = 0
 
 
 @router.put("/collections/{name}")
@@ -84,6 +92,36 @@ async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
     """Begin to read the KV of texts that were retrieved. Returns at once."""
     await _run(request, lambda library: library.prefetch(body.texts))
     return {}
+
+
+@router.get("/model")
+async def model(request: Request) -> dict[str, Any]:
+    """What clients have to know of the model: its name, the tokens of prompt and answer together, and what
+    its chat template does with tools."""
+    blending = blending_of(request)
+    template = await _run(request, lambda library: TemplateFacts.of(library.tokenizer))
+    return {"name": blending.name, "context_window": blending.context_window, "template": asdict(template)}
+
+
+@router.post("/tokens")
+async def tokens(body: Texts, request: Request) -> dict[str, Any]:
+    """The model's own tokens of texts, as documents have them."""
+
+    def encode(library: Library) -> list[list[int]]:
+        return [list(encode_document(library.tokenizer, text)) for text in body.texts]
+
+    return {"token_ids": await _run(request, encode)}
+
+
+@router.post("/split")
+async def split(body: Whole, request: Request) -> dict[str, Any]:
+    """Documents in chunks, measured in the model's own tokens, as an index splits them."""
+
+    def pieces(library: Library) -> list[list[str]]:
+        splitter = Splitter(library.tokenizer, chunk_tokens=body.chunk_tokens, overlap=body.chunk_overlap)
+        return [[piece.text for piece in splitter.split(text)] for text in body.texts]
+
+    return {"pieces": await _run(request, pieces)}
 
 
 @router.get("/stats")

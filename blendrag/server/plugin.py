@@ -71,10 +71,11 @@ class BlendPlugin:
             _end_answers_first(engine_client)
         served, alone = _served(), (args.api_server_count or 1) == 1
         engine = await _Engine.of(Settings.load(**served["settings"]), engine_client, alone=alone)
+        name, *_ = args.served_model_name or [args.model]
         state.blendrag = {}
         for namespace, (settings, folder) in _tenants(served).items():
             library = await asyncio.to_thread(_open, settings, folder, engine)
-            blending = Blending(library, settings, engine, os.environ[SECRET])
+            blending = Blending(library, settings, engine, name, os.environ[SECRET])
             blending.ingest(partial(_prefill_pending, library))
             state.blendrag[namespace] = blending
 

@@ -1,7 +1,8 @@
-"""The documents of one vector store, as owners of texts in a library."""
+"""The documents of one vector store: whose KV is kept, and as owners of texts in a library."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,25 +28,19 @@ class SyncReport(PrefillReport):
     unchanged: int = 0
 
 
-class Collection:
+class KeptDocuments(ABC):
     """Documents by id, each with the texts that prompts may show of it.
 
     ``name`` tells the vector store from others, in this process and later ones.
     """
 
-    def __init__(self, library: Library, name: str) -> None:
-        self.library, self.name = library, name
+    name: str
 
-    @staticmethod
-    def volatile(name: str) -> str:
-        """The name of a collection that ends with this process, as in-memory stores do."""
-        return volatile(name)
-
+    @abstractmethod
     def ids(self) -> set[str]:
         """The documents it has."""
-        begins = self._owner("")
-        return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
 
+    @abstractmethod
     def add(
         self,
         documents: Texts,
@@ -62,6 +57,49 @@ class Collection:
         undone is done too.
         Raises StoreFullError, and EngineError when the engine does not start; the documents stay registered.
         """
+
+    @abstractmethod
+    def remove(self, ids: Iterable[str]) -> None:
+        """Forget documents, and the KV of texts that no other document has. Texts that were prefilled behind
+        theirs are prefilled anew."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all documents."""
+
+    @abstractmethod
+    def sync(
+        self,
+        documents: Texts,
+        *,
+        sources: Sources | None = None,
+        progress: Progress | bool | None = False,
+    ) -> SyncReport:
+        """Make exactly ``documents`` be kept, and all of their KV. ``sources``: as :meth:`add`."""
+
+
+class Collection(KeptDocuments):
+    """In a library of this process."""
+
+    def __init__(self, library: Library, name: str) -> None:
+        self.library, self.name = library, name
+
+    @staticmethod
+    def volatile(name: str) -> str:
+        """The name of a collection that ends with this process, as in-memory stores do."""
+        return volatile(name)
+
+    def ids(self) -> set[str]:
+        begins = self._owner("")
+        return {owner.removeprefix(begins) for owner in self.library.catalogue.owners(begins)}
+
+    def add(
+        self,
+        documents: Texts,
+        *,
+        sources: Sources | None = None,
+        progress: Progress | bool | None = False,
+    ) -> PrefillReport:
         report = PrefillReport()
         with progress_bar(progress) as bar:
             self.library.register(*self._owned(documents, sources))
@@ -69,12 +107,9 @@ class Collection:
         return report
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Forget documents, and the KV of texts that no other document has. Texts that were prefilled behind
-        theirs are prefilled anew."""
         self.library.release([self._owner(id) for id in ids])
 
     def clear(self) -> None:
-        """Forget all documents."""
         self.library.release(self.library.catalogue.owners(self._owner("")))
 
     def sync(
@@ -84,7 +119,6 @@ class Collection:
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        """Make the library hold exactly ``documents``, and all of their KV. ``sources``: as :meth:`add`."""
         report = SyncReport()
         known = set(self.library.catalogue.owners(self._owner("")))
         owned, parts = self._owned(documents, sources)

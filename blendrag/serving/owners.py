@@ -20,6 +20,11 @@ def volatile(collection: str) -> str:
     return f"{VOLATILE}{_PROCESS}/{collection}"
 
 
+def is_volatile(collection: str) -> bool:
+    """Whether it ends with the process that named it."""
+    return collection.startswith(VOLATILE)
+
+
 def ended(owners: Iterable[str]) -> list[str]:
     """The owners among ``owners`` whose collections have ended with other processes."""
     ours = volatile("")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from blendrag.engine.client.stores import StoreClient
 from blendrag.progress import Progress
-from blendrag.store.catalogue import Entry
+
+if TYPE_CHECKING:  # they import torch, which clients of a server do without
+    from blendrag.engine.client.stores import StoreClient
+    from blendrag.store.catalogue import Entry
 
 
 class _Text(Protocol):

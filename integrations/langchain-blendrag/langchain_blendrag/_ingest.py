@@ -16,7 +16,7 @@ from blendrag import PrefillReport, Progress
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
-    from blendrag import Chat
+    from blendrag import ChatModel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
     return list(identify())
 
 
-def token_splitter(chat: Chat) -> TextSplitter:
+def token_splitter(chat: ChatModel) -> TextSplitter:
     """Makes chunks of as many tokens as blendrag's own have."""
     from langchain_text_splitters import RecursiveCharacterTextSplitter
 

@@ -13,7 +13,7 @@ from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag._convert import document_texts, plain_messages
 
 if TYPE_CHECKING:
-    from blendrag import Chat, ChatRequest, Grammar
+    from blendrag import ChatModel, ChatRequest, Grammar
 
 # Options of a call by blendrag's own names; blendrag says what mode is called now.
 _SAME = (
@@ -33,7 +33,7 @@ _FOREIGN = (
 
 
 def chat_request(
-    chat: Chat, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+    chat: ChatModel, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
 ) -> ChatRequest:
     """``options`` are the model's fields, and what ``invoke`` or ``bind`` put in their place.
 
@@ -43,9 +43,9 @@ def chat_request(
         options = {**options, "max_tokens": options["max_completion_tokens"]}
         del options["max_completion_tokens"]
     _warn_about_unknown(options)
-    if (model := options.get("model") or chat.settings.model) != chat.settings.model:
+    if (model := options.get("model")) and model != chat.model_name:
         raise ConfigError(
-            f"this ChatBlend runs {chat.settings.model!r} and cannot answer as {model!r}: make another one"
+            f"this ChatBlend runs {chat.model_name!r} and cannot answer as {model!r}: make another one"
         )
     schema, grammar = _answer_format(options.get("response_format"))
     top_logprobs = options.get("top_logprobs")

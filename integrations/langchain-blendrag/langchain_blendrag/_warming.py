@@ -24,7 +24,7 @@ from langchain_blendrag._ingest import IngestReport, Notes, identified, token_sp
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
 
-    from blendrag import Collection, PrefillReport, Progress, SyncReport
+    from blendrag import KeptDocuments, PrefillReport, Progress, SyncReport
     from langchain_blendrag.chat_models import ChatBlend
 
 _BATCH = 32  # chunks that an interrupted ``ingest`` loses at most
@@ -150,7 +150,7 @@ class WarmingStore(VectorStore):
         finally:
             _quiet.reset(token)
 
-    def _collection_of_kv(self) -> Collection:
+    def _collection_of_kv(self) -> KeptDocuments:
         assert self.llm is not None, "callers have checked"
         return self.llm.chat.collection(self._kv_name())
 

@@ -16,9 +16,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from blendrag import Chat, Settings
+from blendrag import ChatModel, Settings, open_chat
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation
@@ -38,14 +38,16 @@ Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 class ChatBlend(InConversation):
-    """Chat model on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
+    """Chat model on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
+    prefilled.
 
     Texts that a ``BlendChroma``, or another vector store made with ``warm``, holds are recognised in any
     prompt; their stored KV is used. Everything else is read as usual.
 
     Making one starts nothing: the engine starts with the first use and is shared by all objects of the same
     configuration; ``close()`` ends it. Settings of blendrag that are no fields here (``kv_cache_gib=4``) may
-    be given as well.
+    be given as well. With ``base_url``, model, texts and their KV are those of a server (``blendrag serve``),
+    and no engine is started here.
 
     Example:
         ```python
@@ -56,8 +58,15 @@ class ChatBlend(InConversation):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    model: str = Field(default_factory=lambda: Settings.load().model, alias="model_name")
-    """Packaged default, a local folder, or a hub id."""
+    base_url: str | None = None
+    """Of a server, such as ``http://localhost:8000``, whose engine answers."""
+    api_key: SecretStr | None = None
+    """For the server; by default the variable ``BLENDRAG__API_KEY``."""
+    model: str = Field(
+        default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
+        alias="model_name",
+    )
+    """Packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
     revision: str | None = None
     """Revision on the hub."""
     temperature: float | None = None
@@ -89,7 +98,7 @@ class ChatBlend(InConversation):
     more_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of blendrag's that are no fields here; given as arguments of their own, or as this."""
 
-    _chat: Chat | None = PrivateAttr(default=None)
+    _chat: ChatModel | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -120,12 +129,14 @@ class ChatBlend(InConversation):
         return self.chat.settings
 
     @property
-    def chat(self) -> Chat:
+    def chat(self) -> ChatModel:
         """The framework-free chat under this one."""
-        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir"})
+        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir", "base_url", "api_key"})
         if self._chat is None or self._chat_made_of != made_of:
             ours = {name: getattr(self, name) for name in _SETTINGS}
-            self._chat = Chat(Settings.load(**{**self.more_settings, **ours}), self.kv_dir)
+            given = {**self.more_settings, **ours, "model": self.model or None}
+            key = self.api_key.get_secret_value() if self.api_key else None
+            self._chat = open_chat(given, self.kv_dir, self.base_url, key)
             self._chat_made_of = made_of
         return self._chat
 
@@ -238,7 +249,8 @@ class ChatBlend(InConversation):
         return self.chat.count_tokens(self._request(messages, None, kwargs))
 
     def close(self) -> None:
-        """End the engine, for all objects that share it. The next use starts it again."""
+        """End the engine, for all objects that share it; or the connections to the server. The next use
+        starts it again."""
         if self._chat is not None:
             self._chat.close()
 
@@ -255,16 +267,20 @@ class ChatBlend(InConversation):
         return "blendrag"
 
     @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"api_key": "BLENDRAG__API_KEY"}
+
+    @property
     def _identifying_params(self) -> dict[str, Any]:
         fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "blend"}
-        fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings"}
+        fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings", "base_url"}
         return self.model_dump(include=fields)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings = self.settings
         params = LangSmithParams(
             ls_provider="blendrag",
-            ls_model_name=kwargs.get("model") or self.model,
+            ls_model_name=kwargs.get("model") or self.model or str(self.base_url),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", settings.temperature),
             ls_max_tokens=kwargs.get("max_tokens") or settings.max_tokens,

@@ -112,6 +112,8 @@ class BlendChroma(WarmingStore, Chroma):
 
     def _kv_name(self) -> str:
         settings, client = self._client.get_settings(), self._client
+        if (settings.is_persistent or settings.chroma_server_host) and self.llm and self.llm.base_url:
+            return f"chroma/{self._collection.id}"  # clients on other machines may have the same path
         if settings.chroma_server_host:
             place = f"{settings.chroma_server_host}:{settings.chroma_server_http_port}"
         elif settings.is_persistent:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.chat.messages import fit_template, merge_runs
+from blendrag.chat.messages import fit_template, merge_runs, with_roles
+from blendrag.chat.tools import TemplateFacts
 from blendrag.errors import ModelError
 
 ALTERNATING = (
@@ -90,3 +91,16 @@ histories = st.lists(st.tuples(roles, st.text(min_size=1)), min_size=1)
 def test_contents_get_lost_or_out_of_order(history: list[tuple[str, str]]) -> None:
     merged = merge_runs([say(role, content) for role, content in history])
     assert "\n".join(m["content"] for m in merged) == "\n".join(content for _, content in history)
+
+
+@pytest.mark.parametrize(
+    "roles", [("system", "user"), ("assistant", "user"), ("system", "assistant", "user")]
+)
+def test_client_of_a_server_sends_other_messages_than_it_would_compute(
+    tokenizer: Any, strict: Any, roles: tuple[str, ...]
+) -> None:
+    messages = [say(role, f"{number}") for number, role in enumerate(roles)]
+    for one in (tokenizer, strict):
+        facts = TemplateFacts.of(one)
+        sent = with_roles(messages, system=facts.takes_system, welcome=facts.takes_welcome)
+        assert sent == fit_template(one, messages)

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import answer_grammar, read_answer, template_knows_tools, visible, with_tools
+from blendrag.chat.tools import (
+    TemplateFacts,
+    answer_grammar,
+    read_answer,
+    template_knows_tools,
+    visible,
+    with_tools,
+)
 from blendrag.errors import ConfigError
 from blendrag.prompt import render_chat
 
@@ -46,7 +53,7 @@ def asking(**options: Any) -> ChatRequest:
 
 
 def prompt(tokenizer: Any, request: ChatRequest) -> str:
-    messages, options = with_tools(tokenizer, request)
+    messages, options = with_tools(TemplateFacts.of(tokenizer), request)
     return render_chat(tokenizer, messages, **options)
 
 
@@ -77,7 +84,7 @@ def test_control_token_in_a_calls_arguments_ends_a_turn(tokenizer: Any) -> None:
         [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}],
         tools=(tool,),
     )
-    messages, options = with_tools(tokenizer, request)
+    messages, options = with_tools(TemplateFacts.of(tokenizer), request)
     assert "<|im_" not in render_chat(tokenizer, messages, **options)
 
 
@@ -93,7 +100,7 @@ def test_template_that_knows_no_tools_gets_no_thinking_or_its_control_tokens(tok
 def test_call_has_an_id_that_a_template_refuses(tokenizer: Any) -> None:
     tokenizer = copy(tokenizer)
     tokenizer.chat_template = NATIVE
-    messages, _ = with_tools(tokenizer, asking())
+    messages, _ = with_tools(TemplateFacts.of(tokenizer), asking())
     (call,) = messages[1]["tool_calls"]
     assert call["id"] == messages[2]["tool_call_id"] and len(call["id"]) == 9 and call["id"].isalnum()
     (read,) = read_answer(CALL, asking()).calls

@@ -9,7 +9,7 @@ import pytest
 
 from blendrag import Piece
 from blendrag.cli.answering import print_stream
-from blendrag.index.index import AnswerStream
+from blendrag.index.answering import AnswerStream
 
 
 def pieces(*thoughts: str) -> Generator[Piece]:

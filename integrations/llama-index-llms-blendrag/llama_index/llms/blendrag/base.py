@@ -22,8 +22,9 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
+from pydantic import SecretStr
 
-from blendrag import Chat, Settings
+from blendrag import ChatModel, Settings, open_chat
 from llama_index.llms.blendrag.calls import Call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
@@ -31,7 +32,7 @@ from llama_index.llms.blendrag.structured import StructuredByGrammar
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
-    from blendrag import Collection
+    from blendrag import KeptDocuments
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
@@ -39,11 +40,12 @@ _PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries")
 
 
 class BlendLLM(StructuredByGrammar):
-    """LLM on an embedded vLLM engine; the documents in a prompt are blended, not prefilled.
+    """LLM on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not prefilled.
 
     Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
     KV is used. Everything else is read as usual. Making one starts nothing: the engine starts with the first
-    use and is shared by all objects of the same configuration; ``close()`` ends it.
+    use and is shared by all objects of the same configuration; ``close()`` ends it. With ``base_url``, model,
+    texts and their KV are those of a server (``blendrag serve``), and no engine is started here.
 
     Settings of blendrag that are no fields here (``kv_cache_gib=4``) may be given as well. Any option but
     those that the engine is started with may also be given per call; ``documents`` too (texts or nodes known
@@ -57,9 +59,20 @@ class BlendLLM(StructuredByGrammar):
         ```
     """
 
+    base_url: str | None = Field(
+        None,
+        description="Of a server, such as http://localhost:8000, whose engine answers.",
+        frozen=True,
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        description="For the server; by default the variable BLENDRAG__API_KEY.",
+        exclude=True,
+        frozen=True,
+    )
     model: str = Field(
-        default_factory=lambda: Settings.load().model,
-        description="Packaged default, a local folder, or a hub id.",
+        default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
+        description="Packaged default, a local folder, or a hub id; of a server, what it serves.",
         frozen=True,
     )
     revision: str | None = Field(None, description="Revision on the hub.", frozen=True)
@@ -94,7 +107,7 @@ class BlendLLM(StructuredByGrammar):
     selector: str | None = Field(None, description="How those tokens are chosen.")
     conversation: str | None = Field(None, description="Whose turns these are; None: told from messages.")
 
-    _chat_made: Chat | None = PrivateAttr(default=None)
+    _chat_made: ChatModel | None = PrivateAttr(default=None)
     _chat_made_of: dict[str, Any] = PrivateAttr(default_factory=dict)
     _window: int | None = PrivateAttr(default=None)
 
@@ -123,15 +136,17 @@ class BlendLLM(StructuredByGrammar):
         return self._chat.settings
 
     @property
-    def _chat(self) -> Chat:
+    def _chat(self) -> ChatModel:
         made_of = {name: getattr(self, name) for name in _SETTINGS}
         if self._chat_made is None or self._chat_made_of != made_of:
-            window = {"max_model_len": self.context_window} if self.context_window else {}
-            settings = Settings.load(**{**self.more_settings, **made_of, **window})
-            self._chat_made, self._chat_made_of = Chat(settings, self.kv_dir), made_of
+            embedded = {} if self.base_url else {"max_model_len": self.context_window}
+            given = {**self.more_settings, **made_of, "model": self.model or None, **embedded}
+            key = self.api_key.get_secret_value() if self.api_key else None
+            self._chat_made = open_chat(given, self.kv_dir, self.base_url, key)
+            self._chat_made_of = made_of
         return self._chat_made
 
-    def collection(self, name: str) -> Collection:
+    def collection(self, name: str) -> KeptDocuments:
         """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
         return self._chat.collection(name)
 
@@ -141,15 +156,16 @@ class BlendLLM(StructuredByGrammar):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Starts no engine. Raises ModelNotFoundError."""
+        """Starts no engine; asks a server. Raises ModelNotFoundError, ServerError."""
         if self._window is None:
-            self._window = self._chat.context_window
+            window = self._chat.context_window
+            self._window = min(window, self.context_window or window)
         return LLMMetadata(
             context_window=self._window,
             num_output=self.settings.max_tokens,
             is_chat_model=True,
             is_function_calling_model=True,
-            model_name=self.model,
+            model_name=self._chat.model_name,
             system_role=MessageRole.SYSTEM,
         )
 
@@ -160,7 +176,8 @@ class BlendLLM(StructuredByGrammar):
         return {"class_name": self.class_name(), **known, **{name: getattr(self, name) for name in names}}
 
     def close(self) -> None:
-        """End the engine, for all objects that share it. The next use starts it again."""
+        """End the engine, for all objects that share it; or the connections to the server. The next use
+        starts it again."""
         self._chat.close()
 
     def __enter__(self) -> Self:

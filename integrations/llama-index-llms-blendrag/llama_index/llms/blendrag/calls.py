@@ -16,7 +16,7 @@ from llama_index.llms.blendrag.messages import assistant_message, message_blocks
 from llama_index.llms.blendrag.nodes import node_texts
 
 if TYPE_CHECKING:
-    from blendrag import Answer, Chat, Piece
+    from blendrag import Answer, ChatModel, Piece
 
 dispatcher = get_dispatcher(__name__)
 
@@ -35,7 +35,7 @@ class Call:
 
     def __init__(
         self,
-        chat: Chat,
+        chat: ChatModel,
         messages: Sequence[ChatMessage] | str,
         options: dict[str, Any],
         conversation: str | None,

@@ -10,7 +10,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, TransformComponent
 
-from blendrag import Collection, SyncReport
+from blendrag import KeptDocuments, SyncReport
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag.base import BlendLLM
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
@@ -26,8 +26,8 @@ class WarmKV(TransformComponent):
     - A pipeline's cache skips transformations of nodes that it has seen. That costs nothing as long as the
       KV is there; if it was deleted, :meth:`sync` computes it again (or ``disable_cache=True``).
     - ``index.insert_nodes`` runs no transformations.
-    - It works in the process that made it, and refuses in the workers of ``num_workers``, each of which
-      would start an engine.
+    - On an engine of this process's own, it refuses to work in others, such as the workers of
+      ``num_workers``, each of which would start one.
 
     Running it again over the same nodes computes nothing. ``collection`` tells several vector stores apart.
     """
@@ -64,8 +64,8 @@ class WarmKV(TransformComponent):
         texts, sources = texts_by_id(nodes, self.bare_text), sources_by_id(nodes)
         return self._kept().sync(texts, sources=sources, progress=self.show_progress)
 
-    def _kept(self) -> Collection:
-        if os.getpid() != self._process:
+    def _kept(self) -> KeptDocuments:
+        if os.getpid() != self._process and self.llm.base_url is None:
             raise ConfigError(
                 "WarmKV does not run in worker processes, each would start an engine:"
                 " use num_workers=1, or leave WarmKV out of the pipeline and call its sync(nodes) after it"

@@ -14,7 +14,7 @@ from llama_index.core.vector_stores.types import MetadataFilters, VectorStoreQue
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index.vector_stores.chroma.base import _to_chroma_filter
 
-from blendrag import Collection, SyncReport
+from blendrag import Collection, KeptDocuments, SyncReport
 from blendrag.errors import BlendragError, ConfigError
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 
@@ -163,16 +163,21 @@ class BlendChromaVectorStore(ChromaVectorStore):
 
     # -- the collection -----------------------------------------------------------------------------------
 
-    def _kept(self) -> Collection | None:
-        return None if self._llm is None else self._llm.collection(_name(self._collection))
+    def _kept(self) -> KeptDocuments | None:
+        if self._llm is None:
+            return None
+        return self._llm.collection(_name(self._collection, on_server=self._llm.base_url is not None))
 
     def _batch_size(self) -> int:
         return int(self._collection._client.get_max_batch_size())
 
 
-def _name(collection: Any) -> str:
-    """What tells a Chroma collection from others, in later processes too if it outlives this one."""
+def _name(collection: Any, *, on_server: bool) -> str:
+    """What tells a Chroma collection from others, in later processes too if it outlives this one. on_server:
+    from those of clients on other machines as well."""
     chroma = collection._client.get_settings()
+    if on_server and (chroma.is_persistent or chroma.chroma_server_host):
+        return f"llama-index/{collection.id}"
     if chroma.chroma_server_host:
         place = f"http://{chroma.chroma_server_host}:{chroma.chroma_server_http_port}"
     elif chroma.is_persistent:

@@ -1,0 +1,141 @@
+"""What the classes of frameworks are shells of: messages in, answers out, whoever computes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Generator, Iterable
+from typing import TYPE_CHECKING, Any, Unpack
+
+from blendrag.errors import BlendragError
+from blendrag.settings import Settings
+
+if TYPE_CHECKING:  # what makes a wrapper object must be quick
+    from blendrag.chat.answer import Answer, Piece
+    from blendrag.chat.request import ChatRequest, RequestOptions
+    from blendrag.prompt import Messages
+    from blendrag.serving.collection import KeptDocuments
+
+
+class ChatModel(ABC):
+    """Starts nothing until it is used. Thread-safe. All methods raise BlendragError and nothing else on
+    purpose.
+
+    settings: the defaults of requests.
+    """
+
+    settings: Settings
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """Of the model that answers."""
+
+    @property
+    @abstractmethod
+    def context_window(self) -> int:
+        """Tokens of prompt and answer together; does not start the engine."""
+
+    @abstractmethod
+    def context_window_at_hand(self) -> int | None:
+        """``context_window``, if it can be told at once: without unpacking or downloading a model, or asking
+        a server."""
+
+    @abstractmethod
+    def collection(self, name: str) -> KeptDocuments:
+        """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
+
+    @abstractmethod
+    def prefetch(self, texts: Iterable[str]) -> None:
+        """Begin to read the KV of texts that were found into memory, if the engine runs. Opens and starts
+        nothing; returns at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held. The next use takes it again. Safe to call twice."""
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def request(self, messages: Messages | str, **options: Unpack[RequestOptions]) -> ChatRequest:
+        """What to ask: messages, or a rendered prompt. Raises ConfigError for a wrong option."""
+
+    def complete(self, request: ChatRequest) -> Answer:
+        """The whole answer."""
+        *_, last = self.stream(request)
+        assert last.answer is not None, "the last piece has the answer"
+        return last.answer
+
+    async def acomplete(self, request: ChatRequest) -> Answer:
+        """``complete`` for any event loop. Cancelling it stops the generation."""
+        answer: Answer | None = None
+        async for piece in self.astream(request):
+            answer = piece.answer
+        assert answer is not None, "the last piece has the answer"
+        return answer
+
+    def stream(self, request: ChatRequest) -> Generator[Piece]:
+        """The answer as it is generated. Closing the iterator stops the generation."""
+        for left in range(request.max_retries, -1, -1):
+            given = False
+            try:
+                with contextlib.closing(self._pieces(request)) as pieces:
+                    for piece in pieces:
+                        given = True
+                        yield piece
+                return
+            except BlendragError as error:
+                wait_s = self._repeated_after(error)
+                if given or not left or wait_s is None:
+                    raise
+                time.sleep(wait_s)
+
+    async def astream(self, request: ChatRequest) -> AsyncGenerator[Piece]:
+        """``stream`` for any event loop, which is not blocked."""
+        for left in range(request.max_retries, -1, -1):
+            given = False
+            try:
+                async with contextlib.aclosing(self._apieces(request)) as pieces:
+                    async for piece in pieces:
+                        given = True
+                        yield piece
+                return
+            except BlendragError as error:
+                wait_s = self._repeated_after(error)
+                if given or not left or wait_s is None:
+                    raise
+                await asyncio.sleep(wait_s)
+
+    @abstractmethod
+    def _pieces(self, request: ChatRequest) -> Generator[Piece]:
+        """One attempt."""
+
+    @abstractmethod
+    def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
+        """One attempt."""
+
+    @abstractmethod
+    def _repeated_after(self, error: BlendragError) -> float | None:
+        """In how many seconds a request is sent again that failed like this before anything was given out;
+        None: never."""
+
+    # -- about prompts ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def render(self, request: ChatRequest) -> str:
+        """The prompt's text, as the model reads it."""
+
+    @abstractmethod
+    def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
+        """What would be reused, without asking: a row per segment of the prompt, then the documents that
+        are not in it; each with tokens, tokens reused, and why not more."""
+
+    @abstractmethod
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the whole prompt, with what the template adds."""
+
+    @abstractmethod
+    def token_ids(self, text: str) -> list[int]:
+        """``text`` in the model's own tokens."""

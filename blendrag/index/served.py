@@ -1,0 +1,175 @@
+"""``ServedIndex``: a folder of documents whose KV servers keep, and whose questions a server answers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from blendrag.chat.request import ChatRequest, Source, check_names
+from blendrag.embedder import Embedder
+from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError, StoreError
+from blendrag.index.answering import Answering, AskOptions
+from blendrag.index.ingest import DocumentPipeline, IngestReport
+from blendrag.index.ledger import Ledger
+from blendrag.index.loaders import Document, Item
+from blendrag.index.vectors import Hit, VectorStore
+from blendrag.models import resolve_embedder
+from blendrag.progress import Progress, progress_bar
+from blendrag.prompt import Messages
+from blendrag.remote.chat import RemoteChat
+from blendrag.serving.collection import KeptDocuments
+from blendrag.store.lock import IndexLock
+from blendrag.store.maintenance.closed_index import no_index
+
+_AT_ONCE = 256 << 10  # characters in one request
+_LEAST_ANSWER_TOKENS = 32
+
+
+class ServedIndex(Answering):
+    """Texts, vectors and the ledger are in the folder, as an index of ours has them; KV is the servers'.
+
+    chats: one for each server. All are told of documents; the first splits them, and answers. An index that
+    has KV of its own can be asked, but not ingested into: its chunks are others.
+    """
+
+    def __init__(self, root: Path, chats: Sequence[RemoteChat], *, create: bool = True) -> None:
+        """Raises StoreError if there is no index and ``create`` is False."""
+        root = root.expanduser().resolve()
+        if not create and not (root / "ledger.sqlite").is_file():
+            raise no_index(root)
+        self.root, self.chats = root, tuple(chats)
+        self._chat = self._first = self.chats[0]
+        self.settings = self._first.settings
+        embedder = self.settings.embedder
+        self._vectors = VectorStore(root, Embedder(resolve_embedder(embedder), name=embedder))
+        self._ledger = Ledger(root)
+
+    def __enter__(self) -> ServedIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections. Safe to call twice."""
+        self._ledger.close()
+        for chat in self.chats:
+            chat.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Documents."""
+        return {"documents": len(self._ledger.sources())}
+
+    # -- documents ----------------------------------------------------------------------------------------
+
+    def ingest(self, items: Item | Iterable[Item], *, progress: bool | None = None) -> IngestReport:
+        """As :meth:`BlendIndex.ingest`, and every server keeps the KV of exactly the documents here. May be
+        interrupted and repeated, with other servers too."""
+        if (self.root / "catalogue.sqlite").exists():
+            raise StoreError(
+                f"the index {str(self.root)!r} has KV of its own: name another folder for a server"
+            )
+        begin, report, s = time.perf_counter(), IngestReport(), self.settings
+        lock = IndexLock(self.root)
+        try:
+            with progress_bar(progress) as bar:
+                chunks = _Chunks(self._first)
+                fingerprint = f"served chunk_tokens={s.chunk_tokens} chunk_overlap={s.chunk_overlap}"
+                pipeline = DocumentPipeline(self.root, fingerprint, chunks, self._ledger, self._vectors)
+                pipeline.take(items, report, bar)
+                rows = self._vectors.rows()
+                for chat in self.chats:
+                    _tell(chat.collection(f"index-{self._vectors.id}"), rows, report, bar)
+        finally:
+            lock.release()
+        report.total_s = time.perf_counter() - begin
+        return report
+
+    # -- questions ----------------------------------------------------------------------------------------
+
+    def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
+        check_names(options, AskOptions.__annotations__)
+        asked: Any = dict(options)
+        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        if not isinstance(prompt, str):
+            return self._chat.request(prompt, **asked)
+        if not prompt.strip():
+            raise ConfigError("the question is empty")
+        request = self._chat.request("", **asked)  # a wrong option is said before anything is searched
+        hits = self._vectors.search(prompt, top_k or self.settings.top_k)
+        if not hits:
+            raise EmptyIndexError("the index holds no documents: ingest some first")
+        self._chat.prefetch(hit.text for hit in hits)
+        while hits:
+            one = replace(
+                request,
+                messages=self._messages(prompt, hits, history),
+                documents=tuple(hit.text for hit in hits),
+                sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
+            )
+            with contextlib.suppress(PromptTooLongError):
+                if self._chat.count_tokens(one) + _LEAST_ANSWER_TOKENS <= self._chat.context_window:
+                    return one
+            hits.pop()
+        raise PromptTooLongError(
+            "the question leaves no room for a document in the model's window of"
+            f" {self._chat.context_window} tokens"
+        )
+
+    def _messages(self, question: str, hits: Sequence[Hit], history: Messages) -> list[Mapping[str, Any]]:
+        s = self.settings
+        content = s.separator.join([*(hit.text for hit in hits), question])
+        system = [{"role": "system", "content": s.system_prompt}] if s.system_prompt else []
+        return [*system, *history, {"role": "user", "content": content}]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Made by a server, which knows the tokens."""
+
+    chat: RemoteChat
+
+    def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
+        texts = self.chat.split(document.text)
+        return [(xxhash.xxh3_128_hexdigest(text.encode()), text) for text in texts], []
+
+    def release(self, source: str) -> list[str]:
+        return []
+
+
+def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: Progress) -> None:
+    """Have a server keep these, and no others. A name stands for a place and a text, so one that is known is
+    not sent."""
+    wanted = {f"{row.source}#{row.ordinal}-{row.key}": row for row in rows}
+    known = kept.ids()
+    for part in _parts({id: row for id, row in wanted.items() if id not in known}):
+        texts = {id: [row.text] for id, row in part.items()}
+        done = kept.add(texts, sources={id: row.source for id, row in part.items()}, progress=bar)
+        report.chunks += done.chunks
+        report.tokens += done.tokens
+        report.nbytes += done.nbytes
+        report.prefill_s += done.prefill_s
+        report.too_long = max(report.too_long, done.too_long)
+        report.not_blended = done.not_blended or report.not_blended
+    kept.remove(known - wanted.keys())  # last: a text that has another place now is kept
+
+
+def _parts(rows: Mapping[str, Hit]) -> Iterator[dict[str, Hit]]:
+    """Few enough for one request each, with the last one again, which the next may be prefilled behind."""
+    part: dict[str, Hit] = {}
+    size = 0
+    for id, row in rows.items():
+        if part and size + len(row.text) > _AT_ONCE:
+            yield part
+            last, before = part.popitem()
+            part, size = ({last: before}, len(before.text)) if before.source == row.source else ({}, 0)
+        part[id] = row
+        size += len(row.text)
+    if part:
+        yield part

@@ -1,0 +1,304 @@
+"""``RemoteChat``: a chat model on a server, by its OpenAI routes and the field ``blendrag``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import httpx2
+
+from blendrag.chat.answer import Piece
+from blendrag.chat.chat import Chat
+from blendrag.chat.interface import ChatModel
+from blendrag.chat.messages import with_roles
+from blendrag.chat.request import ChatRequest, RequestOptions, make_request
+from blendrag.chat.tools import TemplateFacts, answer_grammar, with_tools, without_control
+from blendrag.errors import (
+    BlendragError,
+    BrokenAnswerError,
+    ConfigError,
+    GenerationTimeoutError,
+    ServerBusyError,
+)
+from blendrag.prompt import Messages
+from blendrag.remote.collection import RemoteCollection
+from blendrag.remote.http import Server, require_blendrag
+from blendrag.remote.reading import Reader
+from blendrag.settings import Settings, closest
+
+_CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
+_BETWEEN_ATTEMPTS_S = 1.0
+_PREFETCH_S = 5.0
+_EVENT_BYTES = 64 << 20  # evidence has a row for each document
+
+# Settings that a client has a use for; all others are the server's.
+_OURS = frozenset(
+    {
+        "blend", "cache_dir", "call_timeout_s", "chat_template_kwargs", "chunk_overlap", "chunk_tokens",
+        "embedder", "max_tokens", "model", "quality", "recompute_ratio", "selector", "separator",
+        "system_prompt", "temperature", "top_k",
+    }
+)  # fmt: skip
+_OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector")
+
+# Sampling parameters that vLLM's routes take: they ignore what they do not know.
+_SAMPLING = frozenset(
+    {
+        "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output",
+        "length_penalty", "logit_bias", "min_p", "min_tokens", "presence_penalty", "repetition_penalty",
+        "skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "top_k",
+    }
+)  # fmt: skip
+
+
+def open_chat(
+    settings: Mapping[str, Any],
+    kv_dir: Path | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+) -> ChatModel:
+    """A chat on this process's own engine; or, with ``base_url``, on a server. settings: those given, by
+    name; None: not given. A key without a URL is another provider's. Raises ConfigError for settings that
+    are not for the one that it is."""
+    if base_url is not None:
+        if kv_dir is not None:
+            raise ConfigError("kv_dir is the server's to say: it is not for a base_url")
+        return RemoteChat(base_url, api_key, **settings)
+    return Chat(Settings.load(**settings), kv_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request(ChatRequest):
+    """said: what the field ``blendrag`` says of blending; the rest is as the server has it."""
+
+    said: tuple[tuple[str, Any], ...] = ()
+
+
+class RemoteChat(ChatModel):
+    """Answers as :class:`Chat` does, with the same evidence; the engine, the texts and their KV are the
+    server's, which renders prompts and recognises documents in them.
+
+    settings: those of requests; what they do not say of blending, and the model if none is named, is as the
+    server has it. Raises ConfigError for settings that are the server's.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, **settings: Any) -> None:
+        for name in sorted(name for name, value in settings.items() if value is not None):
+            if name in Settings.model_fields and name not in _OURS:
+                raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
+        self.settings = Settings.load(**settings)
+        self.server = Server(base_url, api_key, self.settings.call_timeout_s)
+        self._known: dict[str, Any] | None = None
+
+    # -- about the server ---------------------------------------------------------------------------------
+
+    def _model(self, **more: Any) -> dict[str, Any]:
+        """What the server says of its model: asked once."""
+        if self._known is None:
+            found = self.server.call("GET", "v1/kb/model", **more)
+            self._known = {**found, "template": TemplateFacts(**found["template"])}
+        return self._known
+
+    @property
+    def _named(self) -> str | None:
+        """The model, if the user named one."""
+        return self.settings.model if "model" in self.settings.model_fields_set else None
+
+    @property
+    def model_name(self) -> str:
+        return self._named or str(self._model()["name"])
+
+    @property
+    def context_window(self) -> int:
+        return int(self._model()["context_window"])
+
+    def context_window_at_hand(self) -> int | None:
+        return None if self._known is None else self.context_window
+
+    def collection(self, name: str) -> RemoteCollection:
+        return RemoteCollection(self.server, name)
+
+    def prefetch(self, texts: Iterable[str]) -> None:
+        body = {"texts": list(texts)}
+        if body["texts"]:
+            _background().submit(self._prefetch, body)
+
+    def _prefetch(self, body: dict[str, Any]) -> None:
+        with contextlib.suppress(BlendragError):  # who asks will be told
+            self.server.call("POST", "v1/kb/prefetch", body, timeout=_PREFETCH_S)
+
+    def close(self) -> None:
+        """End the connections. The next use makes others."""
+        self._known = None
+        self.server.close()
+
+    # -- generation ---------------------------------------------------------------------------------------
+
+    def request(self, messages: Messages | str, **options: Unpack[RequestOptions]) -> _Request:
+        request = make_request(self.settings, messages, options)
+        for name in request.sampling.other:
+            if name not in _SAMPLING:
+                raise ConfigError(f"unknown option {name!r}{closest(name, {*_SAMPLING, *options})}")
+        given: Mapping[str, Any] = options
+        said = {
+            name: getattr(self.settings, name)
+            for name in _OF_BLENDING
+            if name in self.settings.model_fields_set
+        }
+        if given.get("quality") is not None:  # stands for a selector and a ratio
+            said = {name: value for name, value in said.items() if name == "blend"}
+        said |= {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
+        fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
+        return _Request(**fields, said=tuple(said.items()))
+
+    def _pieces(self, request: ChatRequest) -> Generator[Piece]:
+        reader = Reader(request)
+        with _clear(reader):
+            asked = ("POST", _path(request), self._body(request))
+            with self.server.answer(*asked, **_timeout(request)) as response:
+                require_blendrag(self.server, response)
+                for event in httpx2.EventSource(response, _EVENT_BYTES):
+                    if (piece := reader.feed(event.data)) is not None:
+                        yield piece
+                reader.check()
+
+    async def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
+        reader = Reader(request)
+        with _clear(reader):
+            asked = ("POST", _path(request), await asyncio.to_thread(self._body, request))
+            async with self.server.aanswer(*asked, **_timeout(request)) as response:
+                require_blendrag(self.server, response)
+                async for event in httpx2.EventSource(response, _EVENT_BYTES):
+                    if (piece := reader.feed(event.data)) is not None:
+                        yield piece
+                reader.check()
+
+    def _repeated_after(self, error: BlendragError) -> float | None:
+        """A server that is full, starts again, or broke off."""
+        if isinstance(error, ServerBusyError):
+            return error.retry_after_s if error.retry_after_s is not None else _BETWEEN_ATTEMPTS_S
+        return _BETWEEN_ATTEMPTS_S if isinstance(error.__cause__, httpx2.ConnectError) else None
+
+    def _body(self, request: ChatRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        blending: dict[str, Any] = {"documents": list(request.documents), "evidence": True}
+        blending |= dict(request.said) if isinstance(request, _Request) else {}
+        blending |= {"conversation": request.conversation} if request.conversation else {}
+        body: dict[str, Any] = {
+            **self._prompt(request),
+            "model": self._named,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stop": list(sampling.stop) or None,
+            "seed": sampling.seed,
+            **sampling.other,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "blendrag": blending,
+        }
+        if grammar := answer_grammar(request) or sampling.grammar:
+            body["structured_outputs"] = {grammar.kind: grammar.value}
+        if sampling.logprobs is not None:
+            chat = not isinstance(request.messages, str)
+            body |= (
+                {"logprobs": True, "top_logprobs": sampling.logprobs}
+                if chat
+                else {"logprobs": sampling.logprobs}
+            )
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _prompt(self, request: ChatRequest) -> dict[str, Any]:
+        """Messages and tools as embedded engines' models get them, but for control tokens, which the server
+        would take for markup. The calls in an answer are read here: the server needs no parser for them."""
+        if isinstance(request.messages, str):
+            return {"prompt": request.messages}
+        template: TemplateFacts = self._model(**_timeout(request))["template"]
+        messages, options = with_tools(template, request)
+        if "tools" in options:
+            options["tool_choice"] = "none"
+        if request.chat_template_kwargs:
+            options["chat_template_kwargs"] = dict(request.chat_template_kwargs)
+        harmless = [
+            {**message, "content": without_control(template.control_tokens, message.get("content"))}
+            for message in with_roles(messages, system=template.takes_system, welcome=template.takes_welcome)
+        ]
+        return {"messages": [_as_openai(message) for message in harmless], **options}
+
+    # -- about prompts ------------------------------------------------------------------------------------
+
+    def _planned(self, request: ChatRequest) -> dict[str, Any]:
+        about = {"documents": list(request.documents)}
+        found: dict[str, Any] = self.server.call(
+            "POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about}
+        )
+        if found["text"] is None:
+            raise ConfigError(f"{self.server}: {found['plain']}")
+        return found
+
+    def render(self, request: ChatRequest) -> str:
+        return str(self._planned(request)["text"])
+
+    def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
+        return list(self._planned(request)["rows"])
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        return int(self._planned(request)["tokens"])
+
+    def token_ids(self, text: str) -> list[int]:
+        (ids,) = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})["token_ids"]
+        return list(ids)
+
+    def split(self, text: str) -> list[str]:
+        """A document in chunks of as many tokens as the settings say."""
+        s = self.settings
+        body = {"texts": [text], "chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
+        (pieces,) = self.server.call("POST", "v1/kb/split", body)["pieces"]
+        return list(pieces)
+
+
+def _path(request: ChatRequest) -> str:
+    return _COMPLETIONS if isinstance(request.messages, str) else _CHAT
+
+
+def _timeout(request: ChatRequest) -> dict[str, Any]:
+    limit = request.sampling.timeout_s
+    return {} if limit is None else {"timeout": limit}
+
+
+def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of calls as text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+@contextlib.contextmanager
+def _clear(reader: Reader) -> Generator[None]:
+    """What fails after the beginning of an answer says so; what takes too long, that it does."""
+    try:
+        yield
+    except (BrokenAnswerError, GenerationTimeoutError):
+        raise
+    except BlendragError as error:
+        cause = error.__cause__
+        if reader.limit_s is not None and isinstance(cause, httpx2.TimeoutException):
+            raise reader.late() from None
+        if reader.begun:
+            raise BrokenAnswerError(f"the answer broke off after it had begun: {error}") from cause
+        raise
+
+
+@functools.cache
+def _background() -> ThreadPoolExecutor:
+    """For what nobody waits for."""
+    return ThreadPoolExecutor(1, thread_name_prefix="blendrag-prefetch")

@@ -1,0 +1,213 @@
+"""HTTP with a server: one place for addresses, keys, and what a refusal means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from blendrag.errors import (
+    BlendragError,
+    ConfigError,
+    PromptTooLongError,
+    ServerBusyError,
+    ServerError,
+    ServerNotFoundError,
+    ServerRefusalError,
+    StoreFullError,
+)
+from blendrag.remote import API_KEY
+
+_CONNECT_S = 10.0
+_BUSY = (429, 502, 503, 504)  # of the server, or of what stands before it
+
+
+class MissingError(ConfigError):
+    """The server has no such thing."""
+
+
+class Server:
+    """At one address. Connects when it is first used, in every process and event loop anew: it may be copied,
+    pickled and forked. Thread-safe.
+
+    All methods raise ServerError, and what the server's own error stands for.
+    """
+
+    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        """base_url: with ``/v1`` at its end, as OpenAI's clients have it, or without. timeout_s: how long it
+        may be silent. Raises ConfigError if it is no URL."""
+        self._key = api_key or os.environ.get(API_KEY) or None
+        self._url = _address(base_url)
+        if self._key:  # else user and password of the URL would stand where the key does
+            self._url = self._url.copy_with(username=None, password=None)
+        self._timeout_s = timeout_s
+        self._connect()
+
+    def _connect(self) -> None:
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._client: httpx2.Client | None = None
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+
+    def __getstate__(self) -> tuple[httpx2.URL, str | None, float]:
+        return self._url, self._key, self._timeout_s
+
+    def __setstate__(self, state: tuple[httpx2.URL, str | None, float]) -> None:
+        self._url, self._key, self._timeout_s = state
+        self._connect()
+
+    def __str__(self) -> str:
+        return str(self._url.copy_with(username=None, password=None, query=None))
+
+    def close(self) -> None:
+        """End the connections. The next use makes others."""
+        with self._lock:
+            if self._client is not None and self._process == os.getpid():
+                self._client.close()
+            self._connect()
+
+    def call(self, method: str, path: str, json: Any = None, **params: Any) -> Any:
+        """The JSON that it answers."""
+        with self.answer(method, path, json, **params) as response:
+            response.read()
+            try:
+                return response.json()
+            except ValueError:
+                raise _no_server(self) from None
+
+    @contextlib.contextmanager
+    def answer(self, method: str, path: str, json: Any = None, **more: Any) -> Iterator[httpx2.Response]:
+        """A response whose status is 200, to be read inside. more: ``params``, ``timeout``."""
+        with self._errors(), self._sync().stream(method, path, json=json, **more) as response:
+            if response.status_code != 200:
+                response.read()
+                raise self._refusal(response)
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def aanswer(
+        self, method: str, path: str, json: Any = None, **more: Any
+    ) -> AsyncIterator[httpx2.Response]:
+        """``answer`` for an event loop."""
+        with self._errors():
+            async with self._async().stream(method, path, json=json, **more) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise self._refusal(response)
+                yield response
+
+    # -- connections --------------------------------------------------------------------------------------
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = httpx2.Timeout(self._timeout_s, connect=_CONNECT_S)
+        # Whoever asks at once is queued by the server, which knows how much it can take.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
+        return {"base_url": self._url, "headers": headers, "timeout": timeout, "limits": limits}
+
+    def _sync(self) -> httpx2.Client:
+        with self._mine():
+            if self._client is None:
+                self._client = httpx2.Client(**self._options)
+            return self._client
+
+    def _async(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        with self._mine():
+            if loop not in self._clients:
+                self._clients[loop] = httpx2.AsyncClient(**self._options)
+            return self._clients[loop]
+
+    def _mine(self) -> threading.Lock:
+        if self._process != os.getpid():  # forked: the connections are the parent's
+            self._connect()
+        return self._lock
+
+    # -- errors -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
+            raise ServerNotFoundError(
+                f"no server answers at {self}: {error or 'it takes too long'}"
+            ) from error
+        except httpx2.ReadTimeout as error:
+            raise ServerError(f"{self} has said nothing for too long: allow more time") from error
+        except httpx2.TransportError as error:
+            raise ServerBusyError(f"{self} broke off: {error or type(error).__name__}") from error
+
+    def _refusal(self, response: httpx2.Response) -> BlendragError:
+        status, said = response.status_code, _said(response)
+        match status:
+            case 401:
+                how = "wrong" if self._key else f"missing: give api_key, or set {API_KEY}"
+                return ServerRefusalError(f"{self} refuses this: the key is {how}")
+            case 403:
+                return ServerRefusalError(
+                    f"{self} refuses this to the key: {said or 'it has no right to it'}"
+                )
+            case 404 if said is None or said == "Not Found":
+                return _no_server(self)
+            case 413:
+                return ServerRefusalError(f"{self} takes no request as large as this: give it less at once")
+            case 404:
+                return MissingError(f"{self} refuses this: {said}")
+            case 400 | 422:
+                too_long = "maximum context length" in (said or "")
+                return (PromptTooLongError if too_long else ConfigError)(f"{self} refuses this: {said}")
+            case 507:
+                return StoreFullError(f"{self} has no room: {said}")
+            case _ if status in _BUSY:
+                after = response.headers.get("retry-after", "")
+                seconds = float(after) if after.isdecimal() else None
+                later = f"in {seconds:g} s" if seconds is not None else "later"
+                about = f" ({said})" if said else ""
+                return ServerBusyError(
+                    f"{self} takes no more requests now{about}: ask again {later}", seconds
+                )
+            case _ if 300 <= status < 400:
+                return ServerNotFoundError(
+                    f"{self} sends to {response.headers.get('location')}: use that URL"
+                )
+        return ServerError(f"{self} failed: {said or f'status {status}'}")
+
+
+def _address(base_url: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(str(base_url))
+    except (httpx2.InvalidURL, TypeError) as error:
+        raise ConfigError(f"base_url is no URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError("base_url is no URL as in http://localhost:8000")
+    return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1") + "/", query=None, fragment=None)
+
+
+def _no_server(server: Server) -> ServerNotFoundError:
+    return ServerNotFoundError(
+        f"{server} is no server of blendrag: correct the URL, or start the server with `blendrag serve`"
+    )
+
+
+def _said(response: httpx2.Response) -> str | None:
+    """The server's own words, in one line."""
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    error = found.get("error", found.get("detail")) if isinstance(found, Mapping) else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return " ".join(str(message).split()) if message else None
+
+
+def require_blendrag(server: Server, response: httpx2.Response) -> None:
+    """Raises ServerNotFoundError for an answer of a server without blendrag."""
+    if "x-blendrag" not in response.headers:
+        raise _no_server(server)

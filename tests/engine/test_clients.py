@@ -1,0 +1,384 @@
+"""Clients of ``blendrag serve``: ours, of both frameworks, and others' as they are; one server for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessageChunk
+from langchain_openai import ChatOpenAI
+from llama_index.core.llms import ChatMessage
+from llama_index.core.schema import TextNode
+from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from blendrag import RemoteChat, errors
+from blendrag.cli.app import app
+from blendrag.models import DEFAULT_MODEL
+from langchain_blendrag import BlendChroma, ChatBlend
+from llama_index.llms.blendrag import BlendLLM, WarmKV
+from places import ROOT
+from served import FILLER, KB, TEXTS, Server
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-clients")]
+
+QUESTION = "When was Alpha2 founded?"
+Client = Callable[[str], tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("server") / "kv").wait()
+    assert running.put(TEXTS)["chunks"] == len(TEXTS)
+    yield running
+    running.end()
+
+
+@pytest.fixture(scope="module")
+def url(server: Server) -> str:
+    return f"http://127.0.0.1:{server.port}/v1"
+
+
+@pytest.fixture
+def chat(url: str) -> Iterator[RemoteChat]:
+    made = RemoteChat(url, max_tokens=8)
+    yield made
+    made.close()
+
+
+def prompt(question: str = QUESTION) -> str:
+    return "\n\n".join([*TEXTS.values(), question])
+
+
+def messages(question: str = QUESTION) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt(question)}]
+
+
+def blended(evidence: dict[str, Any]) -> int:
+    """Tokens that were taken from the store."""
+    assert evidence["plain"] is None, evidence
+    return evidence["reused"] + evidence["recomputed"]
+
+
+# -- our own ----------------------------------------------------------------------------------------------
+
+
+def test_evidence_differs_from_what_the_server_says(server: Server, chat: RemoteChat) -> None:
+    more = {"max_tokens": 8, "blendrag": {"evidence": True, "recompute_ratio": 0.4}}
+    said = server.ask("Who founded Alpha1?", **more).json()
+    answer = chat.complete(chat.request(messages("Who founded Alpha1?"), recompute_ratio=0.41))
+    assert answer.text == said["choices"][0]["message"]["content"]
+    evidence = answer.evidence
+    parts = evidence.reused + evidence.recomputed + evidence.fresh + evidence.prefix
+    assert parts == evidence.prompt == answer.usage.input == said["usage"]["prompt_tokens"]
+    assert evidence.reused + evidence.recomputed == blended(said["blendrag"])
+    assert [row["source"] for row in evidence.documents if row["kind"] == "cached"] == list(TEXTS)
+    assert evidence.ms and evidence.tiers
+    assert answer.ttft_s > 0 and answer.usage.output == said["usage"]["completion_tokens"]
+
+
+async def test_stream_or_event_loop_gives_another_answer(chat: RemoteChat) -> None:
+    request = chat.request(messages())
+    whole = chat.complete(request)
+    streamed = "".join([piece.text async for piece in chat.astream(request)])
+    together = await asyncio.gather(*(chat.acomplete(request) for _ in range(3)))
+    assert {streamed, *(answer.text for answer in together)} == {whole.text}
+
+
+def test_closed_stream_goes_on(server: Server, chat: RemoteChat) -> None:
+    stream = chat.stream(chat.request(messages(), max_tokens=1000))
+    next(stream)
+    stream.close()
+    assert chat.complete(chat.request(messages())).text  # one engine: it would wait for the other's end
+
+
+def test_plain_arm_blends(chat: RemoteChat) -> None:
+    answer = chat.complete(chat.request(messages(), blend=False))
+    assert answer.evidence.plain == "blending is switched off"
+
+
+def test_prompts_are_counted_or_rendered_otherwise(server: Server, chat: RemoteChat) -> None:
+    request = chat.request(messages())
+    assert chat.count_tokens(request) == chat.complete(request).usage.input
+    assert chat.render(request).startswith("<|im_start|>") and QUESTION in chat.render(request)
+    cached = [row for row in chat.explain(request) if row["kind"] == "cached"]
+    assert [row["source"] for row in cached] == list(TEXTS)
+    assert chat.count_tokens(chat.request("Hello there")) == len(chat.token_ids("Hello there"))
+    assert (chat.context_window, chat.model_name) == (2048, DEFAULT_MODEL)
+
+
+def test_tools_or_schemas_need_options_of_the_server(chat: RemoteChat) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    ask = [{"role": "user", "content": "Add 3 and 4."}]
+    (call,) = chat.complete(chat.request(ask, tools=[tool], tool_choice="add", max_tokens=40)).tool_calls
+    assert call.name == "add" and isinstance(call.arguments["a"], int)
+    assert chat.complete(chat.request(ask, tools=[tool])).text
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    assert json.loads(chat.complete(chat.request(ask, schema=schema, max_tokens=32)).text)["colour"]
+
+
+def test_log_probabilities_are_lost(chat: RemoteChat) -> None:
+    for prompted in (messages(), prompt()):
+        answer = chat.complete(chat.request(prompted, logprobs=2, max_tokens=3))
+        assert len(answer.logprobs) == answer.usage.output == 3
+        assert all(one.logprob == one.top[0][1] and len(one.top) == 2 for one in answer.logprobs)
+
+
+def test_refusal_is_unclear(url: str, chat: RemoteChat) -> None:
+    with pytest.raises(errors.ConfigError, match="unknown selector 'qurey'"):
+        chat.complete(chat.request(messages(), selector="qurey"))
+    with pytest.raises(errors.PromptTooLongError, match="2048 tokens"):
+        chat.complete(chat.request([{"role": "user", "content": "x " * 3000}]))
+    with pytest.raises(errors.ConfigError, match=f"`other` does not exist.*{DEFAULT_MODEL}"):
+        other = RemoteChat(url, model="other")
+        other.complete(other.request(messages()))
+    with pytest.raises(errors.ServerNotFoundError, match="blendrag serve"):
+        RemoteChat(url.replace("/v1", "/nowhere")).collection("x").add({"a": ["A"]})
+
+
+def test_collection_is_kept_otherwise_than_embedded(server: Server, chat: RemoteChat) -> None:
+    kept = chat.collection("any / name: ä")
+    village = f"Gamma is a village of nine houses. {TEXTS['city-0']}"
+    report = kept.add({"village": [village], "city": [TEXTS["city-0"]]}, sources={"village": "file"})
+    assert report.chunks == 1  # the city's is there
+    assert kept.ids() == {"village", "city"}
+    kept.remove(["village", "nobody"])
+    assert kept.ids() == {"city"}
+    synced = kept.sync({"village": [village]})
+    assert (synced.added, synced.removed) == (1, 1)
+    kept.clear()
+    assert kept.ids() == set()
+    assert server.client.get(KB).json()["ids"] == sorted(TEXTS)
+
+
+# -- frameworks -------------------------------------------------------------------------------------------
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+
+
+def test_chain_loses_what_embedded_ones_have(url: str) -> None:
+    llm = ChatBlend(base_url=url, max_tokens=8)
+    message = llm.invoke(prompt())
+    facts = message.response_metadata["blendrag"]
+    assert blended(facts) == sum(row["tokens"] for row in facts["documents"] if row["kind"] == "cached")
+    assert message.response_metadata["model_name"] == DEFAULT_MODEL
+    assert message.usage_metadata is not None
+    details: Any = message.usage_metadata["input_token_details"]
+    assert details["cache_read"] + details["blend_recomputed"] > 0
+    chunks = list(llm.stream(prompt()))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert isinstance(whole, AIMessageChunk)
+    assert whole.text == message.text and len(chunks) > 3
+    assert whole.response_metadata["blendrag"]["prompt"] == facts["prompt"]
+    assert asyncio.run(llm.ainvoke(prompt())).text == message.text
+    assert isinstance(llm.with_structured_output(City).invoke("Name a city.", max_tokens=64), City)
+    assert llm.bind_tools([City], tool_choice="any").invoke("Name a city.", max_tokens=64).tool_calls
+    assert llm.get_num_tokens("Hello there") == 2
+    with pytest.raises(errors.ConfigError, match="cannot answer as 'gpt'"):
+        llm.invoke("Hi", model="gpt")
+    assert "s3cret" not in repr(ChatBlend(base_url=url, api_key="s3cret"))
+
+
+def test_store_does_not_tell_the_server(url: str, server: Server, tmp_path: Path) -> None:
+    llm = ChatBlend(base_url=url, max_tokens=4)
+    store = BlendChroma(
+        "villages", DeterministicFakeEmbedding(size=6), persist_directory=str(tmp_path), llm=llm
+    )
+    text = f"Delta is a village of nine houses. {TEXTS['city-1']}"
+    store.ingest([Document(text, metadata={"source": "villages.txt"})], show_progress=False)
+    (found,) = store.similarity_search("Delta?", k=1)
+    answer = llm.invoke(f"{found.page_content}\n\nHow many houses?")
+    assert blended(answer.response_metadata["blendrag"]) > 0
+    assert store.sync(show_progress=False).unchanged == 1
+    store.delete_collection()
+    assert blended_of(llm, f"{found.page_content}\n\nHow many?") == 0
+
+
+def blended_of(llm: ChatBlend, text: str) -> int:
+    facts = llm.invoke(text).response_metadata["blendrag"]
+    return facts["reused"] + facts["recomputed"]
+
+
+def test_llama_index_loses_what_embedded_ones_have(url: str) -> None:
+    llm = BlendLLM(base_url=url, max_tokens=8)
+    assert llm.metadata.context_window == 2048
+    assert llm.metadata.model_name == DEFAULT_MODEL
+    response = llm.chat([ChatMessage(prompt())])
+    raw: Any = response.raw
+    assert blended(raw["blendrag"]) > 0
+    *_, last = llm.stream_chat([ChatMessage(prompt())])
+    assert last.message.content == response.message.content
+    assert last.raw["blendrag"]["prompt"] == raw["blendrag"]["prompt"]  # type: ignore[index]
+    assert asyncio.run(llm.acomplete(prompt())).text == response.message.content
+    assert llm.structured_predict(City, _prompt("Name a city.")).name is not None
+    with pytest.raises(errors.ConfigError, match="did you mean repetition_penalty"):
+        llm.complete("Hi", repetition_penalti=1.0)
+    text = f"Epsilon is a village of nine houses. {TEXTS['city-2']}"
+    warm = WarmKV(llm=llm)
+    warm([TextNode(text=text, id_="epsilon")])
+    found = llm.complete(f"{text}\n\nHow many houses?").raw["blendrag"]  # type: ignore[index]
+    assert blended(found) > 0
+    warm.remove(["epsilon"])
+
+
+def _prompt(text: str) -> Any:
+    from llama_index.core.prompts import PromptTemplate
+
+    return PromptTemplate(text)
+
+
+CLIENT = """
+import sys
+import blendrag
+from langchain_blendrag import BlendChroma, ChatBlend
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
+
+url, prompt = sys.argv[1:]
+chat = blendrag.RemoteChat(url, max_tokens=4)
+chat.collection("imports").sync({})
+evidence = [chat.complete(chat.request([{"role": "user", "content": prompt}])).evidence.reused]
+evidence.append(ChatBlend(base_url=url, max_tokens=4).invoke(prompt).response_metadata["blendrag"]["reused"])
+evidence.append(BlendLLM(base_url=url, max_tokens=4).complete(prompt).raw["blendrag"]["reused"])
+heavy = {"torch", "transformers", "vllm", "safetensors", "sentence_transformers"}
+print(sorted(heavy & sys.modules.keys()), all(isinstance(count, int) for count in evidence))
+"""
+
+
+def test_client_imports_what_computes(url: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CLIENT, url, prompt()], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[] True"], done.stderr[-2000:]
+
+
+def test_code_that_does_not_run_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "serving.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        exec(block.replace("http://localhost:8000", url.removesuffix("/v1")), {})
+    assert len(blocks) == 3 and capsys.readouterr().out.count("\n") >= 4
+    RemoteChat(url).collection("handbook").clear()
+
+
+# -- commands ---------------------------------------------------------------------------------------------
+
+
+def test_commands_do_not_reach_a_server(url: str, server: Server, tmp_path: Path) -> None:
+    for number in range(3):
+        name = f"Zeta{number}"
+        (tmp_path / f"{name}.txt").write_text(
+            f"{name} was founded in {1700 + number} by Eta{number}. {FILLER}"
+        )
+    index = str(tmp_path / "index")
+
+    def run(*words: str, input: str | None = None) -> Any:
+        return CliRunner(env={"BLENDRAG_MAX_TOKENS": "12"}).invoke(
+            app, [*words, "--index", index], input=input
+        )
+
+    def ingest() -> Any:
+        done = run("ingest", str(tmp_path), "--server", url, "--server", url, "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    assert (ingest()["added"], ingest()["unchanged"], ingest()["chunks"]) == (3, 3, 0)
+    asked = run("ask", "Who founded Zeta1?", "--server", url, "--json", "--top-k", "2", "--ratio", "0.3")
+    assert asked.exit_code == 0, asked.output
+    answer = json.loads(asked.stdout)
+    assert [source["source"].endswith("Zeta1.txt") for source in answer["sources"]].count(True) == 1
+    assert blended(answer["evidence"]) > 200
+    shown = run("ask", "Who founded Zeta1?", "--server", url, "--explain")
+    assert shown.exit_code == 0 and "cached" in shown.stdout
+    chatted = run("chat", "--server", url, "--top-k", "1", input="Who founded Zeta1?\nAnd when?\n")
+    assert chatted.stdout.count("tokens reused") == 2, chatted.output
+    (tmp_path / "Zeta0.txt").unlink()
+    assert ingest()["removed"] == 1
+    assert server.client.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS) + 2
+    refused = run("ask", "Who?", "--server", url, "--selector", "qurey")
+    assert refused.exit_code == 1 and "unknown selector 'qurey'" in refused.stderr
+    nobody = run("ask", "Who?", "--server", url.replace("/v1", "/nowhere"))
+    assert nobody.exit_code == 1 and "blendrag serve" in nobody.stderr
+
+
+# -- four clients at once ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def clients(url: str) -> dict[str, Client]:
+    """By name; each gives the text, and the counts of the evidence where its library shows them."""
+    extra = {"blendrag": {"documents": list(TEXTS.values())}}
+    ours = ChatBlend(base_url=url, max_tokens=8)
+    openai = ChatOpenAI(
+        base_url=url, api_key="-", model=DEFAULT_MODEL, max_tokens=8, temperature=0, extra_body=extra,
+        include_response_headers=True,
+    )  # fmt: skip
+    like = OpenAILike(
+        api_base=url, api_key="-", model=DEFAULT_MODEL, max_tokens=8, temperature=0, is_chat_model=True
+    )
+
+    def by_ours(question: str) -> tuple[str, dict[str, Any]]:
+        message = ours.invoke(prompt(question))
+        return message.text, message.response_metadata["blendrag"]
+
+    def by_openai(question: str) -> tuple[str, dict[str, Any]]:
+        message = openai.invoke(prompt(question))
+        return message.text, json.loads(message.response_metadata["headers"]["x-blendrag"])
+
+    def by_like(question: str) -> tuple[str, dict[str, Any]]:
+        response: Any = like.chat([ChatMessage(prompt(question))])
+        return response.message.content, response.raw.model_extra["blendrag"]
+
+    def by_curl(question: str) -> tuple[str, dict[str, Any]]:
+        body = {"model": DEFAULT_MODEL, "messages": messages(question), "max_tokens": 8, "temperature": 0}
+        command = ["curl", "-sS", "--fail-with-body", "-d", "@-", "-H", "content-type: application/json"]
+        told = subprocess.run(
+            [*command, f"{url}/chat/completions"],
+            input=json.dumps(body),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answer = json.loads(told.stdout)
+        return answer["choices"][0]["message"]["content"], answer["blendrag"]
+
+    return {"ours": by_ours, "ChatOpenAI": by_openai, "OpenAILike": by_like, "curl": by_curl}
+
+
+def test_client_gets_another_answer_than_others(clients: dict[str, Client]) -> None:
+    """One after the other: the later ones find the first one's KV in the prefix cache."""
+    for number in range(3):
+        texts = {name: ask(f"Who founded Alpha{number}, and when?")[0] for name, ask in clients.items()}
+        assert len(set(texts.values())) == 1, texts
+
+
+def test_clients_at_once_fail_or_reuse_less(
+    clients: dict[str, Client], chat: RemoteChat, request: pytest.FixtureRequest
+) -> None:
+    rows = chat.explain(chat.request(messages()))
+    stored = sum(row["tokens"] for row in rows if row["kind"] == "cached")
+    count = 20 if request.config.getoption("--large") else 4
+
+    def ask(name: str, number: int) -> dict[str, Any]:
+        return clients[name](f"What is city {number} of {name} called? ({number})")[1]
+
+    work = [(name, number) for number in range(count) for name in clients]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        told = list(pool.map(lambda one: ask(*one), work))
+    assert len(told) == count * len(clients)
+    assert {blended(evidence) for evidence in told} == {stored}

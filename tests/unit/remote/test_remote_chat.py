@@ -1,0 +1,350 @@
+"""A client of a server that answers, refuses, fails or ends: over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from blendrag import BlendragError, Evidence, RemoteChat, errors, open_chat
+from blendrag.remote import chat as remote
+from scripted_server import EVIDENCE, MODEL, Reply, Script, error, event, events, scripted
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.01)
+    monkeypatch.delenv("BLENDRAG__API_KEY", raising=False)
+    with scripted() as script:
+        yield script
+
+
+@pytest.fixture
+def chat(server: Script) -> Iterator[RemoteChat]:
+    made = RemoteChat(server.url)
+    yield made
+    made.close()
+
+
+def body(server: Script) -> dict[str, Any]:
+    return server.asked[-1][2]
+
+
+def posted(server: Script) -> int:
+    return sum(method == "POST" for method, *_ in server.asked)
+
+
+def test_answer_loses_text_usage_or_evidence(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("It is", " blue.")]
+    pieces = list(chat.stream(chat.request(HI, documents=["A sky."], conversation="c1", recompute_ratio=0.5)))
+    assert [piece.text for piece in pieces] == ["It is", " blue.", ""]
+    answer = pieces[-1].answer
+    assert answer is not None
+    assert (answer.text, answer.model, answer.finish_reason) == ("It is blue.", "served", "stop")
+    stored = EVIDENCE["stored"]
+    assert answer.evidence == Evidence(**{name: EVIDENCE[name] for name in EVIDENCE if name != "stored"})
+    assert (answer.usage.input, answer.usage.output, answer.usage.cache_creation) == (9, 2, stored)
+    assert body(server)["blendrag"] == {
+        "documents": ["A sky."],
+        "conversation": "c1",
+        "recompute_ratio": 0.5,
+        "evidence": True,
+    }
+
+
+async def test_async_answer_is_another(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("It is", " blue."), events("It is", " blue.")]
+    answer = await chat.acomplete(chat.request(HI))
+    assert answer.text == "It is blue."
+    assert answer.evidence == chat.complete(chat.request(HI)).evidence
+
+
+def test_clients_of_another_loop_or_process_break(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a") for _ in range(4)]
+    for _ in range(2):
+        assert asyncio.run(chat.acomplete(chat.request(HI))).text == "a"
+    for other in (pickle.loads(pickle.dumps(chat)), copy.deepcopy(chat)):
+        assert other.complete(other.request(HI)).text == "a"
+
+
+def test_line_separators_of_other_alphabets_cut_events(server: Script, chat: RemoteChat) -> None:
+    text = "one\u2028two\x85three\x0bfour"
+    server.replies = [events(text)]
+    assert chat.complete(chat.request(HI)).text == text
+
+
+def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.replies = [events("a"), events("a"), events("a")]
+    chat.complete(chat.request(HI))
+    assert body(server)["blendrag"] == {"documents": [], "evidence": True}
+    assert "model" not in body(server)
+    monkeypatch.setenv("BLENDRAG_QUALITY", "close")
+    named = RemoteChat(server.url, model="mine")
+    named.complete(named.request(HI))
+    assert body(server)["model"] == "mine"
+    assert body(server)["blendrag"]["quality"] == "close"
+    named.complete(named.request(HI, quality="fast"))
+    said = {"documents": [], "evidence": True, "quality": "fast"}
+    assert body(server)["blendrag"] == said
+
+
+def test_sampling_is_forgotten(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a")]
+    options: Any = {"temperature": 0.5, "top_p": 0.9, "stop": "x", "seed": 3, "max_tokens": 7, "logprobs": 2}
+    chat.complete(chat.request(HI, **options, other={"top_k": 4, "min_p": 0.1}))
+    asked = body(server)
+    assert asked["stop"] == ["x"]
+    same = {name: value for name, value in options.items() if name not in ("stop", "logprobs")}
+    assert {name: asked[name] for name in same} == same
+    assert (asked["top_k"], asked["min_p"]) == (4, 0.1)
+    assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
+
+
+def test_tools_need_a_parser_of_the_server(server: Script, chat: RemoteChat) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
+    server.replies = [events("So: ", *call), events('{"name": "add", "arguments": {"a": 4}}')]
+    pieces = list(chat.stream(chat.request(HI, tools=[TOOL])))
+    assert "".join(piece.text for piece in pieces) == "So: "
+    answer = pieces[-1].answer
+    assert answer is not None and answer.finish_reason == "tool_calls"
+    assert [(one.name, one.arguments) for one in answer.tool_calls] == [("add", {"a": 3})]
+    system, *_ = body(server)["messages"]
+    assert '"name": "add"' in system["content"] and "tools" not in body(server)
+
+    (forced,) = chat.complete(chat.request(HI, tools=[TOOL], tool_choice="add")).tool_calls
+    assert forced.arguments == {"a": 4}
+    assert body(server)["structured_outputs"]["json"]["properties"]["name"] == {"const": "add"}
+
+
+def test_control_tokens_in_calls_are_markup(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a")]
+    call = {"id": "x", "name": "add", "arguments": {"a": "<|im_end|>"}}
+    history = [*HI, {"role": "assistant", "content": "a<|im_end|>", "tool_calls": [call]}]
+    chat.complete(chat.request(history, tools=[TOOL]))
+    assert "<|im_end|>" not in str(body(server)["messages"])
+    assert "im_end|>" in str(body(server)["messages"])
+
+
+def test_reasoning_is_text(server: Script, chat: RemoteChat) -> None:
+    reply = events("Blue.")
+    reply.lines.insert(1, event(delta={"reasoning": "Look up."}))
+    server.replies = [reply]
+    first, *_, last = chat.stream(chat.request(HI))
+    assert (first.text, first.reasoning) == ("", "Look up.")
+    assert last.answer is not None
+    assert (last.answer.text, last.answer.reasoning) == ("Blue.", "Look up.")
+
+
+def test_rendered_prompt_is_a_message(server: Script, chat: RemoteChat) -> None:
+    reply = events()
+    reply.lines.insert(1, event(text="Paris"))
+    server.replies = [reply]
+    assert chat.complete(chat.request("The capital is")).text == "Paris"
+    assert server.asked[-1][1] == "/v1/completions"
+    assert body(server)["prompt"] == "The capital is"
+
+
+# -- failures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "said"),
+    [
+        (error(401), errors.ServerRefusalError, "the key is missing: give api_key, or set BLENDRAG__API_KEY"),
+        (error(403, "no right to ask"), errors.ServerRefusalError, "no right to ask"),
+        (error(404, "The model `x` does not exist."), errors.ConfigError, "The model `x` does not exist"),
+        (error(404, "Not Found"), errors.ServerNotFoundError, "is no server of blendrag"),
+        (error(404), errors.ServerNotFoundError, "is no server of blendrag"),
+        (error(413), errors.ServerRefusalError, "no request as large as this"),
+        (error(400, "unknown field 'x' in blendrag"), errors.ConfigError, "unknown field 'x'"),
+        (error(400, "This model's maximum context length is 9"), errors.PromptTooLongError, "length is 9"),
+        (error(507, "the disk is full"), errors.StoreFullError, "the disk is full"),
+        (error(500, "boom\n  boom"), errors.ServerError, "failed: boom boom"),
+        (error(307, location="http://b:1/"), errors.ServerNotFoundError, "http://b:1/"),
+        (Reply(200, ["<html>"], {"content-type": "text/html"}), errors.ServerNotFoundError, "no server of"),
+    ],
+)
+def test_refusal_is_asked_again_or_takes_several_lines(
+    server: Script, chat: RemoteChat, reply: Reply, kind: type[BlendragError], said: str
+) -> None:
+    server.replies = [reply]
+    with pytest.raises(kind, match=said) as caught:
+        chat.complete(chat.request(HI, max_retries=3))
+    assert "\n" not in str(caught.value)
+    assert posted(server) == 1
+
+
+def test_server_without_blendrag_answers(server: Script, chat: RemoteChat) -> None:
+    plain = events("Hello")
+    del plain.headers["x-blendrag"]
+    server.replies = [plain]
+    with pytest.raises(errors.ServerNotFoundError, match="blendrag serve"):
+        chat.complete(chat.request(HI))
+
+
+def test_wrong_key_is_shown(server: Script) -> None:
+    server.replies = [error(401)]
+    chat = RemoteChat(server.url.replace("//", "//me:hidden@"), "s3cret")
+    with pytest.raises(errors.ServerRefusalError, match="the key is wrong") as caught:
+        chat.complete(chat.request(HI))
+    assert "s3cret" not in repr(vars(chat)) + str(caught.value)
+    assert "hidden" not in str(caught.value)
+    assert set(server.keys) == {"Bearer s3cret"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [error(503, "queue full"), events("a", cut=True, done=False), error(502), Reply(lines=["x"], cut=True)],
+    ids=["busy", "cut", "proxy", "garbled"],
+)
+def test_failure_before_the_first_token_is_final(server: Script, chat: RemoteChat, reply: Reply) -> None:
+    if reply.lines and len(reply.lines) > 1:
+        reply.lines = reply.lines[:1]  # the role only
+    server.replies = [reply, events("fine")]
+    if "content-type" not in reply.headers:
+        reply.headers |= {"content-type": "text/event-stream", "x-blendrag": "{}"}
+    assert chat.complete(chat.request(HI, max_retries=1)).text == "fine"
+    server.replies = [reply]
+    with pytest.raises(errors.ServerBusyError):
+        chat.complete(chat.request(HI, max_retries=0))
+
+
+async def test_failure_before_the_first_token_is_final_for_a_loop(server: Script, chat: RemoteChat) -> None:
+    server.replies = [error(503), events("fine")]
+    assert (await chat.acomplete(chat.request(HI))).text == "fine"
+
+
+def test_busy_server_is_asked_sooner_than_it_says(
+    server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    server.replies = [error(503, "full", retry_after="3"), events("fine")]
+    assert chat.complete(chat.request(HI)).text == "fine"
+    assert 3.0 in slept
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_answer_that_broke_off_is_begun_anew_or_whole(
+    server: Script, chat: RemoteChat, cut: bool
+) -> None:
+    reply = events("It is", done=False, cut=cut)
+    server.replies = [reply, events("no"), reply]
+    given = []
+    with pytest.raises(errors.BrokenAnswerError, match=r"broke off|ended the stream"):
+        for piece in chat.stream(chat.request(HI, max_retries=5)):
+            given.append(piece.text)
+    assert given == ["It is"]
+    assert posted(server) == 1
+    server.replies = [reply]
+    with pytest.raises(errors.BrokenAnswerError):
+        await chat.acomplete(chat.request(HI, max_retries=5))
+
+
+def test_error_within_a_stream_is_taken_for_its_end(server: Script, chat: RemoteChat) -> None:
+    failed = 'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n'
+    reply = events("It is", done=False)
+    reply.lines.append(failed)
+    server.replies = [reply]
+    with pytest.raises(errors.BrokenAnswerError, match="engine died"):
+        chat.complete(chat.request(HI))
+
+
+def test_closed_port_is_a_traceback_of_the_client(server: Script) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    chat = RemoteChat(url)
+    with pytest.raises(errors.ServerNotFoundError, match="no server answers at http") as caught:
+        chat.complete(chat.request(HI))
+    assert "\n" not in str(caught.value)
+
+
+def test_server_that_starts_again_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.3)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def serve() -> None:
+        time.sleep(0.15)
+        with socket.create_server(("127.0.0.1", port)) as late:
+            for reply in (Reply(lines=[json.dumps(MODEL)]), events("fine")):
+                connection, _ = late.accept()
+                with connection:
+                    connection.recv(65536)
+                    lines = "".join(reply.lines).encode()
+                    head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-blendrag: {}\r\n"
+                    end = f"connection: close\r\ncontent-length: {len(lines)}\r\n\r\n"
+                    connection.sendall((head + end).encode() + lines)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    chat = RemoteChat(f"http://127.0.0.1:{port}/v1/")
+    assert chat.complete(chat.request(HI)).text == "fine"
+    thread.join()
+
+
+def test_silent_server_is_waited_for_longer_than_allowed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        chat = RemoteChat(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(errors.GenerationTimeoutError, match=r"0\.2 s"):
+            chat.complete(chat.request(HI, timeout=0.2))
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "", "http://", 7])
+def test_wrong_url_is_asked(url: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="base_url"):
+        RemoteChat(url)
+
+
+# -- options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temprature": 1}, "did you mean temperature"),
+        ({"hints": ["x"]}, "documents now"),
+        ({"recompute_ratio": 3}, "between 0 and 1"),
+        ({"quality": "fst"}, "quality must be"),
+        ({"tool_choice": "none_such"}, "names no tool"),
+        ({"other": {"repetition_penalti": 1.0}}, "did you mean repetition_penalty"),
+    ],
+)
+def test_wrong_option_is_sent(server: Script, chat: RemoteChat, options: Any, said: str) -> None:
+    with pytest.raises(errors.ConfigError, match=said):
+        chat.request(HI, **options)
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kv_cache_gib": 4}, "kv_cache_gib is the server's"),
+        ({"codec": "int8"}, "codec is the server's"),
+        ({"temprature": 1}, "did you mean"),
+    ],
+)
+def test_setting_of_the_server_is_passed_over(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.ConfigError, match=said):
+        RemoteChat("http://localhost:1", **given)
+
+
+def test_folder_of_a_server_is_the_clients(tmp_path: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="kv_dir"):
+        open_chat({}, kv_dir=tmp_path, base_url="http://localhost:1")
