@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class RemoteChat(ChatModel):
     def prefetch(self, texts: Iterable[str]) -> None:
         body = {"texts": list(texts)}
         if body["texts"]:
-            _background().submit(self._prefetch, body)
+            _background(os.getpid()).submit(self._prefetch, body)
 
     def _prefetch(self, body: dict[str, Any]) -> None:
         with contextlib.suppress(BlendragError):  # who asks will be told
@@ -299,6 +300,6 @@ def _clear(reader: Reader) -> Generator[None]:
 
 
 @functools.cache
-def _background() -> ThreadPoolExecutor:
-    """For what nobody waits for."""
+def _background(process: int) -> ThreadPoolExecutor:
+    """For what nobody waits for. A fork has no threads of its parent's."""
     return ThreadPoolExecutor(1, thread_name_prefix="blendrag-prefetch")

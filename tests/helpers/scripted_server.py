@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,10 +58,12 @@ def events(*texts: str, done: bool = True, **more: Any) -> Reply:
 
 @dataclass
 class Script:
-    """replies: one after the other, by any request but those about the model. asked: (method, path, body)."""
+    """replies: one after the other, to any request but those about the model. always: what replies to a
+    request instead, or None. asked: (method, path, body)."""
 
     url: str
     replies: list[Reply] = field(default_factory=list)
+    always: Callable[[str, str, Any], Reply | None] = lambda *_: None
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
 
@@ -76,8 +78,10 @@ def scripted() -> Iterator[Script]:
             body = json.loads(self.rfile.read(length)) if length else None
             script.asked.append((self.command, self.path, body))
             script.keys.append(self.headers.get("authorization"))
-            about = Reply(lines=[json.dumps(MODEL)])
-            self.reply(about if self.path == "/v1/kb/model" else script.replies.pop(0))
+            if self.path == "/v1/kb/model":
+                self.reply(Reply(lines=[json.dumps(MODEL)]))
+            else:
+                self.reply(script.always(self.command, self.path, body) or script.replies.pop(0))
 
         do_POST = do_PUT = do_DELETE = do_GET
 

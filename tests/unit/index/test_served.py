@@ -1,0 +1,180 @@
+"""An index whose KV servers keep and whose questions a server answers, over real connections; the servers are
+scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from typer.testing import CliRunner
+
+from blendrag import Document, RemoteChat
+from blendrag.cli.app import app
+from blendrag.errors import ConfigError, PromptTooLongError, StoreError, StoreFullError
+from blendrag.index import served
+from blendrag.index.served import ServedIndex
+from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
+
+SKY, SEA = "The sky is blue because of scattering.", "The sea is salty because of rivers."
+
+
+def said(value: Any) -> Reply:
+    return Reply(lines=[json.dumps(value)])
+
+
+class Keeping:
+    """A server that splits at lines, keeps what it is told, and finds room for ``room`` characters."""
+
+    def __init__(self, script: Script) -> None:
+        self.url, self.script = script.url, script
+        self.documents: dict[str, list[str]] = {}
+        self.puts: list[list[str]] = []
+        self.full, self.room = False, 10_000
+        script.always = self.reply
+
+    def reply(self, method: str, path: str, body: Any) -> Reply | None:
+        if path == "/v1/kb/split":
+            return said({"pieces": [text.splitlines() for text in body["texts"]]})
+        if path == "/v1/kb/explain":
+            long = len(body["messages"][-1]["content"]) > self.room
+            return said({"text": "", "tokens": 600 if long else 9, "rows": [{"kind": "cached"}]})
+        if path == "/v1/chat/completions":
+            return events("Because.")
+        if method == "PUT" and self.full:
+            return error(507, "full")
+        if method == "PUT":
+            self.puts.append(list(body["documents"]))
+            new = body["documents"].keys() - self.documents.keys()
+            self.documents |= body["documents"]
+            return said({"report": {"chunks": len(new)}})
+        if method == "DELETE":
+            for id in parse_qs(urlsplit(path).query)["id"]:
+                self.documents.pop(id, None)
+        return said({"ids": list(self.documents)})
+
+    @property
+    def texts(self) -> list[str]:
+        return sorted(text for texts in self.documents.values() for text in texts)
+
+    def asked(self) -> Any:
+        return next(body for _, path, body in reversed(self.script.asked) if path == "/v1/chat/completions")
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Keeping]]:
+    with ExitStack() as stack:
+        yield [Keeping(stack.enter_context(scripted())) for _ in range(2)]
+
+
+def opened(root: Path, *servers: Keeping, **settings: Any) -> ServedIndex:
+    return ServedIndex(root, [RemoteChat(server.url, **settings) for server in servers])
+
+
+def test_server_is_not_told_or_told_twice(servers: list[Keeping], tmp_path: Path) -> None:
+    first, second = servers
+    documents = [Document(f"{SKY}\n{SEA}", "both"), Document("Nothing.", "nothing")]
+    with opened(tmp_path, first) as index:
+        assert index.ingest(documents).added == 2
+        assert first.texts == sorted([SKY, SEA, "Nothing."])
+        assert index.ingest(documents).chunks == 0
+        assert len(first.puts) == 1
+    with opened(tmp_path, first, second) as index:  # another replica, later
+        index.ingest(documents)
+        assert second.texts == first.texts
+        assert len(first.puts) == 1
+        index.ingest([Document(f"New.\n{SEA}", "both")])
+    assert first.texts == second.texts == sorted(["New.", SEA, "Nothing."])
+
+
+def test_failed_ingest_is_not_taken_up(servers: list[Keeping], tmp_path: Path) -> None:
+    first, second = servers
+    second.full = True
+    with opened(tmp_path, first, second) as index:
+        with pytest.raises(StoreFullError, match="full"):
+            index.ingest([Document(SKY, "sky")])
+        second.full = False
+        index.ingest([Document(SKY, "sky")])
+    assert second.texts == first.texts == [SKY]
+
+
+def test_requests_grow_with_the_index(
+    servers: list[Keeping], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "_AT_ONCE", 40)
+    lines = [f"Line {number} of a document." for number in range(6)]
+    with opened(tmp_path, servers[0]) as index:
+        index.ingest([Document("\n".join(lines), "long"), Document(SKY, "sky")])
+    assert servers[0].texts == sorted([*lines, SKY])
+    puts = [[id.partition("-")[0] for id in put] for put in servers[0].puts]
+    assert all(len(put) <= 3 for put in puts)
+    # What a text is prefilled behind is in its request.
+    of_long = [put for put in puts if "long" in put[0]]
+    assert all(before[-1] == after[0] for before, after in pairwise(of_long))
+
+
+def test_question_is_asked_without_what_was_found(servers: list[Keeping], tmp_path: Path) -> None:
+    with opened(tmp_path, servers[0], top_k=1, system_prompt="Be brief.") as index:
+        index.ingest([Document(SKY, "sky"), Document(SEA, "sea")])
+        answer = index.ask("Why is the sea salty?", max_tokens=5)
+        assert (answer.text, answer.evidence.reused) == ("Because.", EVIDENCE["reused"])
+        assert [(one.source, one.text) for one in answer.sources] == [("sea", SEA)]
+        system, user = servers[0].asked()["messages"]
+        assert system["content"] == "Be brief."
+        assert user["content"] == f"{SEA}\n\nWhy is the sea salty?"
+        assert servers[0].asked()["blendrag"]["documents"] == [SEA]
+        history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+        assert list(index.stream("Why is the sea salty?", history=history)) == ["Because."]
+        assert [one["role"] for one in servers[0].asked()["messages"]][1:3] == ["user", "assistant"]
+        assert index.explain("Why?") == [{"kind": "cached"}]
+        with pytest.raises(ConfigError, match="did you mean"):
+            index.ask("Why?", temprature=1)  # type: ignore[call-arg]
+
+
+def test_documents_that_do_not_fit_are_an_error(servers: list[Keeping], tmp_path: Path) -> None:
+    with opened(tmp_path, servers[0]) as index:
+        index.ingest([Document(SKY, "sky"), Document(SEA, "sea")])
+        servers[0].room = 80
+        assert len(index.ask("Why is the sea salty?").sources) == 1
+        servers[0].room = 10
+        with pytest.raises(PromptTooLongError, match="512 tokens"):
+            index.ask("Why is the sea salty?")
+
+
+def test_chunks_of_an_index_are_replaced(servers: list[Keeping], tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").touch()
+    with opened(tmp_path, servers[0]) as index, pytest.raises(StoreError, match="KV of its own"):
+        index.ingest([Document(SKY, "sky")])
+
+
+def test_commands_do_not_reach_the_server(servers: list[Keeping], tmp_path: Path) -> None:
+    (tmp_path / "sky.txt").write_text(SKY)
+    index = str(tmp_path / "index")
+    first, second = (server.url for server in servers)
+
+    def run(*words: str, key: str = "s3cret", **more: Any) -> Any:
+        return CliRunner(env={"BLENDRAG__API_KEY": key}).invoke(app, [*words, "--index", index], **more)
+
+    assert run("ask", "Why?", "--server", first).exit_code == 1  # no index
+    done = run("ingest", str(tmp_path / "sky.txt"), "-s", first, "-s", second)
+    assert done.exit_code == 0, done.output
+    assert "1 documents added" in done.stdout
+    assert servers[0].texts == servers[1].texts == [SKY]
+    asked = run("ask", "Why is the sky blue?", "--server", first)
+    assert asked.stdout.startswith("Because.\n") and "4 tokens reused" in asked.stdout, asked.output
+    told = json.loads(run("ask", "Why?", "--server", first, "--json", "--ratio", "0.5").stdout)
+    assert told["evidence"]["reused"] == EVIDENCE["reused"]
+    assert servers[0].asked()["blendrag"]["recompute_ratio"] == 0.5
+    assert run("chat", "--server", first, input="Why?\nAnd?\n").stdout.count("Because.") == 2
+    assert len(servers[0].asked()["messages"]) == 4
+    refused = run("ask", "Why?", "--server", first, "--trace", "t.json")
+    assert refused.exit_code == 1 and "trace is the server's" in refused.stderr
+    nobody = run("ask", "Why?", "--server", "http://127.0.0.1:1")
+    assert nobody.exit_code == 1 and nobody.stderr.startswith("error: no server answers")
+    assert set(servers[0].script.keys) == {"Bearer s3cret"}
+    assert "s3cret" not in done.output + asked.output + run("ask", "--help").output
