@@ -127,7 +127,7 @@ class Blending:
     async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
         """What would become of vLLM's ``request``: text and tokens of the prompt, how many of these are
         stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be blended.
-        Raises what vLLM does for a request that it refuses."""
+        Raises ConfigError as :meth:`prepare` does."""
         about = await self._planned(request, fields, renderer)
         plan = about.plan
         if plan is None:
@@ -155,8 +155,10 @@ class Blending:
         wanted = make_request(self.settings, "", given)
         if reason := _unplanned(request):
             return Blended(plain=reason)
-        if (ids := await _rendered(request, renderer)) is None:
-            return Blended(plain="vLLM refuses the request")
+        try:
+            ids = await _rendered(request, renderer)
+        except Exception as error:  # its own route says it
+            return Blended(plain=f"vLLM refuses the request: {error}")
         plan = await self.run(lambda: self._plan(ids, wanted.documents))
         if plan is None:
             return Blended(plain="the documents cannot be tokenised apart")
@@ -232,6 +234,11 @@ def blending_of(request: Request, namespace: str | None = None) -> Blending:
     return tenants[key_of(request).namespace if namespace is None else namespace]
 
 
+def is_chat(kind: type[BaseModel]) -> bool:
+    """Whether requests of this kind have messages; any may have a field of that name which means nothing."""
+    return "messages" in kind.model_fields
+
+
 def _unplanned(request: Any) -> str | None:
     """Why a request goes to vLLM as it is."""
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
@@ -240,8 +247,7 @@ def _unplanned(request: Any) -> str | None:
         value = getattr(request, name, None)
         if value is not None and value is not False:
             return f"prompts with {name} are prefilled plainly"
-    messages = getattr(request, "messages", None)
-    if messages is None and not isinstance(request.prompt, str):
+    if not is_chat(type(request)) and not isinstance(request.prompt, str):
         return "prompts of token ids, and several at once, are prefilled plainly"
     if any(part.get("type", "text") != "text" for part in _parts(request)):
         return "prompts with other than text are prefilled plainly"
@@ -255,27 +261,27 @@ def _asked(request: Any) -> int | None:
 
 def _parts(request: Any) -> Iterator[dict[str, Any]]:
     """The parts of its messages' contents, where they are not plain texts."""
-    for message in getattr(request, "messages", None) or ():
+    for message in request.messages if is_chat(type(request)) else ():
         content = message.get("content") if isinstance(message, dict) else getattr(message, "content", None)
         yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
 
 
-async def _rendered(request: Any, renderer: Any) -> list[int] | None:
-    """The token ids that vLLM makes of the request; None if it refuses it, which it then says itself."""
+async def _rendered(request: Any, renderer: Any) -> list[int]:
+    """The token ids that vLLM makes of the request. Raises what it does if it refuses it."""
     copy = request.model_copy(deep=True)
-    if hasattr(request, "messages"):
+    if is_chat(type(request)):
         rendered = await renderer.render_chat(copy)
-        prompts = rendered[1] if isinstance(rendered, tuple) else None
+        prompts = rendered[1] if isinstance(rendered, tuple) else rendered
     else:
         prompts = await renderer.render_completion(copy)
-    if not isinstance(prompts, list) or len(prompts) != 1:
-        return None
+    if not isinstance(prompts, list):  # an ErrorResponse
+        raise ValueError(prompts.error.message)
     return list(prompts[0]["prompt_token_ids"])
 
 
 def _set_prompt(request: Any, ids: list[int], params: dict[str, Any]) -> None:
     """Have vLLM take these token ids for the request's prompt."""
-    if hasattr(request, "messages"):
+    if is_chat(type(request)):
         params = {**params, "prompt_token_ids": ids}
     else:
         request.prompt = ids

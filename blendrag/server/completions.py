@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
 
@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
 from blendrag.errors import BlendragError
-from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of
+from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
 
 HEADER = "x-blendrag"
 _DATA = "data: "
@@ -33,12 +33,17 @@ def body_of(stock: Endpoint) -> type[BaseModel]:
     )
 
 
-def _understood(cls: Any, body: Any, read: Callable[[Any], Any]) -> Any:
-    """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's."""
+def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+    """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
+    contents that it would read later, once, are read here."""
     try:
-        return read(body)
+        request = read(body)
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
+    for message in request.messages if is_chat(cls) else ():
+        if isinstance(message, dict) and isinstance(message.get("content"), Iterator):
+            message["content"] = list(message["content"])
+    return request
 
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:

@@ -195,6 +195,14 @@ def test_explained_is_not_what_is_done(ours: Server) -> None:
         assert ours.client.post(EXPLAIN, json=body | wrong).status_code == 400
 
 
+def test_completion_is_planned_by_messages_that_it_does_not_have(ours: Server) -> None:
+    messages = [{"role": "user", "content": TEXTS["city-3"]}]
+    body = {"model": DEFAULT_MODEL, "prompt": f"{TEXTS['city-2']}\n\nAlpha2 has", "max_tokens": 1}
+    answer = ours.client.post(COMPLETIONS, json=body | {"messages": messages, "blendrag": {"evidence": True}})
+    rows = answer.json()["blendrag"]["documents"]
+    assert [row["source"] for row in rows if row["kind"] == "cached"] == ["city-2"]
+
+
 def test_body_of_any_size_is_read(ours: Server) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(5):

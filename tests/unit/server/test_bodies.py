@@ -1,0 +1,54 @@
+"""Bodies of vLLM's requests, with a field that is ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.completion.api_router import create_completion
+
+from blendrag.server.blending import is_chat
+from blendrag.server.completions import body_of
+
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
+
+
+def read(kind: type[BaseModel], **fields: Any) -> Any:
+    return kind.model_validate(
+        {"messages": [{"role": "user", "content": "Hello."}], "prompt": "Hello.", **fields}
+    )
+
+
+def test_completion_with_messages_is_a_chat() -> None:
+    """vLLM allows fields that it does not know. Planned by these, it would have KV of another prompt."""
+    assert is_chat(type(read(CHAT)))
+    assert not is_chat(type(read(COMPLETION)))
+
+
+@pytest.mark.parametrize("parts", [[], [IMAGE], [IMAGE, {"type": "x"}], [{"type": "text"}], ["text"]])
+def test_contents_are_read_after_they_were_looked_at(parts: list[Any]) -> None:
+    """Once, by whoever comes first: images would not be seen."""
+    try:
+        request = read(CHAT, messages=[{"role": "user", "content": parts}])
+    except ValidationError:
+        return
+    assert isinstance(request.messages[0]["content"], list)
+    assert request.model_copy(deep=True).messages == request.messages
+
+
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+@pytest.mark.parametrize("value", [[], "x", [[]], 3, {"x": []}])
+@pytest.mark.parametrize("name", ["structured_outputs", "response_format", "stream_options", "blendrag"])
+def test_value_of_a_wrong_kind_is_an_error_of_the_server(
+    kind: type[BaseModel], name: str, value: Any
+) -> None:
+    """vLLM's own checks raise AttributeErrors and the like of them."""
+    try:
+        read(kind, **{name: value})
+    except (ValidationError, TypeError):
+        pass
+    except Exception as error:
+        assert type(error).__name__ == "VLLMValidationError"
