@@ -102,9 +102,9 @@ class _Engine(RunningEngine):
         return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
 
     def end_in_order(self) -> None:
-        """When the server is told to end, take no more calls: whoever waits for one would hold it up. And as
-        vLLM does with one API server (``--shutdown-timeout``), let running answers end: of several, each would
-        close its connection to the engine at once."""
+        """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
+        running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
+        closes its connection at once."""
         llm, close = self._llm, self._llm.shutdown
 
         def shutdown(timeout: float | None = None) -> None:
