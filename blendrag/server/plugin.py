@@ -68,10 +68,10 @@ class BlendPlugin:
         the port is not opened then."""
         if multiprocessing.parent_process() is not None:  # one of several API servers
             exit_with_parent()
-            _end_answers_first(engine_client)
         served, alone = _served(), (args.api_server_count or 1) == 1
         engine = await _Engine.of(Settings.load(**served["settings"]), engine_client, alone=alone)
         name, *_ = args.served_model_name or [args.model]
+        engine.end_in_order()
         state.blendrag = {}
         for namespace, (settings, folder) in _tenants(served).items():
             library = await asyncio.to_thread(_open, settings, folder, engine)
@@ -93,7 +93,7 @@ class _Engine(RunningEngine):
         alone: bool,
     ) -> None:
         super().__init__(settings, alone=alone)
-        self._llm, self._loop, self.facts = llm, loop, facts
+        self._llm, self._loop, self.facts, self._alone = llm, loop, facts, alone
 
     @classmethod
     async def of(cls, settings: Settings, llm: Any, *, alone: bool) -> _Engine:
@@ -102,19 +102,21 @@ class _Engine(RunningEngine):
         (facts, *_) = await llm.collective_rpc("blendrag_bind")
         return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
 
+    def end_in_order(self) -> None:
+        """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
+        running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
+        closes its connection at once."""
+        llm, close = self._llm, self._llm.shutdown
 
-def _end_answers_first(llm: Any) -> None:
-    """What vLLM does with one API server (``--shutdown-timeout``): of several, each closes its connection to
-    the engine as soon as it is told to end."""
-    close = llm.shutdown
+        def shutdown(timeout: float | None = None) -> None:
+            ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
+            several, answers = not self._alone, llm.output_processor
+            while several and answers.has_unfinished_requests() and time.monotonic() < ends:
+                time.sleep(_LOOK_S)
+            self._closed = True
+            close(timeout=timeout)
 
-    def close_later(timeout: float | None = None) -> None:
-        ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
-        while llm.output_processor.has_unfinished_requests() and time.monotonic() < ends:
-            time.sleep(_LOOK_S)
-        close(timeout=timeout)
-
-    llm.shutdown = close_later
+        llm.shutdown = shutdown
 
 
 def _served() -> dict[str, Any]:

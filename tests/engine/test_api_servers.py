@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,20 +112,36 @@ def test_two_servers_that_ingest_at_once_end_each_others_work(server: Server, tw
     assert text_of(server.ask("The end?", two[0])) == text_of(server.ask("The end?", two[1]))
 
 
-def test_servers_that_end_cut_an_answer_or_leave_processes(server: Server, two: Two) -> None:
-    """The last test: it ends the servers, begins others on their folder, and kills one of those."""
+def test_servers_that_end_cut_an_answer_or_wait_for_an_ingest_or_leave_processes(
+    server: Server, two: Two
+) -> None:
+    """The last test: it ends the servers, begins others on their folder, and kills those."""
+    texts = {f"{n}": f"The village of Delta{n} has {n} houses. {FILLER}" for n in range(100)}
+
+    def told(client: httpx.Client) -> None:
+        with contextlib.suppress(httpx.TransportError):
+            client.put("/v1/kb/collections/long", json={"documents": texts})
+
+    ingesting = threading.Thread(target=told, args=(two[1],))
+    ingesting.start()
     body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
     body |= {"ignore_eos": True}
     family = server.family()
+    while not server.client.get("/v1/kb/stats").json()["chunks"]["pending"]:
+        time.sleep(0.1)
     with two[0].stream("POST", COMPLETIONS, json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
         assert "data: [DONE]" in list(lines)
     server.process.wait(60)
+    ingesting.join()
     assert psutil.wait_procs(family, timeout=10)[1] == []
     again = Server(server.folder, "--api-server-count", "2").wait()
     assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
+    totals = again.client.get("/v1/kb/stats").json()["chunks"]
+    assert totals["chunks"] == len(TEXTS) + len(texts)
+    assert totals["ready"] + totals["pending"] == totals["chunks"]
     family = again.family()
     psutil.Process(again.process.pid).send_signal(signal.SIGKILL)
     again.process.wait(10)
