@@ -11,7 +11,8 @@ import torch
 
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.kv_store import KVStore, read_whole
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.kv_store import KVStore
 from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
 from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
