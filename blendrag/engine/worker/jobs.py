@@ -25,7 +25,6 @@ Name = tuple[str, int]
 class Jobs:
     """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most.
 
-
     Several ranks pause where the owner does. What a job raises of BlendragErrors, it raises on all of them.
     """
 
