@@ -111,6 +111,11 @@ class DataPlane:
         ranks.outcome(open_as_owner)
         return opened[0] if ranks.first else (KVReader.open(root, kind, dtype, stack, own, shards), None)
 
+    def _opened(self, store: str) -> _OpenStore:
+        if store not in self._stores:
+            raise StoreError(f"the store {store!r} is not open in the engine")
+        return self._stores[store]
+
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
         if opened:
@@ -134,7 +139,7 @@ class DataPlane:
                 stack.callback(self.close_store, store)
 
     def store(self, store: str) -> KVReader:
-        return self._stores[store].kv
+        return self._opened(store).kv
 
     @property
     def tiers(self) -> list[Tier]:
@@ -145,12 +150,12 @@ class DataPlane:
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
-        self._stores[store].prefetcher.begin(keys)
+        self._opened(store).prefetcher.begin(keys)
 
     def delete(
         self, store: str, keys: Sequence[str], everywhere: bool = False
     ) -> Generator[bool, None, Deleted]:
-        opened = self._stores[store]
+        opened = self._opened(store)
         opened.prefill.forget()
         delete = partial(opened.kv.delete, keys, everywhere=everywhere)
         chunks, unreachable = yield from self._by_owner(delete)
@@ -178,7 +183,7 @@ class DataPlane:
         self.store(store).learn(load_hazard(Path(folder))[0])
 
     def stats(self, store: str) -> StoreStats:
-        opened = self._stores[store]
+        opened = self._opened(store)
         return StoreStats(opened.kv.stats(), opened.prefetcher.stats(), opened.kv.policy_stats())
 
     # -- ingest -------------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ class DataPlane:
     ) -> Generator[bool | None, None, Ingested]:
         """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
         while the next call computes. Raises what an earlier write did."""
-        opened = self._stores[store]
+        opened = self._opened(store)
         wanted = [(key, ids) for key, ids, *_ in chunks]
         adopted = yield from self._by_owner(lambda: _stored(opened).adopt(wanted))
         fresh = [
@@ -215,7 +220,7 @@ class DataPlane:
 
     def flush(self, store: str) -> Generator[bool, None, int]:
         """Wait for all writes; bytes written since the last call."""
-        return (yield from self._drained(self._stores[store]))
+        return (yield from self._drained(self._opened(store)))
 
     def _drained(self, opened: _OpenStore) -> Generator[bool, None, int]:
         """Wait for all writes that were begun: their bytes. Raises the first one's error once all have
@@ -248,7 +253,7 @@ class DataPlane:
 
     def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
-        opened = self._stores[order.recipe.store]
+        opened = self._opened(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         request = self.blend_of(order)

@@ -11,6 +11,7 @@ from typing import Any
 
 from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import StepClock
+from blendrag.errors import BlendragError
 
 # While the engine takes no steps: so long may a request that arrives have to wait for its first.
 _IDLE_S = 0.2
@@ -53,12 +54,13 @@ class Jobs:
         beside = self._share < 1 and self._quiet < _QUIET
         budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
         try:
-            while True:
-                before = time.perf_counter()
-                waits, now = next(job), time.perf_counter()
-                # Another piece would overshoot it.
-                if self._ranks.choose(waits or now - begin + now - before > budget):
-                    break
+            with self._ranks.together(BlendragError, StopIteration):
+                while True:
+                    before = time.perf_counter()
+                    waits, now = next(job), time.perf_counter()
+                    # Another piece would overshoot it.
+                    if self._ranks.choose(waits or now - begin + now - before > budget):
+                        break
         except StopIteration as end:
             return True, end.value
         finally:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -67,11 +67,10 @@ class Ranks:
         """What the owner's ``work`` gives, plain data; nobody else does it. All raise what it raises."""
         return work()
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
         """An error of one rank alone, within this, ends its process, and with it the engine: the others would
-        wait for it."""
-        yield
+        wait for it. agreed: errors that are never one's alone."""
+        return nullcontext()
 
 
 ALONE = Ranks()
@@ -125,10 +124,15 @@ class SeveralRanks(Ranks):
             raise error
         return result  # type: ignore[return-value]
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            _log.critical("rank %d fails alone, and the engine with it", self.rank, exc_info=True)
+    def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
+        return _Together(self.rank, agreed)
+
+
+class _Together(AbstractContextManager[None]):
+    def __init__(self, rank: int, agreed: tuple[type[Exception], ...]) -> None:
+        self._rank, self._agreed = rank, agreed
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._agreed):
+            _log.critical("rank %d fails alone, and the engine with it", self._rank, exc_info=error)
             os._exit(1)
