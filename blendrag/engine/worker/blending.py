@@ -113,7 +113,7 @@ class RequestBlend:
         for _, of_another in told:
             if of_another:
                 raise RuntimeError(f"on another rank: {of_another}")
-        return [each for of_one, _ in told for each in of_one]
+        return list(dict.fromkeys(each for of_one, _ in told for each in of_one))
 
     # -- open ---------------------------------------------------------------------------------------------
 
@@ -132,6 +132,8 @@ class RequestBlend:
             raise
         elsewhere = {key: reason for key, _, reason in heard if key not in self._missing}
         self._missing |= elsewhere
+        if self._kv.ram is not None:  # the owner has to see for itself what the tiers below have lost
+            self._kv.ram.delete(elsewhere)
         kept = [chunk for chunk in chunks if chunk[1].head.key not in elsewhere]
         self._close_all_but(kept, chunks)
         return kept
