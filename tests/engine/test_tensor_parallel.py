@@ -226,10 +226,34 @@ def test_record_damaged_for_one_rank_hangs_or_spoils_the_text(bench: Bench, slic
     assert not sliced or found.report.slices > 1
     assert found.token_ids == right.token_ids
     assert not file.exists()
-    catalogue = Catalogue.open(bench.root, bench.identity)
-    assert [entry.key for entry in catalogue.pending()] == [hurt.key]
-    catalogue.close()
+    assert pending(bench) == [hurt.key]
     bench.ingest([hurt])
+    assert not (bench.blended(prompt, TEXT).report or found.report).problem
+
+
+def pending(bench: Bench) -> list[str]:
+    catalogue = Catalogue.open(bench.root, bench.identity)
+    keys = [entry.key for entry in catalogue.pending()]
+    catalogue.close()
+    return keys
+
+
+def test_chunk_that_one_rank_lacks_is_used_by_the_other(bench: Bench) -> None:
+    lost = bench.pieces[5]
+    prompt = bench.prompt(bench.pieces[:6])
+    right = bench.blended(without(prompt, lost), TEXT)
+    bench.client.empty_ram()
+    bench.ingest([lost])  # to the owner's RAM, and to disk
+    (file,) = bench.root.glob(f"kv/??/{lost.key}*")
+    file.unlink()
+    for waiting in ([], [lost.key]):
+        found = bench.blended(prompt, TEXT)
+        assert found.report is not None and found.report.missing == {lost.key: "missing"}
+        assert found.token_ids == right.token_ids
+        assert pending(bench) == waiting, (
+            "the first time, the owner has it, and learns that the other has not"
+        )
+    bench.ingest([lost])
     assert not (bench.blended(prompt, TEXT).report or found.report).problem
 
 
