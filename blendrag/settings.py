@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     gpu_memory_utilization: float | None = Field(
         None, gt=0.0, le=1.0, description="Share of a GPU's memory that the engine takes."
     )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs that share the model: one, so far.")
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs, or parts of a CPU, that share the model.")
     max_num_seqs: int | None = Field(
         None, ge=1, description="Requests in one engine step; None: 32 on CPU, vLLM's choice on GPUs."
     )
@@ -186,13 +186,6 @@ class Settings(BaseSettings):
     )
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
-
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _one_rank(cls, value: int) -> int:
-        if value > 1:
-            raise ValueError("engines on several GPUs are not served yet: leave it at 1")
-        return value
 
     @field_validator("check_layers")
     @classmethod

@@ -89,8 +89,8 @@ class ScratchStore:
         for opened in disk.open([chunk.key for chunk in chunks]).values():
             if not isinstance(opened, Opened):
                 raise opened
-            rows = torch.empty(layout.num_layers, opened.head.row_bytes, dtype=torch.uint8)
-            disk.read([Read(opened, 0, layout.num_layers, rows)])
+            rows = torch.empty(opened.head.num_rows, opened.head.row_bytes, dtype=torch.uint8)
+            disk.read([Read(opened, 0, opened.head.num_rows, rows)])
             disk.close_record(opened)
             found.append(Record(opened.head, rows).decode())
         return found

@@ -55,3 +55,32 @@ class StoredLayers(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SteadyLayers(StoredLayers):
+    """Others', or zeros from where they cannot be loaded. A rank of several goes on with those, since the
+    others would wait for it, and all of them hear of ``failure`` at the end.
+
+    shape: [cached, kv_heads, head_size]; like: of the same type, where it belongs.
+    """
+
+    def __init__(self, layers: StoredLayers, shape: tuple[int, ...], like: torch.Tensor) -> None:
+        self._layers, self._shape, self._like = layers, shape, like
+        self.failure: Exception | None = None
+
+    def fetch_kv(self, first_layer: int) -> None:
+        self._layers.fetch_kv(first_layer)
+
+    def ready(self, layer: int) -> bool:
+        return self.failure is not None or self._layers.ready(layer)
+
+    def synchronize(self, layer: int) -> StoredLayer:
+        if self.failure is None:
+            try:
+                return self._layers.synchronize(layer)
+            except Exception as failure:
+                self.failure = failure
+        return StoredLayer(self._like.new_zeros(self._shape), self._like.new_zeros(self._shape))
+
+    def close(self) -> None:
+        self._layers.close()

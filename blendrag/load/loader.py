@@ -7,6 +7,7 @@ question's first pass only (``engine.worker.question_pass``).
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -43,12 +44,40 @@ def _reason(problem: DamagedError | TierError) -> Reason:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadSpan:
-    """The first ``length`` tokens of an opened record are wanted. whole: uint8 [layers, row] to be filled
-    with all of its rows on the way, for a faster tier; None if none will have it."""
+    """The first ``length`` tokens of an opened record are wanted. kept: uint8 [own rows, row] to be filled
+    with all that this process reads of it on the way, for RAM; None if that will not have it."""
 
     opened: Opened
     length: int
-    whole: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A shard of a span that begins at ``at`` among all cached tokens. first: its first row in the record;
+    kept: its rows of ``span.kept``."""
+
+    span: LoadSpan
+    at: int
+    shard: int
+    first: int
+    kept: torch.Tensor | None
+
+    @classmethod
+    def all_of(cls, spans: Sequence[LoadSpan]) -> list[_Part]:
+        parts, at = [], 0
+        for span in spans:
+            head = span.opened.head
+            layers = head.layout.num_layers
+            for number, shard in enumerate(head.own_shards):
+                kept = None if span.kept is None else span.kept[number * layers : (number + 1) * layers]
+                parts.append(cls(span, at, shard, shard * layers, kept))
+            at += span.length
+        return parts
+
+    def read(self, first: int, last: int, into: torch.Tensor) -> Read:
+        """Of these layers."""
+        return Read(self.span.opened, self.first + first, self.first + last, into)
 
 
 Filled = Callable[[Sequence[Record], Sequence[Tier]], None]
@@ -72,12 +101,12 @@ class LayerLoader:
         trace: Trace,
         filled: Filled | None = None,
     ) -> StoredLayers:
-        """The layers of ``spans``, one after the other. ``filled`` gets the records that were read whole, in
-        the loader's thread, and the tiers they came from. Waiting for a layer raises LoadFailedError."""
+        """The layers of ``spans``, one after the other. ``filled`` gets what was read for RAM, and from which
+        tiers, in the loader's thread. Waiting for a layer raises LoadFailedError."""
         count = min(self._in_flight, layout.num_layers)
         tokens = sum(span.length for span in spans)
-        numbers, kind = 2 * tokens * layout.heads * layout.size, (count, layout.dtype, device)
-        nbytes = sum(span.opened.head.row_bytes for span in spans)
+        numbers, kind = 2 * tokens * len(layout.own) * layout.size, (count, layout.dtype, device)
+        nbytes = sum(len(head.own_shards) * head.row_bytes for head in (span.opened.head for span in spans))
         if self._slots is None or kind != self._kind or not self._slots.fit(numbers, nbytes):
             self.drain()
             self._slots = make_slots(count, _rounded(numbers), _rounded(nbytes), layout.dtype, device)
@@ -108,8 +137,9 @@ class _Loading(StoredLayers):
     ) -> None:
         self._thread, self._slots, self._count = thread, slots, count
         self._spans, self._layout, self._trace, self._filled = spans, layout, trace, filled
-        self._shape = (2, tokens, layout.heads, layout.size)
-        self._numbers = 2 * tokens * layout.heads * layout.size
+        self._parts = _Part.all_of(spans)
+        self._shape = (2, tokens, len(layout.own), layout.size)
+        self._numbers = math.prod(self._shape)
         self._free = threading.Semaphore(count)
         self._ready: queue.SimpleQueue[int | BaseException] = queue.SimpleQueue()
         self._held: int | None = None
@@ -117,8 +147,10 @@ class _Loading(StoredLayers):
         group = max((span.opened.tier.group for span in spans), default=1)
         self._group = max(1, min(group, count // 2))
         self._scratch = [
-            torch.empty(0 if span.whole is not None else self._group, span.opened.head.row_bytes, dtype=_BYTE)
-            for span in spans
+            torch.empty(
+                0 if part.kept is not None else self._group, part.span.opened.head.row_bytes, dtype=_BYTE
+            )
+            for part in self._parts
         ]
 
     # -- the fused prefill's side -------------------------------------------------------------------------
@@ -199,65 +231,58 @@ class _Loading(StoredLayers):
                 self._ready.put(layer)
 
     def _decode(self, rows: Sequence[torch.Tensor], numbers: torch.Tensor) -> None:
-        """A row of every span to the beginning of ``numbers``."""
-        both, at = numbers[: self._numbers].view(self._shape), 0
-        for span, row in zip(self._spans, rows, strict=True):
-            key, value = both[:, at : at + span.length]
-            self._layout.codec.decode(row, span.opened.head.tokens, key, value)
-            at += span.length
+        """A row of every part to the beginning of ``numbers``."""
+        both = numbers[: self._numbers].view(self._shape)
+        for part, row in zip(self._parts, rows, strict=True):
+            key, value = both[:, part.at : part.at + part.span.length]
+            part.span.opened.head.decode(row, part.shard, key, value)
 
     def _read(self, first: int, last: int) -> list[torch.Tensor]:
-        """Verified rows of every span."""
+        """Verified rows of every part."""
         rows: dict[int, torch.Tensor] = {}
         for tier, members in self._by_tier():
-            wanted = [
-                Read(self._spans[at].opened, first, last, self._into(at, first, last)) for at in members
-            ]
+            wanted = [self._parts[at].read(first, last, self._into(at, first, last)) for at in members]
             try:
                 answers = tier.read(wanted)
                 for one, read in zip(wanted, answers, strict=True):
                     if not isinstance(one.opened.source, Record):  # that one was verified when it came in
-                        one.opened.head.verify(first, read)
+                        one.opened.head.verify(one.first, read)
             except (DamagedError, GoneError) as problem:
                 culprits = [one.opened for one in wanted if one.opened.head.key == problem.key]
                 raise LoadFailedError(culprits, problem) from problem
             except TierError as problem:
                 raise LoadFailedError([one.opened for one in wanted], problem) from problem
             for at, read in zip(members, answers, strict=True):
-                whole = self._spans[at].whole
-                if whole is not None and read.data_ptr() != whole[first].data_ptr():
-                    whole[first:last] = read
+                kept = self._parts[at].kept
+                if kept is not None and read.data_ptr() != kept[first].data_ptr():
+                    kept[first:last] = read
                 rows[at] = read
-        return [rows[at] for at in range(len(self._spans))]
+        return [rows[at] for at in range(len(self._parts))]
 
     def _into(self, at: int, first: int, last: int) -> torch.Tensor:
-        whole = self._spans[at].whole
-        return self._scratch[at][: last - first] if whole is None else whole[first:last]
+        kept = self._parts[at].kept
+        return self._scratch[at][: last - first] if kept is None else kept[first:last]
 
     def _by_tier(self) -> Iterator[tuple[Tier, list[int]]]:
         tiers: dict[int, list[int]] = {}
-        for at, span in enumerate(self._spans):
-            tiers.setdefault(id(span.opened.tier), []).append(at)
+        for at, part in enumerate(self._parts):
+            tiers.setdefault(id(part.span.opened.tier), []).append(at)
         for members in tiers.values():
-            yield self._spans[members[0]].opened.tier, members
+            yield self._parts[members[0]].span.opened.tier, members
 
     def _fill(self, first_layer: int, filled: Filled) -> None:
-        """Read the layers that nobody asked for, too, and hand the whole records over."""
-        spans = [span for span in self._spans if span.whole is not None]
-        records, tiers = [], []
-        for span in spans:
-            assert span.whole is not None
-            head = span.opened.head
-            if first_layer:
-                into = span.whole[:first_layer]
-                (read,) = span.opened.tier.read([Read(span.opened, 0, first_layer, into)])
-                head.verify(0, read)
-                if read.data_ptr() != into.data_ptr():
-                    into.copy_(read)
-            records.append(Record(head, span.whole))
-            tiers.append(span.opened.tier)
-        if records:
-            filled(records, tiers)
+        """Read the layers that nobody asked for, too, and hand the records over."""
+        for part in self._parts:
+            if first_layer and part.kept is not None:
+                read = part.read(0, first_layer, part.kept[:first_layer])
+                (rows,) = read.opened.tier.read([read])
+                read.opened.head.verify(read.first, rows)
+                if rows.data_ptr() != read.into.data_ptr():
+                    read.into.copy_(rows)
+        opened = [(span.opened, span.kept) for span in self._spans if span.kept is not None]
+        if opened:
+            records = [Record(one.head, kept, one.head.own_rows.start) for one, kept in opened]
+            filled(records, [one.tier for one, _ in opened])
 
 
 def _rounded(size: int) -> int:
@@ -265,9 +290,9 @@ def _rounded(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def whole_rows(head: Head) -> torch.Tensor:
-    """A buffer for all rows of a record."""
-    return torch.empty(head.layout.num_layers, head.row_bytes, dtype=_BYTE)
+def own_rows(head: Head) -> torch.Tensor:
+    """A buffer for all that this process reads of a record."""
+    return torch.empty(len(head.own_rows), head.row_bytes, dtype=_BYTE)
 
 
 def stay_aside() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 
 from blendrag.load.loader import stay_aside
-from blendrag.store.kv_store import KVStore
+from blendrag.store.kv_reader import KVReader
 
 _EXPIRE_S = 10.0  # a prompt that has not come by then will not come
 
@@ -29,7 +29,7 @@ class Prefetcher:
     """Of one store. What one retrieval found is a batch, read in its order, one chunk at a time.
     Thread-safe."""
 
-    def __init__(self, store: KVStore, expire_s: float = _EXPIRE_S) -> None:
+    def __init__(self, store: KVReader, expire_s: float = _EXPIRE_S) -> None:
         self._store, self._expire_s = store, expire_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-prefetch", initializer=stay_aside)
         self._batches: list[dict[str, Future[None]]] = []

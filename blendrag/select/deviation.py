@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from blendrag.options import Metric
@@ -28,13 +30,15 @@ def deviation(
     fresh_v: torch.Tensor,
     stored_k: torch.Tensor,
     stored_v: torch.Tensor,
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda own: own,
 ) -> tuple[torch.Tensor, float]:
     """Deviation per token and its unit, by V, K, or the sum of both, each [n, kv_heads, head_size].
 
-    Both come back to the host, in one copy, as that waits for whatever the device has to do.
+    Both come back to the host, in one copy, as that waits for whatever the device has to do. ``total``: sums
+    what several processes find, which have some of the heads each.
     """
     pairs = [(fresh_k, stored_k)] * ("k" in metric) + [(fresh_v, stored_v)] * ("v" in metric)
     scores = torch.stack([squared_deviation(fresh, stored) for fresh, stored in pairs]).sum(0)
     norms = torch.stack([squared_norm(fresh) for fresh, _ in pairs])
-    both = torch.cat([scores, norms]).cpu()
+    both = total(torch.cat([scores, norms])).cpu()
     return both[: len(scores)], sum(both[len(scores) :].tolist())

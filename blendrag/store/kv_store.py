@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blendrag.eviction.hazard import Hazard
+from blendrag.errors import ConfigError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
-from blendrag.store.policies import Policies
+from blendrag.store.kv_reader import KVReader, Wanted, close_all, read_whole
 from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
-from blendrag.store.tiers import Context, DiskTier, Opened, RamTier, Read, Tier, TierError, make_tier
-from blendrag.store.tiers.local import Forecast, LocalTier
+from blendrag.store.tiers import Context, DiskTier, Opened, Tier, TierError, make_tier
+from blendrag.store.tiers.local import LocalTier
 from blendrag.store.usage_log import UsageLog
 
-Wanted = Sequence[tuple[str, Sequence[int]]]
 
-
-class KVStore:
-    """Open with :meth:`open`. Thread-safe. Tiers are asked in order; what a slower one had, the faster ones
-    get.
+class KVStore(KVReader):
+    """Open with :meth:`open`. Thread-safe.
 
     Its *primary tier* is the first below RAM that may be written: a chunk that is there counts as stored.
     Nothing but chunks that were prefilled apart is ever put here, so a stream of new questions adds nothing
-    (D3). ``replicas`` are what the other tiers have.
+    (D3). A damaged record is put aside; the next tier is asked.
     """
 
     def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], layout: Layout, primary: Primary) -> None:
-        self.layout, self.tiers = layout, tuple(tiers)
+        super().__init__(tiers, layout, Replicas(tiers, primary))
         self._catalogue, self._primary = catalogue, primary
-        self.ram = next((tier for tier in tiers if isinstance(tier, RamTier)), None)
-        self._usage, self._policies = UsageLog(catalogue, tiers), Policies(tiers)
-        self.replicas = Replicas(catalogue, tiers, primary)
+        self._usage = UsageLog(catalogue, tiers)
 
     @classmethod
-    def open(cls, root: Path, identity: KVIdentity, dtype: str, stack: Sequence[TierSpec]) -> KVStore:
-        """Open or create the store in ``root``. dtype: what the engine computes in.
+    def open(
+        cls,
+        root: Path,
+        identity: KVIdentity,
+        dtype: str,
+        stack: Sequence[TierSpec],
+        own: range | None = None,
+        shards: int = 1,
+    ) -> KVStore:
+        """Open or create the store in ``root``. dtype: what the engine computes in. own: the KV heads that
+        this process has. shards: of the records that it writes.
 
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
         """
@@ -51,16 +54,18 @@ class KVStore:
         tiers: list[Tier] = []
         try:
             catalogue.settle_dtype(dtype)
-            layout, at = Layout(identity, dtype), primary_at(stack)
+            layout, at = Layout(identity, dtype, own, shards), primary_at(stack)
+            if shards > 1 and stack[at].kind == "ram":
+                raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: add a tier below it")
             primary = Primary(catalogue)
-            for own, spec in enumerate(stack):
-                evicting = primary.evicting if own == at else None
+            for own_at, spec in enumerate(stack):
+                evicting = primary.evicting if own_at == at else None
                 tiers.append(make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting)))
             primary.attach(tiers[at], tiers[:at], tiers[at + 1 :])
             store = cls(catalogue, tiers, layout, primary)
             store._recover()
         except BaseException:
-            _close_all(tiers)
+            close_all(tiers)
             catalogue.close()
             raise
         return store
@@ -118,82 +123,13 @@ class KVStore:
     # -- reading ------------------------------------------------------------------------------------------
 
     def open_records(self, wanted: Wanted, *, use: bool = False) -> list[Opened | Miss]:
-        """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
-
-        Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is
-        asked. ``use``: for a prompt, whose chunks these are in its order, and which counts as a use of them.
-        """
-        found: dict[str, Opened] = {}
-        reasons: dict[str, Reason] = {}
-        for tier in self.tiers:
-            missing = list(dict.fromkeys(key for key, _ in wanted if key not in found))
-            if not missing:
-                break
-            for key, one in self._opened_in(tier, missing).items():
-                if isinstance(one, Opened):
-                    found[key] = one
-                elif isinstance(one, DamagedError):
-                    self._put_aside(tier, key)
-                    reasons[key] = "damaged"
-                else:
-                    reasons.setdefault(key, "unavailable")
-        answers: list[Opened | Miss] = []
-        for key, token_ids in wanted:
-            if key not in found:
-                answers.append(self._miss(key, reasons.get(key, "missing")))
-            elif not found[key].head.starts_with(token_ids):
-                answers.append(Miss("mismatch"))
-            else:
-                answers.append(found[key])
-                self._usage.seen(key, uses=int(use))
-        used = {id(one) for one in answers}
-        self.close_records([one for one in found.values() if id(one) not in used])
-        if use:
-            there = [isinstance(answer, Opened) for answer in answers]
-            prompt = [key for key, _ in wanted]
-            self._policies.used(prompt, itertools.compress(prompt, there))
+        answers = super().open_records(wanted, use=use)
         if self._usage.due():
             self.replicas.beside_promotions(self._usage.flush)
         return answers
 
-    @staticmethod
-    def _opened_in(tier: Tier, keys: Sequence[str]) -> Mapping[str, Opened | Exception]:
-        try:
-            return tier.open(keys)
-        except TierError as error:
-            return {key: error for key in keys}
-
-    def close_records(self, opened: Iterable[Opened | Miss]) -> None:
-        for one in opened:
-            if isinstance(one, Opened):
-                one.tier.close_record(one)
-
-    def get(self, key: str, token_ids: Sequence[int]) -> Record | Miss:
-        """The whole record, verified, which the faster tiers then have too."""
-        (opened,) = self.open_records([(key, token_ids)])
-        if isinstance(opened, Miss):
-            return opened
-        try:
-            record = read_whole(opened)
-        except DamagedError:
-            return self.damaged(opened)
-        except TierError:
-            return Miss("unavailable")
-        finally:
-            self.close_records([opened])
-        self.replicas.promote(record, opened.tier)
-        return record
-
-    def prefetch(self, key: str) -> None:
-        """Bring a chunk into the RAM tier, if it can be had and kept."""
-        if self.ram is not None and self.ram.admits(1) and not self.ram.has([key]):
-            self.get(key, ())
-
-    def empty_ram(self) -> None:
-        """Drop what the RAM tier has, to see what reading it again takes."""
-        self.wait()
-        if self.ram is not None:
-            self.ram.clear()
+    def _seen(self, key: str, uses: int) -> None:
+        self._usage.seen(key, uses)
 
     def adopt(self, wanted: Wanted) -> set[str]:
         """Take over those chunks that another engine has put into a tier below the primary one; their
@@ -213,17 +149,17 @@ class KVStore:
             self.close_records([opened])
         return adopted
 
-    def damaged(self, opened: Opened) -> Miss:
-        """A row of an opened record failed its checksum: it is put aside, and wanted again."""
-        self.close_records([opened])
-        self._put_aside(opened.tier, opened.head.key)
-        return self._miss(opened.head.key, "damaged")
+    def damaged(self, tier: str, key: str) -> None:
+        for one in self.tiers:
+            if one.name == tier:
+                self._put_aside(one, key)
+        self._primary.lost(key)
 
     def _put_aside(self, tier: Tier, key: str) -> None:
         if isinstance(tier, DiskTier) and tier.spec.writes != "never":
             tier.quarantine(key)
         else:
-            tier.count(damaged=1)
+            super()._put_aside(tier, key)
             delete_from(tier, [key])
 
     def _miss(self, key: str, reason: Reason) -> Miss:
@@ -231,43 +167,19 @@ class KVStore:
             self._primary.lost(key)
         return Miss(reason)
 
-    # -- eviction -----------------------------------------------------------------------------------------
-
-    def forecast(self, forecasts: Sequence[Forecast]) -> None:
-        """Which conversations go on, for the policies of all tiers of this machine."""
-        self._policies.forecast(forecasts)
-
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy, in all tiers of this machine. Raises ConfigError for an unknown one."""
-        self._policies.use(name)
-
-    def learn(self, hazard: Hazard) -> None:
-        """Have policies that go by a model (``lpc+``) go by this one. Raises PredictorError, and changes
-        nothing, for one that learned from a prefix cache."""
-        self._policies.learn(hazard)
-
-    def policy_stats(self) -> dict[str, dict[str, float]]:
-        """How long prompts and forecasts were held up by policies (:meth:`Policies.stats`)."""
-        return self._policies.stats()
-
     # -- the rest -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters per tier, fastest first."""
-        counts = {tier.name: tier.stats() for tier in self.tiers}
+        counts = super().stats()
         if isinstance(self._primary.tier, DiskTier):  # the catalogue knows, whatever the tier has seen
             totals = self._catalogue.totals()
             counts[self._primary.tier.name] |= {"chunks": totals.ready, "bytes": totals.bytes}
         return counts
 
-    def wait(self) -> None:
-        """Until what is written behind is written."""
-        self.replicas.wait()
-
     def close(self) -> None:
         self.replicas.close()
         self._usage.flush()
-        _close_all(self.tiers)
+        close_all(self.tiers)
         self._catalogue.close()
 
     def _recover(self) -> None:
@@ -282,20 +194,3 @@ class KVStore:
                 self._catalogue.mark_ready(key, record.head.nbytes)
         if isinstance(self._primary.tier, LocalTier):
             self._primary.tier.trim()
-
-
-def _close_all(tiers: Iterable[Tier]) -> None:
-    for tier in tiers:
-        with contextlib.suppress(TierError):
-            tier.close()
-
-
-def read_whole(opened: Opened) -> Record:
-    """All rows of an opened record, verified. Raises DamagedError, TierError."""
-    head = opened.head
-    if isinstance(opened.source, Record):
-        return opened.source
-    into = torch.empty(head.layout.num_layers, head.row_bytes, dtype=torch.uint8)
-    (rows,) = opened.tier.read([Read(opened, 0, head.layout.num_layers, into)])
-    head.verify(0, rows)
-    return Record(head, rows)

@@ -32,6 +32,10 @@ class Primary:
         self.tier, self._slower = tier, slower
         self._faster = [one for one in faster if isinstance(one, RamTier)]
 
+    def knows(self, key: str) -> bool:
+        """Whether the catalogue wants the chunk."""
+        return self._catalogue.knows(key)
+
     def evicting(self, key: str) -> None:
         """The tier is about to drop a record for another one."""
         below = any(_has(tier, key) for tier in self._slower)

@@ -1,8 +1,11 @@
 """A chunk's record: the same bytes in every tier, laid down so that a layer is one sequential read.
 
 A safetensors file: header (padded, so that what follows is aligned), ``token_ids`` (int32 [tokens]),
-``layers`` (uint8 [layers, row]; a row is what the codec makes of one layer's K and V). The header carries a
-checksum per row, so a layer can be used before the next one has arrived.
+``layers`` (uint8 [shards * layers, row]; a row is what the codec makes of one layer's K and V of a shard's
+heads). The header carries a checksum per row, so a layer can be used before the next one has arrived.
+
+An engine of several ranks cuts its records into as many shards of heads, all layers of the first before those
+of the second, so that each rank reads one range. Any engine reads any record.
 """
 
 from __future__ import annotations
@@ -53,28 +56,41 @@ class Layout:
 
     ``dtype``: what the engine computes in, "bfloat16" for example: an identity may leave it open.
     ``digest`` names all records of this layout, whatever their chunk: servers that are shared keep them by
-    it.
+    it. ``own``: the KV heads that this process has of every layer; None: all. ``shards``: of records that are
+    made here.
     """
 
-    def __init__(self, identity: KVIdentity, dtype: str) -> None:
+    def __init__(self, identity: KVIdentity, dtype: str, own: range | None = None, shards: int = 1) -> None:
         self.identity, self.num_layers = identity, identity.num_layers
         self.heads, self.size = identity.num_kv_heads, identity.head_size
+        self.own, self.shards = range(self.heads) if own is None else own, shards
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self.codec: Codec = make_codec(identity.codec, self.heads, self.size, self.dtype)
+        self._codecs: dict[int, Codec] = {}
+        self.codec = self.codec_of(1)
         self.digest = xxhash.xxh3_128_hexdigest(f"{identity.digest()} {dtype}".encode())
+
+    def codec_of(self, shards: int) -> Codec:
+        """That of the rows of a record with so many shards."""
+        if shards not in self._codecs:
+            heads = self.heads // shards
+            self._codecs[shards] = make_codec(self.identity.codec, heads, self.size, self.dtype)
+        return self._codecs[shards]
 
     def encode(
         self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
     ) -> Record:
         """A record of [layers, 2 (K before RoPE, V), tokens, kv_heads, head_size]."""
         ids = np.ascontiguousarray(token_ids, dtype="<i4")
-        rows = self.codec.encode(kv)
+        codec = self.codec_of(self.shards)
+        parts = [codec.encode(part) for part in kv.chunk(self.shards, dim=3)]
+        rows = torch.cat(parts) if len(parts) > 1 else parts[0]
         head = Head(self, key, ids, tuple(checksum(row) for row in rows), context)
         return Record(head, rows)
 
     def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
         """The first bytes of a record, a function of what it holds: what differs from it is damaged."""
-        tokens, row = len(ids), self.codec.row_bytes(len(ids))
+        tokens, count = len(ids), len(checksums)
+        row = self._row_bytes(tokens, count)
         fields = {
             "__metadata__": {
                 "key": key,
@@ -87,8 +103,8 @@ class Layout:
             "token_ids": {"dtype": "I32", "shape": [tokens], "data_offsets": [0, 4 * tokens]},
             "layers": {
                 "dtype": "U8",
-                "shape": [self.num_layers, row],
-                "data_offsets": [4 * tokens, 4 * tokens + self.num_layers * row],
+                "shape": [count, row],
+                "data_offsets": [4 * tokens, 4 * tokens + count * row],
             },
         }
         text = json.dumps(fields, separators=(",", ":")).encode()
@@ -121,24 +137,35 @@ class Layout:
         if metadata.get("identity") != self.digest:
             raise DamagedError(f"{key}: made by another model, codec or version")
         begin, end = 8 + length, 8 + length + 4 * tokens
-        if size != end + self.num_layers * self.codec.row_bytes(tokens):
-            raise DamagedError(f"{key}: {size:,} bytes")
+        checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
+        count = len(checksums)
+        if not self._has_shards(count) or size != end + count * self._row_bytes(tokens, count):
+            raise DamagedError(f"{key}: {size:,} bytes, {count:,} rows")
         if len(first) < end:
             return end
         ids: TokenIds = np.frombuffer(bytes(first[begin:end]), dtype="<i4")
-        checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
-        expected = self.header(key, ids, checksums, context)
-        if len(checksums) != self.num_layers or expected != bytes(first[:begin]):
+        if self.header(key, ids, checksums, context) != bytes(first[:begin]):
             raise DamagedError(f"{key}: another record's header, or a changed one")
         # So no record is larger than its chunk, whoever wrote it.
         if self.identity.chunk_key(ids, context) != key:
             raise DamagedError(f"{key}: another chunk's tokens")
         return Head(self, key, ids, checksums, context)
 
+    def _has_shards(self, rows: int) -> bool:
+        """Whether so many rows are those of whole shards."""
+        shards, rest = divmod(rows, max(1, self.num_layers))
+        return shards > 0 and rest == 0 and self.heads % shards == 0
+
+    def _row_bytes(self, tokens: int, rows: int) -> int:
+        return self.codec_of(max(1, rows // max(1, self.num_layers))).row_bytes(tokens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What a record says of itself before its layers: enough to read any layer, and to verify it."""
+    """What a record says of itself before its layers: enough to read any layer, and to verify it.
+
+    Row ``shard * num_layers + layer`` has the heads of that shard in that layer.
+    """
 
     layout: Layout
     key: str
@@ -151,8 +178,33 @@ class Head:
         return len(self.ids)
 
     @property
+    def num_rows(self) -> int:
+        return len(self.checksums)
+
+    @property
+    def shards(self) -> int:
+        return max(1, self.num_rows // max(1, self.layout.num_layers))
+
+    @property
     def row_bytes(self) -> int:
-        return self.layout.codec.row_bytes(self.tokens)
+        return self.layout.codec_of(self.shards).row_bytes(self.tokens)
+
+    @property
+    def own_shards(self) -> range:
+        """Those with heads that this process has."""
+        own, heads = self.layout.own, self.layout.heads // self.shards
+        return range(own.start // heads, -(-own.stop // heads))
+
+    @property
+    def own_rows(self) -> range:
+        """All layers of :attr:`own_shards`."""
+        layers, shards = self.layout.num_layers, self.own_shards
+        return range(layers * shards.start, layers * shards.stop)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of what this process reads of the record."""
+        return self.begin + len(self.own_rows) * self.row_bytes
 
     @property
     def begin(self) -> int:
@@ -162,7 +214,7 @@ class Head:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole record."""
-        return self.begin + self.layout.num_layers * self.row_bytes
+        return self.begin + self.num_rows * self.row_bytes
 
     def bytes(self) -> bytes:
         """The record's bytes before the first layer."""
@@ -177,15 +229,31 @@ class Head:
         """Compare rows ``first``, ``first + 1``, ... with their checksums. Raises DamagedError."""
         for at, row in enumerate(rows, first):
             if checksum(row) != self.checksums[at]:
-                raise DamagedError(f"{self.key}: checksum of layer {at}")
+                raise DamagedError(f"{self.key}: checksum of layer {at % self.layout.num_layers}")
+
+    def decode(self, row: torch.Tensor, shard: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """A row of this shard into ``key`` and ``value``, [n, own heads, head_size] each, n <= tokens: those
+        of its heads that this process has. Otherwise as :meth:`Codec.decode`."""
+        codec, own = self.layout.codec_of(self.shards), self.layout.own
+        begin = shard * codec.heads
+        first, last = max(own.start, begin), min(own.stop, begin + codec.heads)
+        into = slice(first - own.start, last - own.start)
+        if last - first == codec.heads:
+            codec.decode(row, self.tokens, key[:, into], value[:, into])
+            return
+        both = key.new_empty(2, len(key), codec.heads, codec.size)  # other ranks have the rest of the shard
+        codec.decode(row, self.tokens, *both)
+        key[:, into], value[:, into] = both[:, :, first - begin : last - begin]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A whole record in memory. rows: uint8 [layers, row]. Read only."""
+    """A record in memory. rows: uint8 [rows, row], all of them, or those from ``first`` on that this process
+    reads (:attr:`Head.own_rows`). Read only."""
 
     head: Head
     rows: torch.Tensor
+    first: int = 0
 
     @property
     def key(self) -> str:
@@ -196,12 +264,27 @@ class Record:
         """Bytes of the KV as it is stored."""
         return self.rows.numel()
 
+    @property
+    def whole(self) -> bool:
+        return len(self.rows) == self.head.num_rows
+
+    @property
+    def own(self) -> Record:
+        """With those of its rows alone that this process reads."""
+        wanted = self.head.own_rows
+        if len(self.rows) == len(wanted):
+            return self
+        at = wanted.start - self.first
+        return Record(self.head, self.rows[at : at + len(wanted)].clone(), wanted.start)
+
     def decode(self) -> torch.Tensor:
-        """[layers, 2 (K before RoPE, V), tokens, kv_heads, head_size], as exact as the codec is."""
-        layout, tokens = self.head.layout, self.head.tokens
-        kv = torch.empty(layout.num_layers, 2, tokens, layout.heads, layout.size, dtype=layout.dtype)
-        for layer, row in enumerate(self.rows):
-            layout.codec.decode(row, tokens, kv[layer, 0], kv[layer, 1])
+        """[layers, 2 (K before RoPE, V), tokens, own heads, head_size], as exact as the codec is."""
+        layout, wanted = self.head.layout, self.head.own_rows
+        shape = (layout.num_layers, 2, self.head.tokens, len(layout.own), layout.size)
+        kv = torch.empty(shape, dtype=layout.dtype)
+        for at in wanted:
+            shard, layer = divmod(at, layout.num_layers)
+            self.head.decode(self.rows[at - self.first], shard, *kv[layer])
         return kv
 
 

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from blendrag.errors import StoreError
-from blendrag.store.catalogue import Catalogue
 from blendrag.store.primary import Primary, delete_from
-from blendrag.store.record import Record
+from blendrag.store.record import Head, Record
 from blendrag.store.tiers import Opened, RamTier, Tier, TierError
 
 _MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
@@ -20,10 +19,11 @@ _MOST_WAITING = 512 << 20  # bytes of records that wait to be written behind
 
 class Replicas:
     """Thread-safe. What fails is counted by the tier; the primary tier has the record. A chunk that is
-    deleted while a copy of it is under way is deleted there, too."""
+    deleted while a copy of it is under way is deleted there, too. primary: None where nothing is stored: only
+    RAM gets copies then."""
 
-    def __init__(self, catalogue: Catalogue, tiers: Sequence[Tier], primary: Primary) -> None:
-        self._catalogue, self._tiers, self._primary = catalogue, tiers, primary
+    def __init__(self, tiers: Sequence[Tier], primary: Primary | None = None) -> None:
+        self._tiers, self._primary = tiers, primary
         self._behind = Background("copies", _MOST_WAITING)  # to slower tiers: the writer waits for room
         self._promotions = Background("promotions", _MOST_WAITING)  # to faster ones: left if there is none
         self._leaving: set[str] = set()  # deleted, while copies of them may still be under way
@@ -31,6 +31,7 @@ class Replicas:
     def store(self, record: Record) -> bool:
         """Store the record in the primary tier, and copy it to the tiers that are written through or behind;
         False if the catalogue does not want it (any more). Raises StoreError, leaving nothing behind."""
+        assert self._primary is not None, "only the owner stores"
         self._leaving.discard(record.key)
         try:
             if not self._primary.put(record):
@@ -49,12 +50,18 @@ class Replicas:
         return True
 
     def wants(self, opened: Opened) -> bool:
-        """Whether a tier that is faster than the record's would keep it."""
-        return bool(self._faster(opened.tier, opened.head.nbytes))
+        """Whether a tier that is faster than the record's would keep what is read of it."""
+        return bool(self._faster(opened.tier, opened.head, len(opened.head.own_rows)))
+
+    def want_whole(self, opened: Opened) -> bool:
+        """Whether another than RAM would."""
+        faster = self._faster(opened.tier, opened.head, opened.head.num_rows)
+        return any(not isinstance(tier, RamTier) for tier in faster)
 
     def promote(self, record: Record, found_in: Tier) -> None:
-        """Give a verified record to the tiers that are faster than the one it was found in."""
-        for tier in self._faster(found_in, record.head.nbytes):
+        """Give a verified record to the tiers that are faster than the one it was found in; one of which only
+        a part was read, to RAM."""
+        for tier in self._faster(found_in, record.head, len(record.rows)):
             if self._copy(tier, record):
                 tier.count(promotions=1)
 
@@ -92,7 +99,7 @@ class Replicas:
             return False
         there = False
         with contextlib.suppress(StoreError, TierError):
-            if tier is self._primary.tier:
+            if self._primary is not None and tier is self._primary.tier:
                 self._primary.put(record)
             else:
                 tier.put(record)
@@ -102,13 +109,15 @@ class Replicas:
         return there
 
     def _wanted(self, key: str) -> bool:
-        return key not in self._leaving and self._catalogue.knows(key)
+        return key not in self._leaving and (self._primary is None or self._primary.knows(key))
 
-    def _faster(self, found_in: Tier, nbytes: int) -> list[Tier]:
+    def _faster(self, found_in: Tier, head: Head, rows: int) -> list[Tier]:
+        """For so many rows of a record."""
         return [
             tier
             for tier in self._tiers[: self._tiers.index(found_in)]
-            if tier.spec.writes != "never" and not (isinstance(tier, RamTier) and not tier.admits(nbytes))
+            if tier.spec.writes != "never"
+            and (tier.admits(head.own_bytes) if isinstance(tier, RamTier) else rows == head.num_rows)
         ]
 
 

@@ -65,6 +65,12 @@ class TierSpec(BaseModel):
         """The same tier with another policy; one that has none, as it is."""
         return self.model_copy(update={"policy": name}) if "policy" in _ALLOWED[self.kind] else self
 
+    def share(self, part: float) -> TierSpec:
+        """With room for so much of every record, where the process's own memory has it."""
+        if self.kind != "ram" or self.bytes is None:
+            return self
+        return self.model_copy(update={"bytes": round(self.bytes * part)})
+
     @property
     def writes(self) -> Write:
         return self.write or ("through" if self.kind in ("ram", "disk") else "behind")

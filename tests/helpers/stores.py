@@ -11,7 +11,8 @@ import torch
 
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.kv_store import KVStore, read_whole
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.kv_store import KVStore
 from blendrag.store.record import DamagedError, Head, Layout, Miss, Record
 from blendrag.store.stack import DEFAULT_POLICY
 from blendrag.store.tiers import Opened, TierSpec
@@ -181,7 +182,7 @@ def from_bytes(data: bytes, key: str, layout: Layout = LAYOUT) -> Record:
     """A record from all of its bytes, verified. Raises DamagedError."""
     head = layout.parse(key, data, len(data))
     assert isinstance(head, Head)
-    rows = torch.frombuffer(bytearray(data[head.begin :]), dtype=torch.uint8).view(layout.num_layers, -1)
+    rows = torch.frombuffer(bytearray(data[head.begin :]), dtype=torch.uint8).view(head.num_rows, -1)
     head.verify(0, rows)
     return Record(head, rows)
 

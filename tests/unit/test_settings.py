@@ -162,11 +162,6 @@ def test_argument_that_is_no_plain_data_is_refused_where_it_is_used() -> None:
     assert "SECRET" not in str(caught.value)
 
 
-def test_model_on_several_gpus_is_tried() -> None:
-    with pytest.raises(ConfigError, match=r"'tensor_parallel_size'.*leave it at 1"):
-        Settings.load(tensor_parallel_size=2)
-
-
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=1.000001), st.just("much")))
 def test_ratio_outside_zero_to_one_is_refused_by_name(ratio: object) -> None:
     with pytest.raises(ConfigError, match="'recompute_ratio'"):

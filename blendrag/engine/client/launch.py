@@ -101,7 +101,22 @@ def server_environment(settings: Settings) -> dict[str, str]:
     }
     if len(os.sched_getaffinity(0)) <= _SMALL_MACHINE_CORES:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    if _memory_nodes() < settings.tensor_parallel_size:  # vLLM would want one for each rank
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_ranks(settings.tensor_parallel_size))
     return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _memory_nodes() -> int:
+    """Of this machine (NUMA)."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
+def _cores_of_ranks(ranks: int) -> list[str]:
+    """This process's cores, divided; shared by ranks where there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // ranks
+    parts = [cores[rank * each : (rank + 1) * each] or [cores[rank % len(cores)]] for rank in range(ranks)]
+    return [",".join(map(str, part)) for part in parts]
 
 
 @contextmanager

@@ -18,7 +18,9 @@ def shortage(model: Path, arguments: Mapping[str, Any]) -> str | None:
         plan = memory_plan(dict(arguments))
     except Exception:  # then it is something else that keeps the engine from starting
         return None
-    weights = sum(file.stat().st_size for file in weight_files(model))
+    weights = sum(file.stat().st_size for file in weight_files(model)) // arguments.get(
+        "tensor_parallel_size", 1
+    )
     room = plan.share - weights if plan.cache is None else plan.cache
     sizes = f"its weights take {_gib(weights)} of the {_gib(plan.device)} that the device has"
     if room <= 0 or weights > plan.device:

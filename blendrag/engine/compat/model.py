@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from blendrag.attention.runs import Runs
 from blendrag.attention.scores import Scores
+from blendrag.engine.compat.parallel import divided_otherwise
 from blendrag.engine.compat.platform import PLAIN_KV, is_cpu
 
 # Structures that `decoder.KnownDecoder` computes piecewise; anything else goes through whole layers.
@@ -67,9 +68,8 @@ def rotary_of(layer: Any) -> Any | None:
 
 def unsupported_reason(vllm_config: Any, runner: Any, model: Any) -> str | None:
     """Why this model cannot be blended, or None."""
-    parallel = vllm_config.parallel_config
-    if parallel.world_size_across_dp > 1:  # others would wait for a rank that blends, or lack its KV
-        return "parallel engines (tensor, pipeline, data, expert, context) are not blended yet"
+    if reason := divided_otherwise(vllm_config.parallel_config):
+        return reason
     if vllm_config.speculative_config:
         return "speculative decoding cannot be combined with blending"
     layers = decoder_layers(model)

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from blendrag.control.choose import ChunkCost, Controller
+from blendrag.control.choose import ChunkCost, Controller, Decision
 from blendrag.control.estimate import Estimator
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
@@ -22,29 +22,33 @@ from blendrag.engine.worker.fused_prefill import FusedPrefill
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.prompt_forward import CachedSpan, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
+from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import Pace, Sliced, beside
 from blendrag.engine.worker.stored_kv import StoredKV
-from blendrag.load.layers import StoredLayers
-from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, whole_rows
+from blendrag.load.layers import SteadyLayers, StoredLayers
+from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, own_rows
 from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
 from blendrag.select import Selector, make_selector
-from blendrag.store.kv_store import KVStore
+from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
 WITHOUT_QUESTION = "gradual"  # the best of those that need none (docs/results.md)
 
 Chunk = tuple[CachedSpan, Opened]  # where it stands in the prompt, and its record
+Lost = tuple[str, str, str]  # a chunk that cannot be used: its key, the tier that was read, why
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What all requests are blended with. dense: whether the mask is written out."""
+    """What all requests are blended with. dense: whether the mask is written out. ranks: which have the rest
+    of the model."""
 
     decoder: Decoder
     cache: PagedCache
     dense: bool = False
+    ranks: Ranks = ALONE
 
 
 class RequestBlend:
@@ -54,7 +58,7 @@ class RequestBlend:
         self,
         model: LoadedModel,
         loader: LayerLoader,
-        kv: KVStore,
+        kv: KVReader,
         order: BlendOrder,
         estimate: Estimator | None,
         pace: Pace,
@@ -63,6 +67,8 @@ class RequestBlend:
         self._estimate, self._pace = estimate, pace
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
+        self._ranks = model.ranks
+        self._steady: SteadyLayers | None = None
         self._missing: dict[str, str] = {}
         self._decision = ""
         self._opened_s = 0.0
@@ -82,28 +88,65 @@ class RequestBlend:
     def run(self) -> Sliced:
         """Compute and write the prompt's KV, pausing as the pace says; the report. Raises whatever the model
         does."""
-        failed = None
+        lost: list[Lost] = []
+        failure: Exception | None
         while True:
-            open_all, close_all = partial(self._open, failed), partial(self._close_all_but, ())
-            chunks = yield from beside(self._loader.thread, self._pace, open_all, close_all)
+            chunks = self._worth_loading((yield from self._chunks(lost)))
             try:
-                report = yield from self._recompute(chunks)
+                with self._ranks.together():
+                    report = yield from self._recompute(chunks)
+                failure = self._steady.failure if self._steady else None
+            except LoadFailedError as problem:  # what is written for this prompt by now is written again
+                failure = problem
+            lost = self._heard(_lost_by(failure), failure)
+            if not lost:
                 break
-            except LoadFailedError as failure:  # what is written for this prompt by now is written again
-                assert failure.opened, failure
-                failed = failure
         ms = {**report.ms, "load": report.ms["load"] + 1e3 * self._opened_s}
         return replace(report, ms=ms, trace=tuple(self._trace.events))
 
+    def _heard(self, lost: list[Lost], problem: Exception | None) -> list[Lost]:
+        """What any of the ranks has lost. Raises on all of them what one of them has met with otherwise."""
+        grave = None if isinstance(problem, LoadFailedError) else problem
+        told = self._ranks.everyone((lost, grave and f"{type(grave).__name__}: {grave}"))
+        if grave is not None:
+            raise grave
+        for _, of_another in told:
+            if of_another:
+                raise RuntimeError(f"on another rank: {of_another}")
+        return list(dict.fromkeys(each for of_one, _ in told for each in of_one))
+
     # -- open ---------------------------------------------------------------------------------------------
 
-    def _open(self, failed: LoadFailedError | None) -> list[Chunk]:
-        """The chunks that are worth loading: may wait, for a disk, a server or a lock."""
+    def _chunks(self, lost: list[Lost]) -> Generator[None, None, list[Chunk]]:
+        """The chunks that are there, on all ranks; ascending. lost: what turned out not to be."""
+        open_all, close_all = partial(self._open, lost), partial(self._close_all_but, ())
+        chunks, problem = list[Chunk](), None
+        try:
+            chunks = yield from beside(self._loader.thread, self._pace, open_all, close_all)
+        except Exception as error:
+            problem = error
+        try:
+            heard = self._heard([(key, "", reason) for key, reason in self._missing.items()], problem)
+        except Exception:
+            close_all(chunks)
+            raise
+        elsewhere = {key: reason for key, _, reason in heard if key not in self._missing}
+        self._missing |= elsewhere
+        if self._kv.ram is not None:  # the owner has to see for itself what the tiers below have lost
+            self._kv.ram.delete(elsewhere)
+        kept = [chunk for chunk in chunks if chunk[1].head.key not in elsewhere]
+        self._close_all_but(kept, chunks)
+        return kept
+
+    def _open(self, lost: list[Lost]) -> list[Chunk]:
+        """May wait, for a disk, a server or a lock."""
         begin = time.perf_counter()
         with self._trace.span("open", "records"):
-            if failed is not None:
-                self._note(failed)
-            chunks = self._worth_loading(self._found())
+            for key, tier, reason in lost:
+                if reason == "damaged":
+                    self._kv.damaged(tier, key)
+                self._missing[key] = reason
+            chunks = self._found()
         self._opened_s += time.perf_counter() - begin
         return chunks
 
@@ -129,20 +172,19 @@ class RequestBlend:
         """Those that the controller would load; the others are computed like fresh tokens."""
         if self._estimate is None or not chunks:
             return chunks
-        options, written = self._order.recipe.options, self._order.written
+        written = self._order.written
         there = [chunk for chunk in chunks if chunk[0].start + chunk[0].length <= written]
         chunks = chunks[len(there) :]
         if not chunks:
             return there
-        costs = [ChunkCost(span.length, opened.head.nbytes, opened.tier.name) for span, opened in chunks]
+        costs = [ChunkCost(span.length, opened.head.own_bytes, opened.tier.name) for span, opened in chunks]
         begin = _first_needed(written, [span for span, _ in chunks])
         fresh = len(self._order.token_ids) - begin - sum(span.length for span, _ in chunks)
-        controller = Controller(self._estimate, self._options.recompute_ratio)
-        try:
-            given = None if options.auto_ratio else options.recompute_ratio
-            decision = controller.decide(costs, fresh, given)
-        except Exception as error:  # its advice is not worth a request
-            self._decision = f"the controller failed: {type(error).__name__}"
+        decision = self._ranks.choose(
+            self._decide(Controller(self._estimate, self._options.recompute_ratio), costs, fresh)
+        )
+        if isinstance(decision, str):
+            self._decision = decision
             return there + chunks
         self._decision = decision.why
         if any(decision.load):
@@ -150,6 +192,14 @@ class RequestBlend:
         kept = [chunk for chunk, load in zip(chunks, decision.load, strict=True) if load]
         self._close_all_but(there + kept, chunks)
         return there + kept
+
+    def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
+        """Or why there is no decision: its advice is not worth a request."""
+        options = self._order.recipe.options
+        try:
+            return controller.decide(costs, fresh, None if options.auto_ratio else options.recompute_ratio)
+        except Exception as error:
+            return f"the controller failed: {type(error).__name__}"
 
     def _close_all_but(self, kept: Sequence[Chunk], chunks: Sequence[Chunk]) -> None:
         still = {id(opened) for _, opened in kept}  # a chunk may stand in a prompt twice
@@ -225,20 +275,27 @@ class RequestBlend:
         kv = self._kv
         try:
             load = [
-                LoadSpan(opened, span.length, whole_rows(opened.head) if kv.replicas.wants(opened) else None)
+                LoadSpan(opened, span.length, own_rows(opened.head) if kv.replicas.wants(opened) else None)
                 for span, opened in chunks
             ]
             filled = kv.replicas.promote_behind
-            return self._loader.load(load, kv.layout, self._model.cache.device, self._trace, filled)
+            layers = self._loader.load(load, kv.layout, self._model.cache.device, self._trace, filled)
         except BaseException:
             kv.close_records([opened for _, opened in chunks])
             raise
+        if self._ranks.size == 1:
+            return layers
+        shape = (sum(span.length for span, _ in chunks), *self._model.decoder.kv_shape)
+        like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
+        self._steady = SteadyLayers(layers, shape, like)
+        return self._steady
 
-    def _note(self, failure: LoadFailedError) -> None:
-        for opened in failure.opened:
-            if failure.reason == "damaged":
-                self._kv.damaged(opened)
-            self._missing[opened.head.key] = failure.reason
+
+def _lost_by(failure: Exception | None) -> list[Lost]:
+    if not isinstance(failure, LoadFailedError):
+        return []
+    assert failure.opened, failure
+    return [(opened.head.key, opened.tier.name, failure.reason) for opened in failure.opened]
 
 
 def _first_needed(written: int, spans: Sequence[CachedSpan]) -> int:

@@ -23,13 +23,14 @@ from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.jobs import Jobs
-from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside, exhaust
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 from blendrag.errors import StoreError
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.contexts import Ids
 from blendrag.store.identity import KVIdentity, context_name, prefix_name
+from blendrag.store.kv_reader import KVReader
 from blendrag.store.kv_store import KVStore
 from blendrag.store.lock import IndexLock
 from blendrag.store.tiers import Tier, TierSpec
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _OpenStore:
-    kv: KVStore
+    kv: KVReader
     prefetcher: Prefetcher
     estimate: Estimator | None
     prefill: ChunkPrefill
@@ -52,18 +53,19 @@ class _OpenStore:
 
 
 class DataPlane:
-    """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps."""
+    """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
+    on all ranks alike."""
 
     def __init__(self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0) -> None:
-        self.model = model
+        self.model, self.ranks = model, model.ranks
         self.clock = StepClock()
-        self.jobs = Jobs(self.clock, share)
+        self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
         self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
-        self.queue = BlendQueue(self.blend)
+        self.queue = BlendQueue(self.blend, self.ranks)
 
     # -- stores -------------------------------------------------------------------------------------------
 
@@ -81,17 +83,38 @@ class DataPlane:
         named = prefix_name(kind.prefix_kind, prefix)
         assert named == kind.prefix, "chunks would be stored under another prefix's name"
         if root not in self._stores:
-            dtype = str(self.model.decoder.dtype).removeprefix("torch.")
+            estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
+            specs = [TierSpec.model_validate(spec) for spec in stack]
+            kv, held = self._open_kv(Path(root), kind, specs, lock)
+            prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill, held)
+        return root
+
+    def _open_kv(
+        self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool
+    ) -> tuple[KVReader, IndexLock | None]:
+        """The owner's first, with the lock: the others find what it has made."""
+        ranks, heads = self.ranks, kind.num_kv_heads
+        own, shards = ranks.heads(heads), ranks.shards(heads)
+        dtype = str(self.model.decoder.dtype).removeprefix("torch.")
+        stack = [spec.share(len(own) / heads) for spec in stack] if shards > 1 else stack
+        opened: list[tuple[KVReader, IndexLock | None]] = []
+
+        def open_as_owner() -> None:
             with ExitStack() as failed:
-                held = IndexLock(Path(root), ENDS_WITHIN_S) if lock else None
+                held = IndexLock(root, ENDS_WITHIN_S) if lock else None
                 if held:
                     failed.callback(held.release)
-                kv = KVStore.open(Path(root), kind, dtype, [TierSpec.model_validate(spec) for spec in stack])
-                estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
-                prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
-                self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill, held)
+                opened.append((KVStore.open(root, kind, dtype, stack, own, shards), held))
                 failed.pop_all()
-        return root
+
+        ranks.outcome(open_as_owner)
+        return opened[0] if ranks.first else (KVReader.open(root, kind, dtype, stack, own, shards), None)
+
+    def _opened(self, store: str) -> _OpenStore:
+        if store not in self._stores:
+            raise StoreError(f"the store {store!r} is not open in the engine")
+        return self._stores[store]
 
     def close_store(self, store: str) -> None:
         opened = self._stores.pop(store, None)
@@ -100,8 +123,10 @@ class DataPlane:
             opened.prefetcher.close()
             self._loader.drain()
             try:
-                exhaust(_drained(opened))
+                wait(opened.writes)
                 self._writer.submit(lambda: None).result()  # what else was begun there has ended
+                for write in opened.writes:
+                    write.result()
             finally:
                 opened.kv.close()
                 if opened.lock:
@@ -113,25 +138,29 @@ class DataPlane:
             for store in tuple(self._stores):
                 stack.callback(self.close_store, store)
 
-    def store(self, store: str) -> KVStore:
-        return self._stores[store].kv
+    def store(self, store: str) -> KVReader:
+        return self._opened(store).kv
 
     @property
     def tiers(self) -> list[Tier]:
-        """Those of all open stores."""
+        """Those of all open stores that count for the engine: the owner's."""
+        if not self.ranks.first:
+            return []
         return [tier for opened in self._stores.values() for tier in opened.kv.tiers]
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
-        self._stores[store].prefetcher.begin(keys)
+        self._opened(store).prefetcher.begin(keys)
 
     def delete(
         self, store: str, keys: Sequence[str], everywhere: bool = False
     ) -> Generator[bool, None, Deleted]:
-        opened = self._stores[store]
+        opened = self._opened(store)
         opened.prefill.forget()
         delete = partial(opened.kv.delete, keys, everywhere=everywhere)
-        chunks, unreachable = yield from _awaited(self._writer.submit(delete))
+        chunks, unreachable = yield from self._by_owner(delete)
+        if not self.ranks.first:
+            delete()
         return Deleted(chunks, tuple(unreachable))
 
     def empty_ram(self, store: str) -> None:
@@ -154,7 +183,7 @@ class DataPlane:
         self.store(store).learn(load_hazard(Path(folder))[0])
 
     def stats(self, store: str) -> StoreStats:
-        opened = self._stores[store]
+        opened = self._opened(store)
         return StoreStats(opened.kv.stats(), opened.prefetcher.stats(), opened.kv.policy_stats())
 
     # -- ingest -------------------------------------------------------------------------------------------
@@ -164,22 +193,24 @@ class DataPlane:
     ) -> Generator[bool | None, None, Ingested]:
         """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
         while the next call computes. Raises what an earlier write did."""
-        opened = self._stores[store]
-        adopt = partial(opened.kv.adopt, [(key, ids) for key, ids, *_ in chunks])
-        adopted = yield from _awaited(self._writer.submit(adopt))
+        opened = self._opened(store)
+        wanted = [(key, ids) for key, ids, *_ in chunks]
+        adopted = yield from self._by_owner(lambda: _stored(opened).adopt(wanted))
         fresh = [
             ChunkTokens(key, tuple(ids), tuple(context), after)
             for key, ids, context, after in chunks
             if key not in adopted
         ]
         seconds, tensors = (yield from _timed(opened.prefill.run(fresh))) if fresh else (0.0, [])
-        written = yield from _drained(opened)
+        written = yield from self._drained(opened)
         if self._stores.get(store) is not opened:
             raise StoreError("the store was closed while chunks were prefilled for it: ingest again")
-        for chunk, kv in zip(fresh, tensors, strict=True):
-            name = context_name(chunk.context, chunk.after)
-            write = self._writer.submit(opened.kv.put, chunk.key, chunk.token_ids, kv, name)
-            opened.writes.append(write)
+        for chunk, own in zip(fresh, tensors, strict=True):
+            kv = self.ranks.whole(own, opened.kv.layout.heads)
+            if kv is not None:
+                name = context_name(chunk.context, chunk.after)
+                put = partial(_stored(opened).put, chunk.key, chunk.token_ids, kv, name)
+                opened.writes.append(self._writer.submit(put))
         return Ingested(
             tokens=sum(len(chunk.token_ids) for chunk in fresh),
             adopted=sum(len(ids) for key, ids, *_ in chunks if key in adopted),
@@ -189,7 +220,24 @@ class DataPlane:
 
     def flush(self, store: str) -> Generator[bool, None, int]:
         """Wait for all writes; bytes written since the last call."""
-        return (yield from _drained(self._stores[store]))
+        return (yield from self._drained(self._opened(store)))
+
+    def _drained(self, opened: _OpenStore) -> Generator[bool, None, int]:
+        """Wait for all writes that were begun: their bytes. Raises the first one's error once all have
+        ended."""
+        writes = tuple(opened.writes)
+        while self.ranks.choose(bool(wait(writes, timeout=_LOOK_S).not_done)):
+            yield True
+        counted = [write for write in writes if write in opened.writes]  # else somebody else waited for it
+        opened.writes = [write for write in opened.writes if write not in writes]
+        return self.ranks.outcome(lambda: sum(write.result() for write in counted))
+
+    def _by_owner(self, work: Callable[[], T]) -> Generator[bool, None, T]:
+        """What another thread of the owner's does, waited for between the engine's steps."""
+        begun = self._writer.submit(work) if self.ranks.first else Future[T]()
+        while self.ranks.choose(self.ranks.first and bool(wait([begun], timeout=_LOOK_S).not_done)):
+            yield True
+        return self.ranks.outcome(begun.result)
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -205,7 +253,7 @@ class DataPlane:
 
     def blend(self, order: BlendOrder, pace: Pace) -> Sliced:
         """Compute and write the KV of one prompt; the report that travels back with the request's output."""
-        opened = self._stores[order.recipe.store]
+        opened = self._opened(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         request = self.blend_of(order)
@@ -234,21 +282,10 @@ def _timed(work: Generator[None, None, T]) -> Generator[None, None, tuple[float,
         yield
 
 
-def _drained(opened: _OpenStore) -> Generator[bool, None, int]:
-    """Wait for all writes that were begun: their bytes. Raises the first one's error once all have ended."""
-    writes = tuple(opened.writes)
-    while wait(writes, timeout=_LOOK_S).not_done:
-        yield True
-    counted = [write for write in writes if write in opened.writes]  # else somebody else waited for it, too
-    opened.writes = [write for write in opened.writes if write not in writes]
-    return sum(write.result() for write in counted)
-
-
-def _awaited(work: Future[T]) -> Generator[bool, None, T]:
-    """Another thread's work, waited for between the engine's steps."""
-    while wait([work], timeout=_LOOK_S).not_done:
-        yield True
-    return work.result()
+def _stored(opened: _OpenStore) -> KVStore:
+    """What the owner has."""
+    assert isinstance(opened.kv, KVStore)
+    return opened.kv
 
 
 # What a client may ask for by name, with plain data. Arguments: see :class:`StoreClient`.

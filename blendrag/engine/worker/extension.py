@@ -14,6 +14,7 @@ from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
+from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
 from blendrag.engine.recipe import SECRET
 from blendrag.engine.worker.blending import LoadedModel
@@ -22,6 +23,7 @@ from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
 from blendrag.engine.worker.mask_choice import choose_mask
 from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.worker.ranks import ALONE, SeveralRanks
 from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
@@ -52,9 +54,11 @@ class BlendWorker:
     def _bind(self) -> dict[str, Any]:
         model = self.model_runner.get_model()
         leave_rows_whole(model)
+        size = self.vllm_config.parallel_config.tensor_parallel_size
+        device = device_name(self.model_runner.device)
         facts: dict[str, Any] = {
             "architecture": type(model).__name__,
-            "device": device_name(self.model_runner.device),
+            "device": device if size == 1 else f"{size} x {device}",
             "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
             "vllm": VLLM_VERSION,
             "threads": torch.get_num_threads(),
@@ -63,15 +67,16 @@ class BlendWorker:
         }
         if facts["reason"]:
             return facts
+        ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
         decoder = make_decoder(model, self.vllm_config)
         cache = PagedCache(decoder.attentions, self.model_runner, facts["block_size"])
-        facts["reason"] = unfit_reason(decoder, cache)
+        facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache))), None)
         if facts["reason"]:
             return facts
         connector = own_connector(BlendConnector)
         extra = connector.options
-        mask = choose_mask(decoder, cache, extra.get("mask", "auto"))
-        loaded = LoadedModel(decoder, cache, mask == "dense")
+        mask = ranks.choose(choose_mask(decoder, cache, extra.get("mask", "auto")))
+        loaded = LoadedModel(decoder, cache, mask == "dense", ranks)
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
         connector.bind(self._blendrag)

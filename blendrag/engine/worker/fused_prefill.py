@@ -38,7 +38,7 @@ class FusedPrefill:
         attention: torch.Tensor | None = None,
     ) -> None:
         self._forward, self._stored, self._selector = forward, stored, selector
-        self._attention = attention
+        self._attention, self._ranks = attention, forward.pace.ranks
 
     def run(self) -> Generator[None, None, int]:
         """Compute and write the KV of all tokens given, with a pause where the pace says so. Returns how many
@@ -47,7 +47,7 @@ class FusedPrefill:
         checks = self._selector.check_layers(layers)
         repaired: Ints = np.arange(tokens.cached.size)
         if checks[0] == 0:
-            repaired = self._selector.select(0, self._candidates(repaired)).numpy()
+            repaired = self._selected(0, self._candidates(repaired))
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
         rows = forward.embed(tokens.computed(repaired))
@@ -80,12 +80,17 @@ class FusedPrefill:
             assert projected.raw_key is not None, "asked for at check layers"
             at = upload(np.searchsorted(positions.host, tokens.cached[repaired]), device)
             fresh, left = (projected.raw_key[at], projected.value[at]), upload(repaired, device)
-            kept = (part[left] for part in stored)
-            scores, norm = deviation(self._selector.options.metric, *fresh, *kept)
+            kept = (stored[0][left], stored[1][left])
+            scores, norm = deviation(self._selector.options.metric, *fresh, *kept, self._ranks.sum)
             candidates = replace(candidates, deviation=scores, norm=norm)
-        chosen = self._selector.select(layer, candidates).numpy()
+        chosen = self._selected(layer, candidates)
         self._forward.watch.select_s += time.perf_counter() - begin
         return Indices.of(np.searchsorted(positions.host, tokens.computed(repaired[chosen])), device)
+
+    def _selected(self, layer: int, candidates: CachedTokens) -> Ints:
+        """The owner's choice: two sums of the same numbers need not be the same."""
+        chosen: Ints = self._selector.select(layer, candidates).numpy()
+        return self._ranks.choose(chosen)
 
     def _candidates(self, repaired: Ints) -> CachedTokens:
         """The cached tokens that were not dropped yet."""

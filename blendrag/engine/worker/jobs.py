@@ -9,7 +9,9 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import StepClock
+from blendrag.errors import BlendragError
 
 # While the engine takes no steps: so long may a request that arrives have to wait for its first.
 _IDLE_S = 0.2
@@ -22,10 +24,13 @@ Name = tuple[str, int]
 
 
 class Jobs:
-    """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most."""
+    """Those that have begun; each client has one go on at a time. ``share``: of an engine step, at most.
 
-    def __init__(self, clock: StepClock, share: float) -> None:
-        self._clock, self._share = clock, share
+    Several ranks pause where the owner does. What a job raises of BlendragErrors, it raises on all of them.
+    """
+
+    def __init__(self, clock: StepClock, share: float, ranks: Ranks = ALONE) -> None:
+        self._clock, self._share, self._ranks = clock, share, ranks
         self._begun: dict[Name, Job] = {}
         self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
         self._current: dict[str, Name] = {}  # by client
@@ -49,11 +54,13 @@ class Jobs:
         beside = self._share < 1 and self._quiet < _QUIET
         budget = self._clock.slice_s(self._share) - self._clock.blended_s if beside else _IDLE_S
         try:
-            while True:
-                before = time.perf_counter()
-                waits, now = next(job), time.perf_counter()
-                if waits or now - begin + now - before > budget:  # another piece would overshoot it
-                    break
+            with self._ranks.together(BlendragError, StopIteration):
+                while True:
+                    before = time.perf_counter()
+                    waits, now = next(job), time.perf_counter()
+                    # Another piece would overshoot it.
+                    if self._ranks.choose(waits or now - begin + now - before > budget):
+                        break
         except StopIteration as end:
             return True, end.value
         finally:

@@ -98,7 +98,7 @@ Look = Callable[[Indices, Projected], Indices | None]
 @dataclass(frozen=True)
 class PromptForward:
     """Of one prompt, once or several times. dense: whether rows attend to all K and V of a layer put together
-    instead of the pages; ``pace`` says when to pause."""
+    instead of the pages; ``pace`` says when to pause, and knows the other ranks."""
 
     decoder: Decoder
     tokens: PromptTokens

@@ -48,7 +48,7 @@ class QuestionPass:
             moved = self._stored.write(layer)
             whole = forward.whole(moved) if forward.dense else None
             rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))
-        mass = self._mass.cpu()
+        mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
         return mass
 

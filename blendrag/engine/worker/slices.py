@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.ranks import ALONE, Ranks
 
 _KEPT_STEPS = 8
 _FEWEST_ROWS, _MOST_ROWS, _FIRST_ROWS = 32, 8192, 128
@@ -26,10 +27,12 @@ T = TypeVar("T")
 class Pace:
     """When a fused prefill pauses, and how many rows of a layer it computes before it asks again.
 
-    ``rows``: None while nothing has to be waited for: whole layers.
+    ``rows``: None while nothing has to be waited for: whole layers. Of several ranks, the owner's clock
+    counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.rows: int | None = None
         self._budget_s, self._end, self._asked = 0.0, 0.0, 0.0
         self._learnt = _FIRST_ROWS
@@ -44,7 +47,7 @@ class Pace:
     @property
     def over(self) -> bool:
         """Whether the slice has ended."""
-        return self.rows is not None and time.perf_counter() > self._end
+        return self.rows is not None and self.ranks.choose(time.perf_counter() > self._end)
 
     def pause(self, rows: int) -> bool:
         """Asked after each piece of so many ``rows``: whether another one would overshoot the slice."""
@@ -53,9 +56,10 @@ class Pace:
         now = time.perf_counter()
         taken, self._asked = now - self._asked, now
         fitting = int(rows * self._budget_s / _PIECES / max(taken, 1e-6))
-        self._learnt = max(_FEWEST_ROWS, min(fitting, 2 * self._learnt, _MOST_ROWS))
+        learnt = max(_FEWEST_ROWS, min(fitting, 2 * self._learnt, _MOST_ROWS))
+        self._learnt, pauses = self.ranks.choose((learnt, now + taken > self._end))
         self.rows = self._learnt
-        return now + taken > self._end
+        return pauses
 
 
 class StepClock:
@@ -114,7 +118,7 @@ def beside(
         return work()
     done = thread.submit(work)
     try:
-        while pace.rows is not None and not done.done():
+        while pace.rows is not None and not pace.ranks.all(done.done()):
             yield
     except GeneratorExit:
         done.add_done_callback(lambda late: None if late.exception() else undo(late.result()))
@@ -126,8 +130,8 @@ class BlendQueue:
     """Orders in the order of their arrival: the first is finished before the second begins, so that it has
     its first token soonest and one request's stored KV is in flight at a time."""
 
-    def __init__(self, start: Callable[[BlendOrder, Pace], Sliced]) -> None:
-        self._start, self._pace = start, Pace()
+    def __init__(self, start: Callable[[BlendOrder, Pace], Sliced], ranks: Ranks = ALONE) -> None:
+        self._start, self._pace = start, Pace(ranks)
         self._waiting: deque[BlendOrder] = deque()
         self._current: tuple[BlendOrder, Sliced] | None = None
 

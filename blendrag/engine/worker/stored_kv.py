@@ -27,8 +27,11 @@ class StoredKV:
     def arrival(self, layer: int) -> Generator[None, None, None]:
         """Pause until the layer is here, where a pause is allowed: else whoever asks for it waits."""
         forward, held = self._forward, self._last is not None and self._last[0] == layer
-        if forward.pace.rows is not None and not held and not self._layers.ready(layer):
-            yield from forward.pause(lambda: self._layers.ready(layer))
+        if forward.pace.rows is not None and not held and not self._ready(layer):
+            yield from forward.pause(lambda: self._ready(layer))
+
+    def _ready(self, layer: int) -> bool:
+        return self._forward.pace.ranks.all(self._layers.ready(layer))
 
     def at(self, layer: int) -> KV:
         """As it is stored, K before RoPE, to be compared with."""

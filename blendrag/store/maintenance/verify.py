@@ -193,12 +193,12 @@ class Verifier:
             raise StoreError(f"cannot read {str(tier.path(key))!r}: {opened or 'it has vanished'}")
         head = opened.head
         try:
-            layers, row = head.layout.num_layers, head.row_bytes
-            group = max(1, _AT_ONCE // row)  # layers
-            if self._buffer.numel() < min(group, layers) * row:
-                self._buffer = torch.empty(min(group, layers) * row, dtype=torch.uint8)
-            for first in range(0, layers, group):
-                last = min(first + group, layers)
+            count, row = head.num_rows, head.row_bytes
+            group = max(1, _AT_ONCE // row)  # rows
+            if self._buffer.numel() < min(group, count) * row:
+                self._buffer = torch.empty(min(group, count) * row, dtype=torch.uint8)
+            for first in range(0, count, group):
+                last = min(first + group, count)
                 into = self._buffer[: (last - first) * row].view(-1, row)
                 (rows,) = tier.read([Read(opened, first, last, into)])
                 head.verify(first, rows)

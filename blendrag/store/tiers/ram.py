@@ -14,7 +14,8 @@ from blendrag.store.tiers.local import LocalTier
 
 @register_tier("ram")
 class RamTier(LocalTier):
-    """Records as they came, verified already; their rows are handed out without a copy."""
+    """Records as they came, verified already; their rows are handed out without a copy. Of a record with
+    several shards, those that this process reads."""
 
     def __init__(self, spec: TierSpec, layout: Layout, on_evict: Callable[[str], None] | None = None) -> None:
         super().__init__(spec, layout, on_evict)
@@ -39,8 +40,9 @@ class RamTier(LocalTier):
 
     @staticmethod
     def _rows(one: Read) -> torch.Tensor:
-        assert isinstance(one.opened.source, Record)
-        return one.opened.source.rows[one.first : one.last]
+        record = one.opened.source
+        assert isinstance(record, Record)
+        return record.rows[one.first - record.first : one.last - record.first]
 
     def clear(self) -> None:
         """Drop all records."""
@@ -52,8 +54,11 @@ class RamTier(LocalTier):
     def _found(self) -> Iterable[tuple[str, int]]:
         return ()
 
+    def _size(self, record: Record) -> int:
+        return record.head.own_bytes
+
     def _write(self, record: Record) -> None:
-        self._records[record.key] = record
+        self._records[record.key] = record.own
 
     def _remove(self, key: str) -> bool:
         return self._records.pop(key, None) is not None

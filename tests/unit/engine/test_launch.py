@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blendrag.engine.client import launch
 from blendrag.engine.client.launch import (
     SERVING,
     busy,
     engine_args,
     engine_key,
+    server_environment,
 )
 from blendrag.engine.compat import platform
 from blendrag.engine.compat.start import argument_names
@@ -74,3 +77,27 @@ def test_engines_of_other_arguments_are_taken_for_one() -> None:
     assert {engine_key(one): one}[engine_key(same)] is one
     assert engine_key(one) != engine_key(other)
     assert "engine_args" in str(busy(one, other))
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "parts"),
+    [
+        ({0, 1}, 2, "0|1"),
+        ({4, 5, 6, 7, 8}, 2, "4,5|6,7"),
+        ({3}, 2, "3|3"),
+        ({0, 1, 2, 3}, 1, None),
+    ],
+)
+def test_ranks_of_a_cpu_compute_on_the_same_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], ranks: int, parts: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    monkeypatch.setattr(launch, "_memory_nodes", lambda: 1)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    several = Settings.load(tensor_parallel_size=ranks)
+    assert server_environment(several).get("VLLM_CPU_OMP_THREADS_BIND") == parts
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "the user has said it"
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
+    monkeypatch.setattr(launch, "_memory_nodes", lambda: 2)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "vLLM divides them by itself"

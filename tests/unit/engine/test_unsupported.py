@@ -65,7 +65,6 @@ def test_blocks_that_the_backend_splits_are_addressed_whole(model_dir: Path) -> 
 @pytest.mark.parametrize(
     "ranks",
     [
-        {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"tensor_parallel_size": 2, "enable_expert_parallel": True},
@@ -74,10 +73,16 @@ def test_blocks_that_the_backend_splits_are_addressed_whole(model_dir: Path) -> 
     ],
     ids=lambda ranks: "-".join(ranks),
 )
-def test_one_of_several_ranks_blends(model_dir: Path, ranks: dict[str, Any]) -> None:
+def test_rank_blends_that_another_waits_for(model_dir: Path, ranks: dict[str, Any]) -> None:
     made = config(model_dir)
     made.parallel_config = ParallelConfig(**ranks)
     assert "parallel" in (reason(made) or "")
+
+
+def test_ranks_that_share_tensors_are_refused(model_dir: Path) -> None:
+    made = config(model_dir)
+    made.parallel_config = ParallelConfig(tensor_parallel_size=2)
+    assert reason(made) is None
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from blendrag.load.layers import StoredLayers
-from blendrag.load.loader import Filled, LayerLoader, LoadSpan, whole_rows
+from blendrag.load.loader import Filled, LayerLoader, LoadSpan, own_rows
 from blendrag.load.trace import Trace
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
@@ -55,7 +55,7 @@ class Bench:
     ) -> StoredLayers:
         self._loader._in_flight = in_flight
         spans = [
-            LoadSpan(one, length, whole_rows(one.head) if filled and self.store.replicas.wants(one) else None)
+            LoadSpan(one, length, own_rows(one.head) if filled and self.store.replicas.wants(one) else None)
             for one, length in zip(opened, lengths, strict=False)
         ]
         return self._loader.load(spans, self.store.layout, device, self.trace, filled)

@@ -1,0 +1,138 @@
+"""What the ranks of an engine have to agree on: each has some heads of every layer, and a process of its own.
+
+All of them take the same steps through the same layers, whose sums wait for every rank. So whatever a rank
+finds out alone (a clock, a disk, an error) becomes the same for all before it changes what is done next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+
+from blendrag.errors import BlendragError, EngineError
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """One rank, which agrees with itself. The first one is the *owner*: it writes and has the catalogue.
+
+    Methods are called by all ranks in the same order, in the worker's own thread.
+    """
+
+    rank, size = 0, 1
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def heads(self, total: int) -> range:
+        """Which of ``total`` KV heads this rank has. With more ranks than heads, several have the same."""
+        first = self.rank * total // self.size
+        return range(first, first + max(1, total // self.size) if total else 0)
+
+    def shards(self, total: int) -> int:
+        """Into how many shards of heads the records are cut that they write."""
+        return max(1, min(self.size, total))
+
+    def sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Of what every rank has of its heads. May overwrite ``numbers``, float32."""
+        return numbers
+
+    def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
+        """KV [..., own heads, head_size], on the CPU, with all heads; None for all but the owner."""
+        return kv
+
+    def choose(self, value: T) -> T:
+        """The owner's."""
+        return value
+
+    def everyone(self, value: T) -> list[T]:
+        """Those of all ranks, in their order."""
+        return [value]
+
+    def all(self, value: bool) -> bool:
+        """Whether it is so for all of them."""
+        return value
+
+    def outcome(self, work: Callable[[], T]) -> T:
+        """What the owner's ``work`` gives, plain data; nobody else does it. All raise what it raises."""
+        return work()
+
+    def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
+        """An error of one rank alone, within this, ends its process, and with it the engine: the others would
+        wait for it. agreed: errors that are never one's alone."""
+        return nullcontext()
+
+
+ALONE = Ranks()
+
+
+class SeveralRanks(Ranks):
+    """group: vLLM's tensor-parallel one (``compat.parallel``)."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.rank, self.size = group.rank_in_group, group.world_size
+
+    def sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        summed: torch.Tensor = self._group.all_reduce(numbers)
+        return summed
+
+    def whole(self, kv: torch.Tensor, total: int) -> torch.Tensor | None:
+        own = kv.contiguous().view(torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.size)] if self.first else None
+        torch.distributed.gather(own, parts, self._group.ranks[0], self._group.cpu_group)
+        if parts is None:
+            return None
+        step = self.size // self.shards(total)  # so many have the same heads
+        return torch.cat([part.view(kv.dtype) for part in parts[::step]], dim=-2)
+
+    def choose(self, value: T) -> T:
+        chosen: T = self._group.broadcast_object(value if self.first else None)
+        return chosen
+
+    def everyone(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value, self._group.cpu_group)
+        return values
+
+    def all(self, value: bool) -> bool:
+        agreed = torch.tensor(int(value))
+        torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MIN, self._group.cpu_group)
+        return bool(agreed)
+
+    def outcome(self, work: Callable[[], T]) -> T:
+        result, error = None, None
+        if self.first:
+            try:
+                result = work()
+            except BlendragError as problem:
+                error = problem
+            except Exception as problem:
+                error = EngineError(f"{type(problem).__name__}: {problem}")
+        result, error = self.choose((result, error))
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def together(self, *agreed: type[Exception]) -> AbstractContextManager[None]:
+        return _Together(self.rank, agreed)
+
+
+class _Together(AbstractContextManager[None]):
+    def __init__(self, rank: int, agreed: tuple[type[Exception], ...]) -> None:
+        self._rank, self._agreed = rank, agreed
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, self._agreed):
+            _log.critical("rank %d fails alone, and the engine with it", self._rank, exc_info=error)
+            os._exit(1)

@@ -1,0 +1,144 @@
+"""Two ranks in processes of their own, over gloo.
+
+``python several_ranks.py OUT MEETING RANK NAME`` does what the function of that name does, on one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.worker.jobs import Jobs
+from blendrag.engine.worker.ranks import Ranks, SeveralRanks
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.errors import EngineError, StoreFullError
+
+HEADS = 4
+_LIMIT_S = 120.0
+
+
+def on_two_ranks(name: str, folder: Path) -> list[Any]:
+    """What the function of this name gives on each; of one that ends without an answer, its exit code."""
+    outs = [folder / f"{name} {rank}" for rank in (0, 1)]
+    words = [[__file__, str(out), str(folder / "meeting"), str(rank), name] for rank, out in enumerate(outs)]
+    ranks = [subprocess.Popen([sys.executable, *each]) for each in words]
+    try:
+        codes = [rank.wait(_LIMIT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [
+        json.loads(out.read_text()) if out.exists() else code for out, code in zip(outs, codes, strict=True)
+    ]
+
+
+class Group:
+    """What is used of vLLM's."""
+
+    def __init__(self, meeting: str, rank: int) -> None:
+        torch.distributed.init_process_group("gloo", f"file://{meeting}", world_size=2, rank=rank)
+        self.rank_in_group, self.world_size, self.ranks = rank, 2, [0, 1]
+        self.cpu_group = torch.distributed.group.WORLD
+
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
+        torch.distributed.all_reduce(numbers)
+        return numbers
+
+    def broadcast_object(self, value: Any) -> Any:
+        values = [value]
+        torch.distributed.broadcast_object_list(values, 0)
+        return values[0]
+
+
+def kv_of(heads: range) -> torch.Tensor:
+    """[layers, 2, tokens, heads, size]: a head's numbers are its own."""
+    kv = torch.arange(2 * 2 * 3 * HEADS * 5).view(2, 2, 3, HEADS, 5).bfloat16()
+    return kv[:, :, :, heads.start : heads.stop]
+
+
+def agreements(ranks: Ranks) -> dict[str, Any]:
+    """What is left of what differs from rank to rank."""
+    shared = ranks.whole(kv_of(range(1)), 1)  # of more ranks than heads
+    whole = ranks.whole(kv_of(ranks.heads(HEADS)), HEADS)
+    if whole is not None and shared is not None:
+        assert ranks.first and whole.equal(kv_of(range(HEADS))) and shared.equal(kv_of(range(1)))
+    return {
+        "sum": ranks.sum(torch.full((3,), float(ranks.rank + 1))).tolist(),
+        "choose": ranks.choose({"rank": ranks.rank}),
+        "everyone": ranks.everyone(ranks.rank),
+        "all": (ranks.all(True), ranks.all(ranks.rank == 0)),
+        "outcome": ranks.outcome(lambda: ranks.rank),
+        "whole": whole is not None,
+        "full": _raised(ranks, StoreFullError("full")),
+        "gone": _raised(ranks, OSError("gone")),
+    }
+
+
+def _raised(ranks: Ranks, error: Exception) -> str:
+    def fail() -> None:
+        raise error
+
+    try:
+        ranks.outcome(fail)
+    except (StoreFullError, EngineError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+    return "nothing"
+
+
+def slices(ranks: Ranks) -> list[tuple[str, int | None, int]]:
+    """Blends by clocks that differ: which one, with how many rows, in which slice."""
+    count, log = 0, list[tuple[str, int | None, int]]()
+
+    def start(order: BlendOrder, pace: Pace) -> Sliced:
+        for _ in range(10):
+            time.sleep(0.001 + 0.004 * ranks.rank)
+            log.append((order.request_id, pace.rows, count))
+            if pace.pause(pace.rows or 1):
+                yield
+        return {"done": order.request_id}  # type: ignore[return-value]
+
+    queue = BlendQueue(start, ranks)
+    recipe = Recipe("store", (("key", 0, 2),))
+    queue.add(BlendOrder(name, name, [1, 2], [0], 0, recipe, True) for name in "ab")
+    while queue:
+        queue.run((0.006, 0.5)[ranks.rank])
+        count += 1
+    return log
+
+
+def job(ranks: Ranks) -> list[bool]:
+    """A job whose pieces take too long for a slice on one rank, not on the other."""
+    jobs = Jobs(StepClock(), 1.0, ranks)
+
+    def work() -> Generator[bool | None, None, str]:
+        for _ in range(4):
+            time.sleep(0.01 + 0.3 * ranks.rank)
+            yield None
+        return "done"
+
+    number, ended = jobs.begin(work()), list[bool]()
+    while not (ended and ended[-1]):
+        ended.append(jobs.go_on(number)[0])
+    return ended
+
+
+def fails_alone(ranks: Ranks) -> bool:
+    with ranks.together():
+        if not ranks.first:
+            raise MemoryError("on this rank alone")
+    return ranks.first
+
+
+if __name__ == "__main__":
+    out, meeting, rank, name = sys.argv[1:]
+    torch.set_num_threads(1)
+    Path(out).write_text(json.dumps(globals()[name](SeveralRanks(Group(meeting, int(rank))))))

@@ -1,0 +1,47 @@
+"""A worker that tells which tokens its selectors have chosen, and fails where it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from blendrag.engine.worker.data_plane import DataPlane
+from blendrag.engine.worker.extension import BlendWorker
+from blendrag.engine.worker.fused_prefill import FusedPrefill
+from blendrag.engine.worker.indices import Ints
+from blendrag.select.interface import CachedTokens
+
+_chosen: list[list[int]] = []
+_failing: list[int] = []
+_selected = FusedPrefill._selected
+
+
+def selected(self: FusedPrefill, layer: int, candidates: CachedTokens) -> Ints:
+    if self._ranks.rank in _failing:
+        raise MemoryError("told to fail")
+    chosen = _selected(self, layer, candidates)
+    _chosen.append(chosen.tolist())
+    return chosen
+
+
+FusedPrefill._selected = selected  # type: ignore[method-assign]
+
+
+def take_chosen(data_plane: DataPlane) -> list[list[int]]:
+    """By choice, since the last call."""
+    taken = list(_chosen)
+    _chosen.clear()
+    return taken
+
+
+def fail(data_plane: DataPlane, rank: int) -> None:
+    """From now on, at this rank's next choice."""
+    _failing.append(rank)
+
+
+class WatchedRank(BlendWorker):
+    blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        **BlendWorker.blendrag_operations,
+        "take_chosen": take_chosen,
+        "fail": fail,
+    }

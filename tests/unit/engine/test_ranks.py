@@ -1,0 +1,73 @@
+"""What ranks agree on, two of them in processes of their own; no engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from blendrag.load.layers import SteadyLayers, StoredLayer, StoredLayers
+from several_ranks import on_two_ranks
+
+
+def test_ranks_disagree(tmp_path: Path) -> None:
+    both = {
+        "sum": [3.0] * 3,
+        "choose": {"rank": 0},
+        "everyone": [0, 1],
+        "all": [True, False],
+        "outcome": 0,
+        "full": "StoreFullError: full",
+        "gone": "EngineError: OSError: gone",
+    }
+    assert on_two_ranks("agreements", tmp_path) == [both | {"whole": True}, both | {"whole": False}]
+
+
+def test_rank_goes_by_its_own_clock(tmp_path: Path) -> None:
+    first, second = on_two_ranks("slices", tmp_path)
+    assert first == second
+    assert max(at for *_, at in first) > 2
+
+
+def test_job_pauses_where_the_other_rank_would(tmp_path: Path) -> None:
+    first, second = on_two_ranks("job", tmp_path)
+    assert first == second
+
+
+def test_rank_that_fails_alone_is_waited_for(tmp_path: Path) -> None:
+    assert on_two_ranks("fails_alone", tmp_path) == [True, 1]
+
+
+class _Breaking(StoredLayers):
+    """Two layers, then an error."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def fetch_kv(self, first_layer: int) -> None: ...
+
+    def ready(self, layer: int) -> bool:
+        return layer < 2
+
+    def synchronize(self, layer: int) -> StoredLayer:
+        if layer >= 2:
+            raise OSError(f"layer {layer}")
+        return StoredLayer(torch.ones(3, 2, 4), torch.ones(3, 2, 4))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_layers_that_cannot_be_loaded_end_a_rank() -> None:
+    broken = _Breaking()
+    with SteadyLayers(broken, (3, 2, 4), torch.empty(0, dtype=torch.bfloat16)) as layers:
+        layers.fetch_kv(0)
+        assert layers.synchronize(0).key.sum() == 24
+        assert not layers.ready(2)
+        for layer in (2, 3):
+            key, value = layers.synchronize(layer).of_all_heads()
+            assert key.dtype == torch.bfloat16 and key.shape == (3, 2, 4)
+            assert not key.any() and not value.any() and key is not value
+            assert layers.ready(layer + 1)
+        assert str(layers.failure) == "layer 2"  # the first
+    assert broken.closed
