@@ -65,8 +65,18 @@ def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
 
 def token_splitter(chat: ChatModel) -> TextSplitter:
     """Makes chunks of as many tokens as blendrag's own have."""
-    from langchain_text_splitters import RecursiveCharacterTextSplitter
+    from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitter
 
+    from blendrag import RemoteChat
+
+    if isinstance(chat, RemoteChat):  # the one below measures every paragraph, each with a request
+        split = chat.split
+
+        class ByServer(TextSplitter):
+            def split_text(self, text: str) -> list[str]:
+                return split(text)
+
+        return ByServer()
     return RecursiveCharacterTextSplitter(
         chunk_size=chat.settings.chunk_tokens,
         chunk_overlap=chat.settings.chunk_overlap,

@@ -89,3 +89,13 @@ def test_setting_of_the_server_is_passed_over() -> None:
         ChatBlend(base_url="http://localhost:1", kv_dir="kv")
     with pytest.raises(ConfigError, match="no URL"):
         ChatBlend(base_url="localhost:1")
+
+
+def test_every_paragraph_is_a_request(server: Script, tmp_path: Any) -> None:
+    told = '{"report": {"chunks": 2}}\n'
+    server.replies = [Reply(lines=['{"pieces": [["One.", "Two."]]}']), Reply(lines=[told])]
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
+    kept: Any = warm(store, ChatBlend(base_url=server.url, chunk_tokens=16))
+    assert kept.ingest([Document("One.\n\nTwo.")], show_progress=False).added == 2
+    _, path, body = server.asked[0]
+    assert (path, body["chunk_tokens"]) == ("/v1/kb/split", 16)
