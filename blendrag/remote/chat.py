@@ -36,6 +36,7 @@ from blendrag.settings import Settings, closest
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
+_LONGEST_WAIT_S = 60.0
 _PREFETCH_S = 5.0
 _EVENT_BYTES = 64 << 20  # evidence has a row for each document
 
@@ -184,7 +185,8 @@ class RemoteChat(ChatModel):
     def _repeated_after(self, error: BlendragError) -> float | None:
         """A server that is full, starts again, or broke off."""
         if isinstance(error, ServerBusyError):
-            return error.retry_after_s if error.retry_after_s is not None else _BETWEEN_ATTEMPTS_S
+            after = _BETWEEN_ATTEMPTS_S if error.retry_after_s is None else error.retry_after_s
+            return after if after <= _LONGEST_WAIT_S else None
         return _BETWEEN_ATTEMPTS_S if isinstance(error.__cause__, httpx2.ConnectError) else None
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:

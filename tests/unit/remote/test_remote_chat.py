@@ -236,6 +236,9 @@ def test_busy_server_is_asked_sooner_than_it_says(
     server.replies = [error(503, "full", retry_after="3"), events("fine")]
     assert chat.complete(chat.request(HI)).text == "fine"
     assert 3.0 in slept
+    server.replies = [error(503, "full", retry_after="3600")]
+    with pytest.raises(errors.ServerBusyError, match="in 3600 s"):
+        chat.complete(chat.request(HI))
 
 
 @pytest.mark.parametrize("cut", [True, False])
