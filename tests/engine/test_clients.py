@@ -130,8 +130,8 @@ def test_tools_or_schemas_need_options_of_the_server(chat: RemoteChat) -> None:
 
 
 def test_log_probabilities_are_lost(chat: RemoteChat) -> None:
-    for prompted in (messages(), prompt()):
-        answer = chat.complete(chat.request(prompted, logprobs=2, max_tokens=3))
+    for prompted in (messages(), "Once upon a time, there was a"):
+        answer = chat.complete(chat.request(prompted, logprobs=2, max_tokens=3, other={"ignore_eos": True}))
         assert len(answer.logprobs) == answer.usage.output == 3
         assert all(one.logprob == one.top[0][1] and len(one.top) == 2 for one in answer.logprobs)
 
@@ -174,21 +174,22 @@ class City(BaseModel):
 
 def test_chain_loses_what_embedded_ones_have(url: str) -> None:
     llm = ChatBlend(base_url=url, max_tokens=8)
-    message = llm.invoke(prompt())
+    asked = prompt("Where does LangChain find that Alpha0 was founded?")
+    message = llm.invoke(asked)
     facts = message.response_metadata["blendrag"]
     assert blended(facts) == sum(row["tokens"] for row in facts["documents"] if row["kind"] == "cached")
     assert message.response_metadata["model_name"] == DEFAULT_MODEL
     assert message.usage_metadata is not None
     details: Any = message.usage_metadata["input_token_details"]
     assert details["cache_read"] + details["blend_recomputed"] > 0
-    chunks = list(llm.stream(prompt()))
+    chunks = list(llm.stream(asked))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk
     assert isinstance(whole, AIMessageChunk)
     assert whole.text == message.text and len(chunks) > 3
     assert whole.response_metadata["blendrag"]["prompt"] == facts["prompt"]
-    assert asyncio.run(llm.ainvoke(prompt())).text == message.text
+    assert asyncio.run(llm.ainvoke(asked)).text == message.text
     assert isinstance(llm.with_structured_output(City).invoke("Name a city.", max_tokens=64), City)
     assert llm.bind_tools([City], tool_choice="any").invoke("Name a city.", max_tokens=64).tool_calls
     assert llm.get_num_tokens("Hello there") == 2
@@ -202,7 +203,7 @@ def test_store_does_not_tell_the_server(url: str, server: Server, tmp_path: Path
     store = BlendChroma(
         "villages", DeterministicFakeEmbedding(size=6), persist_directory=str(tmp_path), llm=llm
     )
-    text = f"Delta is a village of nine houses. {TEXTS['city-1']}"
+    text = f"Delta is a village of nine houses. {FILLER}"
     store.ingest([Document(text, metadata={"source": "villages.txt"})], show_progress=False)
     (found,) = store.similarity_search("Delta?", k=1)
     answer = llm.invoke(f"{found.page_content}\n\nHow many houses?")
@@ -219,19 +220,20 @@ def blended_of(llm: ChatBlend, text: str) -> int:
 
 def test_llama_index_loses_what_embedded_ones_have(url: str) -> None:
     llm = BlendLLM(base_url=url, max_tokens=8)
+    asked = prompt("Where does LlamaIndex find that Alpha0 was founded?")
     assert llm.metadata.context_window == 2048
     assert llm.metadata.model_name == DEFAULT_MODEL
-    response = llm.chat([ChatMessage(prompt())])
+    response = llm.chat([ChatMessage(asked)])
     raw: Any = response.raw
     assert blended(raw["blendrag"]) > 0
-    *_, last = llm.stream_chat([ChatMessage(prompt())])
+    *_, last = llm.stream_chat([ChatMessage(asked)])
     assert last.message.content == response.message.content
     assert last.raw["blendrag"]["prompt"] == raw["blendrag"]["prompt"]  # type: ignore[index]
-    assert asyncio.run(llm.acomplete(prompt())).text == response.message.content
+    assert asyncio.run(llm.acomplete(asked)).text == response.message.content
     assert llm.structured_predict(City, _prompt("Name a city.")).name is not None
     with pytest.raises(errors.ConfigError, match="did you mean repetition_penalty"):
         llm.complete("Hi", repetition_penalti=1.0)
-    text = f"Epsilon is a village of nine houses. {TEXTS['city-2']}"
+    text = f"Epsilon is a village of nine houses. {FILLER}"
     warm = WarmKV(llm=llm)
     warm([TextNode(text=text, id_="epsilon")])
     found = llm.complete(f"{text}\n\nHow many houses?").raw["blendrag"]  # type: ignore[index]
