@@ -151,9 +151,9 @@ def _ids(collection: Collection) -> set[str]:
 
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:
-    blending = blending_of(request)
+    """Not where prompts are planned: another process may have the turn at changing the catalogue."""
     try:
-        return await blending.run(lambda: work(blending.library))
+        return await asyncio.to_thread(work, blending_of(request).library)
     except BlendragError as error:
         raise HTTPException(_status(error), str(error)) from None
 

@@ -326,9 +326,12 @@ class Library:
 
         Returns their tokens.
         """
+        missing, store = list(missing), self.session.store
+        if store and (ready := self.catalogue.ready(missing)):
+            store.check(ready)
         found = self.catalogue.entries_of(missing)
         entries = [entry for entry in found if entry.state == "pending"]
-        if entries and (store := self.session.store):
+        if entries and store:
             for batch in batches(entries, self.settings.ingest_batch_tokens):
                 self.session.later(store.ingest_later(batch))
         return sum(len(entry.token_ids) for entry in entries)

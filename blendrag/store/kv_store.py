@@ -13,11 +13,12 @@ from blendrag.errors import ConfigError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
 from blendrag.store.kv_reader import KVReader, Wanted, close_all, read_whole
+from blendrag.store.lock import IndexLock
 from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
-from blendrag.store.tiers import Context, DiskTier, Opened, Tier, TierError, make_tier
+from blendrag.store.tiers import Context, DiskTier, Opened, RamTier, Tier, TierError, make_tier
 from blendrag.store.tiers.local import LocalTier
 from blendrag.store.usage_log import UsageLog
 
@@ -34,6 +35,7 @@ class KVStore(KVReader):
         super().__init__(tiers, layout, Replicas(tiers, primary))
         self._catalogue, self._primary = catalogue, primary
         self._usage = UsageLog(catalogue, tiers)
+        self._opened = contextlib.ExitStack()
 
     @classmethod
     def open(
@@ -44,15 +46,21 @@ class KVStore(KVReader):
         stack: Sequence[TierSpec],
         own: range | None = None,
         shards: int = 1,
+        lock_s: float | None = None,
     ) -> KVStore:
         """Open or create the store in ``root``. dtype: what the engine computes in. own: the KV heads that
-        this process has. shards: of the records that it writes.
+        this process has. shards: of the records that it writes. lock_s: so many seconds it waits for the
+        folder's lock, and holds it then; None: its client holds it.
 
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
         """
-        catalogue = Catalogue.open(root, identity)
         tiers: list[Tier] = []
-        try:
+        with contextlib.ExitStack() as opened:
+            if lock_s is not None:
+                opened.callback(IndexLock(root, lock_s).release)
+            catalogue = Catalogue.open(root, identity)
+            opened.callback(catalogue.close)
+            opened.callback(close_all, tiers)
             catalogue.settle_dtype(dtype)
             layout, at = Layout(identity, dtype, own, shards), primary_at(stack)
             if shards > 1 and stack[at].kind == "ram":
@@ -64,10 +72,7 @@ class KVStore(KVReader):
             primary.attach(tiers[at], tiers[:at], tiers[at + 1 :])
             store = cls(catalogue, tiers, layout, primary)
             store._recover()
-        except BaseException:
-            close_all(tiers)
-            catalogue.close()
-            raise
+            store._opened = opened.pop_all()
         return store
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -149,6 +154,27 @@ class KVStore(KVReader):
             self.close_records([opened])
         return adopted
 
+    def check(self, keys: Iterable[str]) -> None:
+        """A reader elsewhere could not use these chunks: read them again from every tier but RAM. What is
+        damaged is put aside, what is nowhere is wanted again."""
+        keys = list(keys)
+        for tier in self.tiers:
+            if isinstance(tier, RamTier):
+                continue
+            for key, opened in self._opened_in(tier, keys).items():
+                try:
+                    if isinstance(opened, Exception):
+                        raise opened
+                    read_whole(opened)
+                except DamagedError:
+                    self.damaged(tier.name, key)
+                except TierError:
+                    continue
+                finally:
+                    self.close_records([opened] if isinstance(opened, Opened) else [])
+        for key in keys:
+            self._primary.lost(key)
+
     def damaged(self, tier: str, key: str) -> None:
         for one in self.tiers:
             if one.name == tier:
@@ -179,8 +205,7 @@ class KVStore(KVReader):
     def close(self) -> None:
         self.replicas.close()
         self._usage.flush()
-        close_all(self.tiers)
-        self._catalogue.close()
+        self._opened.close()
 
     def _recover(self) -> None:
         for tier in self.tiers:

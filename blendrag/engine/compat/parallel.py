@@ -11,7 +11,8 @@ _DIVIDED = {
     "pipeline_parallel_size": "pipeline parallel: no rank has all layers, and each waits for another",
     "prefill_context_parallel_size": "context parallel: no rank has all tokens of a prompt",
     "decode_context_parallel_size": "context parallel: no rank has all tokens of a prompt",
-    "data_parallel_size": "data parallel: the other engines would lack what one has stored",
+    # Of dense models, vLLM tells each engine that it is alone.
+    "data_parallel_size": "data parallel experts: all engines take their steps together",
 }
 
 

@@ -24,7 +24,7 @@ from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
-from blendrag.errors import StoreError
+from blendrag.errors import ConfigError, StoreError
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
@@ -32,7 +32,6 @@ from blendrag.store.contexts import Ids
 from blendrag.store.identity import KVIdentity, context_name, prefix_name
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.kv_store import KVStore
-from blendrag.store.lock import IndexLock
 from blendrag.store.tiers import Tier, TierSpec
 from blendrag.store.tiers.local import Forecast
 
@@ -48,7 +47,6 @@ class _OpenStore:
     prefetcher: Prefetcher
     estimate: Estimator | None
     prefill: ChunkPrefill
-    lock: IndexLock | None
     writes: list[Future[int]] = field(default_factory=list)
 
 
@@ -56,8 +54,11 @@ class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
     on all ranks alike."""
 
-    def __init__(self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0) -> None:
-        self.model, self.ranks = model, model.ranks
+    def __init__(
+        self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0, *, owner: bool = True
+    ) -> None:
+        """owner: whether this engine stores; of data parallel ones the first does, and all read."""
+        self.model, self.ranks, self._owner = model, model.ranks, owner
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)
@@ -85,31 +86,24 @@ class DataPlane:
         if root not in self._stores:
             estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
             specs = [TierSpec.model_validate(spec) for spec in stack]
-            kv, held = self._open_kv(Path(root), kind, specs, lock)
+            kv = self._open_kv(Path(root), kind, specs, lock)
             prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
-            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill, held)
+            self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill)
         return root
 
-    def _open_kv(
-        self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool
-    ) -> tuple[KVReader, IndexLock | None]:
+    def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool) -> KVReader:
         """The owner's first, with the lock: the others find what it has made."""
         ranks, heads = self.ranks, kind.num_kv_heads
         own, shards = ranks.heads(heads), ranks.shards(heads)
         dtype = str(self.model.decoder.dtype).removeprefix("torch.")
         stack = [spec.share(len(own) / heads) for spec in stack] if shards > 1 else stack
-        opened: list[tuple[KVReader, IndexLock | None]] = []
-
-        def open_as_owner() -> None:
-            with ExitStack() as failed:
-                held = IndexLock(root, ENDS_WITHIN_S) if lock else None
-                if held:
-                    failed.callback(held.release)
-                opened.append((KVStore.open(root, kind, dtype, stack, own, shards), held))
-                failed.pop_all()
-
-        ranks.outcome(open_as_owner)
-        return opened[0] if ranks.first else (KVReader.open(root, kind, dtype, stack, own, shards), None)
+        if not self._owner:
+            if all(spec.kind == "ram" for spec in stack):
+                raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
+            return KVReader.open(root, kind, dtype, stack, own, shards)
+        opened, lock_s = list[KVReader](), ENDS_WITHIN_S if lock else None
+        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, lock_s)))
+        return opened[0] if ranks.first else KVReader.open(root, kind, dtype, stack, own, shards)
 
     def _opened(self, store: str) -> _OpenStore:
         if store not in self._stores:
@@ -129,8 +123,6 @@ class DataPlane:
                     write.result()
             finally:
                 opened.kv.close()
-                if opened.lock:
-                    opened.lock.release()
 
     def close(self) -> None:
         """Close all stores. Raises what one of them did once all are closed."""
@@ -163,6 +155,11 @@ class DataPlane:
             delete()
         return Deleted(chunks, tuple(unreachable))
 
+    def check(self, store: str, keys: Sequence[str]) -> Generator[bool, None, None]:
+        opened = self._opened(store)
+        if self._owner:
+            yield from self._by_owner(lambda: _stored(opened).check(keys))
+
     def empty_ram(self, store: str) -> None:
         self.store(store).empty_ram()
 
@@ -194,6 +191,8 @@ class DataPlane:
         """Prefill (key, token ids, context, after), but for those that a shared tier has; they are written
         while the next call computes. Raises what an earlier write did."""
         opened = self._opened(store)
+        if not self._owner:
+            return Ingested(0, 0, 0.0, 0)
         wanted = [(key, ids) for key, ids, *_ in chunks]
         adopted = yield from self._by_owner(lambda: _stored(opened).adopt(wanted))
         fresh = [
@@ -296,6 +295,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "flush": DataPlane.flush,
     "prefetch": DataPlane.prefetch,
     "delete": DataPlane.delete,
+    "check": DataPlane.check,
     "empty_ram": DataPlane.empty_ram,
     "forecast": DataPlane.forecast,
     "use_policy": DataPlane.use_policy,

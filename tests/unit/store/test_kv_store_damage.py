@@ -100,6 +100,21 @@ def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
     store.close()
 
 
+def test_owner_does_not_find_what_a_reader_could_not_use(tmp_path: Path) -> None:
+    """It has a sound copy in RAM."""
+    store = filled(tmp_path, [A, B, C], ram=1 << 20)
+    record_of(tmp_path, B.key).unlink()
+    with record_of(tmp_path, C.key).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    store.check([A.key, B.key, C.key])
+    assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
+    assert quarantined(tmp_path)
+    store.close()
+
+
 def test_record_with_something_appended_is_dropped(tmp_path: Path) -> None:
     store = filled(tmp_path, [A])
     file = record_of(tmp_path, A.key)
