@@ -13,7 +13,7 @@ from blendrag.engine.client.generation import Sampling
 from blendrag.errors import EngineError
 from blendrag.lab.doctor import run_doctor
 from blendrag.lab.running import lab_engine
-from blendrag.models import DEFAULT_MODEL, model_digest
+from blendrag.models import DEFAULT_MODEL, model_digest, resolve_model
 from blendrag.settings import Settings
 from lora_adapter import make_adapter
 from quantised_model import FORMATS, small_model
@@ -90,10 +90,11 @@ def test_adapter_is_not_in_what_is_generated_or_blended(tmp_path: Path, tokenize
 
 
 @pytest.mark.xdist_group("server")
-def test_served_model_is_without_its_adapter(model_dir: Path, tokenizer: Any, tmp_path: Path) -> None:
+def test_served_model_is_without_its_adapter(tokenizer: Any, tmp_path: Path) -> None:
     import transformers
 
-    reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    whole_model = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(whole_model, dtype=torch.float32)
     names = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(0, 30, 3)]
     modules = {name: reference.get_submodule(name) for name in names}
     adapter = make_adapter(tmp_path / "lora", {name: module.weight.shape for name, module in modules.items()})
