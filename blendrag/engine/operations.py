@@ -12,7 +12,8 @@ class EngineFacts:
     """What a running engine is.
 
     reason: why its model cannot be blended; None if it can. mask: how scattered tokens are masked then.
-    blocks: what names the bytes of its KV blocks, which no other engine may take for its own.
+    blocks: what names the bytes of its KV blocks, which no other engine may take for its own;
+    "" where they are not kept.
     """
 
     architecture: str

@@ -112,7 +112,9 @@ class _Check:
             reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
-            special = [self._restored(prompts[0], full[0])]
+            special: list[Row] = []
+            if self.engine.facts.blocks:
+                special.append(self._restored(prompts[0], full[0]))
             if self.settings.prefix_caching:
                 special.append(self._behind_a_hit(store, prompts[0], texts[1][:2]))
             if self.settings.blend_share < 1.0:  # else a blend is one slice

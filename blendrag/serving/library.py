@@ -90,7 +90,7 @@ class Library:
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self.prefixes: Prefixes | None = None
         """While an engine runs, where they are switched on and this process has it to itself."""
-        self._has_tree = bool(tree_stack(settings)) and settings.tensor_parallel_size == 1 and not shared
+        self._has_tree = bool(tree_stack(settings)) and not shared
         if not settings.tree_disk_bytes:
             shutil.rmtree(tree_folder(root), ignore_errors=True)
         self._warned = False

@@ -57,8 +57,8 @@ class Prefixes:
     def open(
         cls, root: Path, settings: Settings, catalogue: Catalogue, engine: RunningEngine
     ) -> Prefixes | None:
-        """Those of the library in ``root``, which has this catalogue; None where its model cannot be
-        blended. What is left of another engine's is removed. Raises StoreError."""
+        """Those of the library in ``root``, which has this catalogue; None where its engine keeps none: it
+        cannot blend, or has several ranks. What is left of another engine's is removed. Raises StoreError."""
         folder = tree_folder(root)
         if not engine.facts.blocks:
             return None

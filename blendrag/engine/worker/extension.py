@@ -80,7 +80,8 @@ class BlendWorker:
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share)
         connector.bind(self._blendrag)
-        return facts | {"mask": mask, "num_layers": decoder.num_layers, "blocks": cache.format}
+        blocks = cache.format if size == 1 else ""  # a rank's have some of the heads
+        return facts | {"mask": mask, "num_layers": decoder.num_layers, "blocks": blocks}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only
