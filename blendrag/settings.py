@@ -166,6 +166,10 @@ class Settings(BaseSettings):
     ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
     disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
     eviction: str = Field(DEFAULT_POLICY, description="Policy of the default tiers: which chunk leaves.")
+    tree_ram_bytes: int = Field(
+        0, ge=0, description="Memory for exact prefixes of prompts that come again, beside chunks; 0: none."
+    )
+    tree_disk_bytes: int = Field(0, ge=0, description="Disk for them, which outlives the engine; 0: none.")
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )

@@ -38,7 +38,8 @@ class Turn:
         self._library, self._settings, self._request = library, settings, request
         self.engine = library.start()
         self.plan = plan_request(library, request)
-        self.recipe, self._plain = library.recipe(self.plan, request.options or settings.blending)
+        recipe, self._plain = library.recipe(self.plan, request.options or settings.blending)
+        self._path, self.recipe = library.path(self.plan, recipe)
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
         self._reader = Reasoning.of(
@@ -55,7 +56,9 @@ class Turn:
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
-        sampling = replace(request.sampling, grammar=grammar) if grammar else request.sampling
+        sampling = replace(request.sampling, path=self._path)
+        if grammar:
+            sampling = replace(sampling, grammar=grammar)
         if (reader := self._reader) is not None:
             if sampling.grammar and reader.comes_first:
                 sampling = replace(sampling, thinks_first=request.chat_template_kwargs)
@@ -79,7 +82,7 @@ class Turn:
         return Piece(piece, reasoning=thought)
 
     def _end(self, last: Delta, thought: str) -> Piece:
-        evidence = evidence_of(self.plan, self.recipe, self._plain, last)
+        evidence = evidence_of(self.plan, self.recipe, self._plain, last, self._path)
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0

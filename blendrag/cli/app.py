@@ -21,6 +21,7 @@ from blendrag.cli.plan import plan
 from blendrag.cli.profile import profile
 from blendrag.cli.serve import ANY_OPTION, serve
 from blendrag.cli.stats import stats
+from blendrag.cli.tree import app as tree
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
@@ -31,6 +32,7 @@ app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
 app.add_typer(evictor, name="evictor")
+app.add_typer(tree, name="tree")
 
 
 def _version(wanted: bool) -> None:

@@ -12,6 +12,8 @@ class EngineFacts:
     """What a running engine is.
 
     reason: why its model cannot be blended; None if it can. mask: how scattered tokens are masked then.
+    blocks: what names the bytes of its KV blocks, which no other engine may take for its own;
+    "" where they are not kept.
     """
 
     architecture: str
@@ -23,6 +25,7 @@ class EngineFacts:
     reason: str | None
     mask: str = ""
     num_layers: int = 0
+    blocks: str = ""
 
     def machine(self, model: str) -> Machine:
         """What it runs on. model: as the user names it."""

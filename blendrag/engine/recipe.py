@@ -10,6 +10,7 @@ from typing import Any
 
 import xxhash
 
+from blendrag.engine.prefixes import PATH
 from blendrag.errors import ConfigError
 from blendrag.options import DEFAULTS, BlendOptions
 
@@ -33,11 +34,15 @@ class Recipe:
     store: id of an opened store (``StoreClient.open``).
     spans: (chunk key, start, length) per cached segment, token offsets in the prompt, ascending.
     options: how; ``blend`` and ``min_cached_tokens`` have been obeyed by then.
+    tree, head: an opened tree, and (key, end) of its nodes that the prompt begins with. Only what is behind
+    them is blended; all of it, if they cannot be had.
     """
 
     store: str
     spans: tuple[tuple[str, int, int], ...]
     options: BlendOptions = DEFAULTS
+    tree: str = ""
+    head: tuple[tuple[str, int], ...] = ()
 
     @property
     def cached(self) -> int:
@@ -115,7 +120,8 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     spans = tuple((str(key), int(start), int(length)) for key, start, length in fields["spans"])
     options = dict(fields["options"])
     options["check_layers"] = tuple(int(layer) for layer in options["check_layers"])
-    return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options)})
+    head = tuple((str(key), int(end)) for key, end in fields.get("head", ()))
+    return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options), "head": head})
 
 
 def sealed(params: dict[str, Any], salt: str, secret: str) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:
 
 
 def _seal(params: dict[str, Any], salt: str, secret: str) -> str:
-    said = json.dumps([params.get(FIELD), params.get("ticket"), salt], sort_keys=True)
+    said = json.dumps([params.get(FIELD), params.get(PATH), params.get("ticket"), salt], sort_keys=True)
     return hmac.new(secret.encode(), said.encode(), "sha256").hexdigest()
 
 

@@ -15,9 +15,10 @@ Cause = Literal["recipe", "salt", "memory", "error"]
 class BlendReport:
     """Made by the worker, or by the scheduler for a request that it does not blend.
 
-    prefix: leading prompt tokens that were left as the engine's prefix cache had them. cached: those behind
-    them whose KV was loaded. fresh: those that had none. recomputed: of the cached ones,
-    mean over the layers from the selector's first choice on. missing: why chunks could not be had, by key.
+    prefix: leading prompt tokens that were left as the engine's prefix cache had them. exact: those behind
+    them whose KV the tree of prefixes had, as full prefill makes it. cached: those behind these whose KV was
+    loaded. fresh: those that had none. recomputed: of the cached ones, mean over the layers from the
+    selector's first choice on. missing: why chunks could not be had, by key.
     selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
     slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
     load, select, recompute. trace: what was loaded and computed when, if that was asked for.
@@ -26,6 +27,7 @@ class BlendReport:
     """
 
     prefix: int = 0
+    exact: int = 0
     cached: int = 0
     fresh: int = 0
     recomputed: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blendrag.eviction.heap import IndexedHeap
 from blendrag.eviction.history import Count, Counts
-from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 
 
 @register_policy("gdsf")
@@ -36,9 +36,8 @@ class GDSF(EvictionPolicy):
                 self._aging = max(self._aging, priority)
             self._counts.left(key)
 
-    def victim(self) -> str | None:
-        first = self._heap.peek()
-        self._named = first[0] if first else None
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        self._named = self._heap.first(may_leave)
         return self._named
 
     def _use(self, key: str, count: Count, use: Use) -> None:

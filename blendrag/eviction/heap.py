@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from array import array
+from collections.abc import Callable
 from itertools import compress
 
 _CHILDREN = 16  # as many doubles as fill two cache lines: measured against 8 and 32
@@ -68,6 +70,19 @@ class IndexedHeap:
     def peek(self) -> tuple[str, float] | None:
         """The first key and its priority; None if there is none."""
         return (self._keys[self._heap[0]], self._priorities[0]) if self._heap else None
+
+    def first(self, wanted: Callable[[str], bool]) -> str | None:
+        """The first of the wanted keys; None if there is none. O(k log k) for k keys that come before it."""
+        ahead = [(self._priorities[0], self._turns[0], 0)] if self._heap else []
+        while ahead:
+            _, _, place = heapq.heappop(ahead)
+            key = self._keys[self._heap[place]]
+            if wanted(key):
+                return key
+            begin = _CHILDREN * place + 1
+            for child in range(begin, min(begin + _CHILDREN, len(self._heap))):
+                heapq.heappush(ahead, (self._priorities[child], self._turns[child], child))
+        return None
 
     def _new_slot(self, key: str) -> int:
         if self._free:

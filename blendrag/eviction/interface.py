@@ -28,6 +28,14 @@ class Use:
     known: int = 0
 
 
+MayLeave = Callable[[str], bool]
+"""Whether a chunk may leave now: of a tree, only leaves may (RAGCache, section 5.1)."""
+
+
+def anything(key: str) -> bool:
+    return True
+
+
 class EvictionPolicy(ABC):
     """Keeps the order in which a tier's chunks leave. The tier serialises all calls.
 
@@ -49,8 +57,9 @@ class EvictionPolicy(ABC):
         """A chunk left, for whatever reason."""
 
     @abstractmethod
-    def victim(self) -> str | None:
-        """The chunk that should leave next; None when there is none. Changes nothing: it may yet stay."""
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        """The chunk that should leave next, of those that may; None when there is none. Changes nothing: it
+        may yet stay."""
 
     def forecast(  # noqa: B027  (most policies do not care)
         self, key: str, probability: float, at: float, conversation: str = ""

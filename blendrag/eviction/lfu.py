@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blendrag.eviction.heap import IndexedHeap
 from blendrag.eviction.history import Counts
-from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 
 
 @register_policy("lfu")
@@ -31,6 +31,5 @@ class LFU(EvictionPolicy):
         if self._heap.remove(key) is not None:
             self._counts.left(key)
 
-    def victim(self) -> str | None:
-        first = self._heap.peek()
-        return first[0] if first else None
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        return self._heap.first(may_leave)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from blendrag.eviction.heap import IndexedHeap
-from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 
 SCALE = 1e-2  # per second: one over the mean gap between turns (section 3.4.2)
 _LEAST = 1e-6  # 0 and 1 have no logit
@@ -50,9 +50,8 @@ class LPC(EvictionPolicy):
         self._heap.remove(key)
         self._lines.pop(key, None)
 
-    def victim(self) -> str | None:
-        first = self._heap.peek()
-        return first[0] if first else None
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        return self._heap.first(may_leave)
 
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
         if not 0.0 <= probability <= 1.0:

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from blendrag.eviction.hazard import Features, Hazard
 from blendrag.eviction.history import History
-from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 from blendrag.eviction.ranks import Ranks
 
 _LEAST_REMEMBERED, _TIMES = 4096, 4  # chunks whose uses are counted: so many, or times as many as are held
@@ -74,9 +74,9 @@ class LPCPlus(EvictionPolicy):
         self._ranks.remove(key)
         self._features.pop(key, None)
 
-    def victim(self) -> str | None:
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
         self._held = self._ranks.size
-        return self._ranks.least() if self.learned else self._ranks.oldest()
+        return self._ranks.least(may_leave) if self.learned else self._ranks.oldest(may_leave)
 
     def forecast(self, key: str, probability: float, at: float, conversation: str = "") -> None:
         """Of the forecasts since the chunk's last use the highest counts (LPC, section 3.5: max pooling)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from blendrag.eviction.interface import EvictionPolicy, Use, register_policy
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 
 
 @register_policy("lru")
@@ -26,5 +26,5 @@ class LRU(EvictionPolicy):
     def removed(self, key: str) -> None:
         self._order.pop(key, None)
 
-    def victim(self) -> str | None:
-        return next(iter(self._order), None)
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        return next(filter(may_leave, self._order), None)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from blendrag.eviction.interface import MayLeave, anything
 
 _AT_ONCE = 4  # chunks that grow older in one call, at most
 
@@ -48,12 +51,15 @@ class Levels:
             if not self._at[level]:
                 self._occupied ^= 1 << level
 
-    def first(self) -> str | None:
-        """None if there is none."""
-        if not self._occupied:
-            return None
-        lowest = (self._occupied & -self._occupied).bit_length() - 1
-        return next(iter(self._at[lowest]))
+    def first(self, wanted: MayLeave = anything) -> str | None:
+        """Of the wanted ones; None if there is none."""
+        left = self._occupied
+        while left:
+            lowest = (left & -left).bit_length() - 1
+            if (key := next(filter(wanted, self._at[lowest]), None)) is not None:
+                return key
+            left &= left - 1
+        return None
 
 
 class Ages:
@@ -92,9 +98,9 @@ class Ages:
         """The page that the key is on."""
         return self._page[key]
 
-    def oldest(self) -> str | None:
-        """The key that was not used for the longest time."""
-        return next((next(iter(page)) for page in reversed(self._pages) if page), None)
+    def oldest(self, wanted: MayLeave = anything) -> str | None:
+        """Of the wanted ones the key that was not used for the longest time."""
+        return next(filter(wanted, chain.from_iterable(reversed(self._pages))), None)
 
     def aged(self, now: float, most: int) -> list[tuple[str, int]]:
         """Up to ``most`` keys that crossed a border since they were last named, with their new pages.
@@ -172,10 +178,11 @@ class Ranks:
             self._ages.remove(key)
             self._order.remove(key)
 
-    def least(self) -> str | None:
-        """The chunk that is expected to earn its place least; of equals the one that came longest ago."""
-        return self._order.first()
+    def least(self, wanted: MayLeave = anything) -> str | None:
+        """Of the wanted chunks the one that is expected to earn its place least; of equals the one that came
+        longest ago."""
+        return self._order.first(wanted)
 
-    def oldest(self) -> str | None:
-        """The chunk that was not used for the longest time."""
-        return self._ages.oldest()
+    def oldest(self, wanted: MayLeave = anything) -> str | None:
+        """Of the wanted chunks the one that was not used for the longest time."""
+        return self._ages.oldest(wanted)

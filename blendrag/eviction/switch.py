@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from blendrag.eviction.hazard import Hazard
-from blendrag.eviction.interface import EvictionPolicy, Use
+from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything
 
 
 class PolicySwitch(EvictionPolicy):
@@ -52,8 +52,8 @@ class PolicySwitch(EvictionPolicy):
         if not self._take_back(key):
             self._former.removed(key)
 
-    def victim(self) -> str | None:
-        return next(iter(self._carried), None) or self._former.victim()
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
+        return next(filter(may_leave, self._carried), None) or self._former.victim(may_leave)
 
     def taught(self, hazard: Hazard) -> EvictionPolicy | None:
         return self.successor.taught(hazard)

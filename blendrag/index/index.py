@@ -132,6 +132,15 @@ class BlendIndex(Answering):
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
         return self._retriever.search(question, top_k)
 
+    def warm(self, question: str, top_k: int | None = None) -> int:
+        """Have the exact prefix of a question's prompt before it is asked, if there is room: the number of
+        nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model."""
+        self._library.start()
+        if (prefixes := self._library.prefixes) is None:
+            raise ConfigError("exact prefixes are off, or not for this model: see tree_ram_bytes")
+        plan, _ = self._retriever.plan(question, top_k, (), self.settings.chat_template_kwargs)
+        return prefixes.grow(plan)
+
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         """A question becomes a prompt with what is retrieved for it; messages are one already."""
         check_names(options, AskOptions.__annotations__)

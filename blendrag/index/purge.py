@@ -62,8 +62,9 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
     library.drop(pipeline.remove(source))
     _delete_files(library.root / "kv", keys)
     catalogue.buried(keys)
-    for name in ("catalogue.sqlite", "ledger.sqlite"):
-        sqlite.compact(library.root / name)
+    for name in ("catalogue.sqlite", "ledger.sqlite", "tree/catalogue.sqlite"):
+        if (library.root / name).is_file():
+            sqlite.compact(library.root / name)
     return Purged(source, len(keys), owned - len(keys), rows, tuple(tiers))
 
 

@@ -10,15 +10,17 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
-from blendrag.lab.scratch import ScratchStore, scratch_store
+from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
 from blendrag.lab.statistics import next_token_kl
 from blendrag.lab.worker.operations import ModelCheck
 from blendrag.models import load_tokenizer
 from blendrag.serving.identity import prefix_ids
 from blendrag.settings import Settings
+from blendrag.tree import path_of
 
 # The standard library's own help: real text that is on every machine.
 _PROMPTS = (
@@ -27,7 +29,7 @@ _PROMPTS = (
 )
 _OPENING = "Some pages from a manual.\n\n"
 _CHUNK_TOKENS = 160
-_LOGPROBS = 20
+_ONE = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
 
 REUSE = "ratio 0 against full prefill, KL (what blending repairs)"
 """The row of a :class:`DoctorReport` that says what the other ones can tell apart."""
@@ -111,6 +113,8 @@ class _Check:
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
             special: list[Row] = []
+            if self.engine.facts.blocks:
+                special.append(self._restored(prompts[0], full[0]))
             if self.settings.prefix_caching:
                 special.append(self._behind_a_hit(store, prompts[0], texts[1][:2]))
             if self.settings.blend_share < 1.0:  # else a blend is one slice
@@ -142,6 +146,22 @@ class _Check:
         hit = self._ask(turn, self._recipe(store, turn, 1.0))
         row = _at_most("the same behind a prefix hit, KL", _largest_kl([full], [hit]), _MAX_KL)
         return _if(hit.report is not None and hit.report.prefix > 0, row)
+
+    def _restored(self, prompt: Prompt, full: Delta) -> Row:
+        """From a tree of its own, into which the prompt was stored before."""
+        with scratch_tree(self.engine, self.settings) as (tree, client):
+            nodes = path_of(tree.identity, prompt.token_ids, prompt.spans)
+            named = tuple((node.key, node.end) for node in nodes)
+            tree.expect(nodes, prompt.token_ids)
+            self._along(prompt, PrefixPath(client.id, named, 0, len(named)))
+            client.delete([])  # what is being stored is waited for
+            restored = self._along(prompt, PrefixPath(client.id, named, len(named), len(named)))
+        row = _at_most("exact prefix, stored and put back, KL", _largest_kl([full], [restored]), _MAX_KL)
+        return _if(restored.report is not None and restored.report.exact == nodes[-1].end, row)
+
+    def _along(self, prompt: Prompt, path: PrefixPath) -> Delta:
+        self.engine.reset_prefix_cache()
+        return self.engine.generate(prompt.token_ids, replace(_ONE, path=path))
 
     def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Row:
         """While another answer is being generated."""
@@ -181,8 +201,7 @@ class _Check:
         return self._ask(prompt, recipe)
 
     def _ask(self, prompt: Prompt, recipe: Recipe | None) -> Delta:
-        sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=_LOGPROBS)
-        return self.engine.generate(prompt.token_ids, sampling, recipe)
+        return self.engine.generate(prompt.token_ids, _ONE, recipe)
 
 
 def _blended(answers: Sequence[Delta]) -> Row:

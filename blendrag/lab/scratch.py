@@ -14,9 +14,11 @@ import torch
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.stores import StoreClient
+from blendrag.engine.client.trees import TreeClient
 from blendrag.errors import BlendragError, StoreError
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import batches
+from blendrag.serving.prefixes import tree_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Contexts, NewChunk
@@ -25,6 +27,7 @@ from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
+from blendrag.tree.tree import Tree
 
 Ids = tuple[int, ...]
 
@@ -146,6 +149,22 @@ def scratch_store(
                 client.delete([entry.key for entry in catalogue.entries()])  # from servers, too
             with contextlib.suppress(BlendragError):
                 client.close()
+
+
+@contextlib.contextmanager
+def scratch_tree(engine: Engine, settings: Settings) -> Iterator[tuple[Tree, TreeClient]]:
+    """An empty tree of exact prefixes, in RAM; gone afterwards."""
+    identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
+    ram = TierSpec(kind="ram")
+    with temporary_folder(settings, ram) as folder:
+        tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks))
+        with contextlib.closing(tree):
+            client = TreeClient.open(engine, folder, tree.identity, [ram])
+            try:
+                yield tree, client
+            finally:
+                with contextlib.suppress(BlendragError):  # the engine may be what failed
+                    client.close()
 
 
 @contextlib.contextmanager

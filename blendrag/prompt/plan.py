@@ -65,13 +65,17 @@ class PromptPlan:
     def fresh_tokens(self) -> int:
         return sum(len(segment.token_ids) for segment in self.segments) - self.cached_tokens
 
-    def transfer_params(self) -> list[list[Any]]:
-        """``[chunk key, start, length]`` of each cached segment, in token offsets; plain types only."""
+    def spans(self) -> list[tuple[str, int, int]]:
+        """(chunk key, start, length) of each cached segment, in token offsets, ascending."""
         return [
-            [segment.chunk_key, start, len(segment.token_ids)]
+            (segment.chunk_key, start, len(segment.token_ids))
             for start, segment in self._with_starts()
             if segment.chunk_key is not None
         ]
+
+    def transfer_params(self) -> list[list[Any]]:
+        """``[chunk key, start, length]`` of each cached segment, in token offsets; plain types only."""
+        return [list(span) for span in self.spans()]
 
     def describe(self) -> list[dict[str, Any]]:
         """Rows for ``explain()``: one per segment, then one per document that was not found."""

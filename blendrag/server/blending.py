@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 FIELD_NAME = "blendrag"
 """Of the field, in the body of a request."""
 
-_COUNTS = ("prompt", "reused", "recomputed", "fresh", "prefix", "plain")
+_COUNTS = ("prompt", "mode", "reused", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace")
 
 _MOST_INGESTS = 8  # of a tenant, with the one that is being done

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from blendrag.engine.client.generation import Delta
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.load.trace import Event
 from blendrag.prompt import PromptPlan
+
+Mode = Literal["exact", "mixed", "blended", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Which of the prompt's tokens were computed, in tokens, and why not fewer.
 
-    reused: taken from the store as they are. recomputed: taken from the store and repaired.
+    mode: how the prompt was prefilled. exact: all of its documents' KV was to come from the tree of
+    prefixes; mixed: that of its first ones did, and the rest was blended.
+    reused: taken from the store as they are. exact: those of them that came from the tree, as full prefill
+    makes them. recomputed: taken from the store and repaired.
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
     prefix: found in vLLM's own prefix cache, from an earlier prompt that began in the same way.
     plain: why the prompt was prefilled without blending; None if it was blended.
@@ -26,7 +33,9 @@ class Evidence:
     """
 
     prompt: int
+    mode: Mode = "plain"
     reused: int = 0
+    exact: int = 0
     recomputed: int = 0
     fresh: int = 0
     prefix: int = 0
@@ -44,24 +53,34 @@ class Evidence:
         return self.recomputed + self.fresh
 
 
-def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last: Delta) -> Evidence:
-    """Put together what was planned and what the engine reported."""
+def evidence_of(
+    plan: PromptPlan,
+    recipe: Recipe | None,
+    plain: str | None,
+    last: Delta,
+    path: PrefixPath | None = None,
+) -> Evidence:
+    """Put together what was planned and what the engine reported. path: of a prompt without a recipe."""
     prompt = len(plan.token_ids)
     documents = tuple(plan.describe())
     report = last.report
     fallback = report and report.fallback
+    if recipe is None and path is not None and not fallback:
+        return _of_path(plan, path, plain, last)
     if recipe is None or fallback:
         reason = plain or f"fell back to plain prefill: {fallback}"
         prefix = report.prefix if report is not None else last.prefix_tokens
         return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, plain=reason, documents=documents)
     if report is None:  # the prefix cache held this recipe's KV
         prefix = last.prefix_tokens
-        return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, documents=documents)
+        return Evidence(prompt, "blended", fresh=prompt - prefix, prefix=prefix, documents=documents)
     return Evidence(
         prompt,
-        reused=report.cached - report.recomputed,
+        "mixed" if report.exact else "blended",
+        reused=report.cached - report.recomputed + report.exact,
+        exact=report.exact,
         recomputed=report.recomputed,
-        fresh=prompt - report.cached - report.prefix,
+        fresh=prompt - report.cached - report.prefix - report.exact,
         prefix=report.prefix,
         missing=report.missing,
         documents=documents,
@@ -69,4 +88,22 @@ def evidence_of(plan: PromptPlan, recipe: Recipe | None, plain: str | None, last
         tiers=report.tiers,
         decision=report.decision,
         trace=report.trace,
+    )
+
+
+def _of_path(plan: PromptPlan, path: PrefixPath, plain: str | None, last: Delta) -> Evidence:
+    """Of a prompt that began with an exact prefix, or left one behind."""
+    spans, report = plan.spans(), last.report or BlendReport(prefix=last.prefix_tokens)
+    whole = path.held_end == spans[-1][1] + spans[-1][2]
+    return Evidence(
+        len(plan.token_ids),
+        "exact" if whole else "plain",
+        reused=report.exact,
+        exact=report.exact,
+        fresh=len(plan.token_ids) - report.exact - report.prefix,
+        prefix=report.prefix,
+        plain=None if whole else plain,
+        documents=tuple(plan.describe()),
+        ms=report.ms,
+        tiers=report.tiers,
     )

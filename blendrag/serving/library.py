@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import warnings
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, StoreError
 from blendrag.forecast.folder import default_folder
@@ -25,6 +27,7 @@ from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
 from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
+from blendrag.serving.prefixes import Prefixes, tree_folder, tree_stack
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -85,13 +88,33 @@ class Library:
         self._foreseeing = threading.Lock()
         self.forecaster: Forecaster | None = None
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
+        self.prefixes: Prefixes | None = None
+        """While an engine runs, where they are switched on and this process has it to itself."""
+        self._has_tree = bool(tree_stack(settings)) and not shared
+        if not settings.tree_disk_bytes:
+            shutil.rmtree(tree_folder(root), ignore_errors=True)
         self._warned = False
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
         engine = self.session.start(progress)
         self._look_ahead(self.session.store is not None)
+        self._open_prefixes(engine)
         return engine
+
+    def _open_prefixes(self, engine: RunningEngine) -> None:
+        if not self._has_tree or (self.prefixes is not None and self.prefixes.client.engine is engine):
+            return
+        with self._foreseeing:
+            if self.prefixes is None or self.prefixes.client.engine is not engine:
+                self._close_prefixes()
+                self.prefixes = Prefixes.open(self.root, self.settings, self.catalogue, engine)
+                self._has_tree = self.prefixes is not None
+
+    def _close_prefixes(self) -> None:
+        if self.prefixes is not None:
+            self.prefixes.close()
+            self.prefixes = None
 
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on, in all tiers of this machine: what is held is carried over.
@@ -117,6 +140,7 @@ class Library:
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
         self._look_ahead(running=False)
+        self._close_prefixes()
         self.session.close()
         self.catalogue.close()
         if self._lock:
@@ -136,6 +160,8 @@ class Library:
         }
         if store := self.session.store:
             facts |= asdict(store.stats())
+        if self.prefixes is not None:
+            facts["tree"] = self.prefixes.stats()
         return facts
 
     def eviction(self) -> dict[str, Any]:
@@ -244,6 +270,10 @@ class Library:
                 return
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
+            if self.prefixes is not None and self.prefixes.alive:
+                self.prefixes.forget(keys)
+            else:
+                shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
@@ -320,6 +350,13 @@ class Library:
         if not spans or cached < least:
             return None, f"only {cached} cached tokens, fewer than min_cached_tokens = {least}"
         return Recipe(store.id, spans, options), None
+
+    def path(self, plan: PromptPlan, recipe: Recipe | None) -> tuple[PrefixPath | None, Recipe | None]:
+        """A plan's way through the tree of exact prefixes, if it is not blended or all of its documents are
+        there; else how it is blended, behind those that are (:meth:`Prefixes.path`)."""
+        if self.prefixes is None or not self.prefixes.alive:
+            return None, recipe
+        return self.prefixes.path(plan, recipe)
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,13 @@ class KVStore(KVReader):
         own: range | None = None,
         shards: int = 1,
         lock_s: float | None = None,
+        layout: Layout | None = None,
+        parents: Mapping[str, str] | None = None,
     ) -> KVStore:
         """Open or create the store in ``root``. dtype: what the engine computes in. own: the KV heads that
         this process has. shards: of the records that it writes. lock_s: so many seconds it waits for the
-        folder's lock, and holds it then; None: its client holds it.
+        folder's lock, and holds it then; None: its client holds it. layout: of records that are no chunks'.
+        parents: see :attr:`LocalTier.parents`.
 
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
         """
@@ -62,13 +65,16 @@ class KVStore(KVReader):
             opened.callback(catalogue.close)
             opened.callback(close_all, tiers)
             catalogue.settle_dtype(dtype)
-            layout, at = Layout(identity, dtype, own, shards), primary_at(stack)
+            layout, at = layout or Layout(identity, dtype, own, shards), primary_at(stack)
             if shards > 1 and stack[at].kind == "ram":
                 raise ConfigError(f"{shards} ranks cannot share KV by RAM alone: add a tier below it")
             primary = Primary(catalogue)
             for own_at, spec in enumerate(stack):
                 evicting = primary.evicting if own_at == at else None
-                tiers.append(make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting)))
+                tier = make_tier(spec, layout, Context(root / "kv", catalogue.recent, evicting))
+                if isinstance(tier, LocalTier) and parents is not None:
+                    tier.parents = parents
+                tiers.append(tier)
             primary.attach(tiers[at], tiers[:at], tiers[at + 1 :])
             store = cls(catalogue, tiers, layout, primary)
             store._recover()
@@ -132,6 +138,12 @@ class KVStore(KVReader):
         if self._usage.due():
             self.replicas.beside_promotions(self._usage.flush)
         return answers
+
+    def used(self, prompt: Sequence[str]) -> None:
+        """A prompt had these chunks' KV from elsewhere: a use of them, if they are here."""
+        self._policies.used(prompt, prompt)
+        for key in prompt:
+            self._usage.seen(key, uses=1)
 
     def _seen(self, key: str, uses: int) -> None:
         self._usage.seen(key, uses)

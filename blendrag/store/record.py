@@ -76,6 +76,10 @@ class Layout:
             self._codecs[shards] = make_codec(self.identity.codec, heads, self.size, self.dtype)
         return self._codecs[shards]
 
+    def row_bytes(self, tokens: int, rows: int, context: str = NO_CONTEXT) -> int:
+        """Bytes of each of so many rows of a chunk."""
+        return self.codec_of(max(1, rows // max(1, self.num_layers))).row_bytes(tokens)
+
     def encode(
         self, key: str, token_ids: Sequence[int], kv: torch.Tensor, context: str = NO_CONTEXT
     ) -> Record:
@@ -90,7 +94,7 @@ class Layout:
     def header(self, key: str, ids: TokenIds, checksums: Sequence[str], context: str = NO_CONTEXT) -> bytes:
         """The first bytes of a record, a function of what it holds: what differs from it is damaged."""
         tokens, count = len(ids), len(checksums)
-        row = self._row_bytes(tokens, count)
+        row = self.row_bytes(tokens, count, context)
         fields = {
             "__metadata__": {
                 "key": key,
@@ -139,7 +143,7 @@ class Layout:
         begin, end = 8 + length, 8 + length + 4 * tokens
         checksums = tuple(rows[at : at + 16] for at in range(0, len(rows), 16))
         count = len(checksums)
-        if not self._has_shards(count) or size != end + count * self._row_bytes(tokens, count):
+        if not self._has_shards(count) or size != end + count * self.row_bytes(tokens, count, context):
             raise DamagedError(f"{key}: {size:,} bytes, {count:,} rows")
         if len(first) < end:
             return end
@@ -155,9 +159,6 @@ class Layout:
         """Whether so many rows are those of whole shards."""
         shards, rest = divmod(rows, max(1, self.num_layers))
         return shards > 0 and rest == 0 and self.heads % shards == 0
-
-    def _row_bytes(self, tokens: int, rows: int) -> int:
-        return self.codec_of(max(1, rows // max(1, self.num_layers))).row_bytes(tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +188,7 @@ class Head:
 
     @property
     def row_bytes(self) -> int:
-        return self.layout.codec_of(self.shards).row_bytes(self.tokens)
+        return self.layout.row_bytes(self.tokens, self.num_rows, self.context)
 
     @property
     def own_shards(self) -> range:

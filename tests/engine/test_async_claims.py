@@ -13,6 +13,9 @@ from places import ROOT
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 TESTS = (
+    "test_exact_prefixes.py::test_exact_prefix_is_another_answer_than_full_prefill",
+    "test_exact_prefixes.py::test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kept",
+    "test_exact_prefixes.py::test_many_at_once_are_other_answers_than_one_by_one",
     "test_boundaries.py::test_recomputing_every_token_gives_full_prefills_answer",
     "test_prefix_cache.py::test_the_same_recipe_again_hits_the_prefix_cache",
     "test_prefix_cache.py::test_blend_that_fails_behind_a_prefix_hit_spoils_the_answer",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from blendrag.engine.client.prior_turns import PriorTurns
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
@@ -33,7 +34,8 @@ class Sampling:
     and stop, by an engine of the laboratory; ``Delta.logprobs`` has their log probabilities, which are the
     model's own. conversation: which one the request belongs to, for forecasts of whether it goes on.
     thinks_first: ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds;
-    None: it holds from the first token. other: any more of vLLM's ``SamplingParams``.
+    None: it holds from the first token. path: through a tree of exact prefixes, for a prompt that is not
+    blended. other: any more of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int = 256
@@ -47,6 +49,7 @@ class Sampling:
     forced: tuple[int, ...] = ()
     conversation: str | None = None
     thinks_first: Mapping[str, Any] | None = None
+    path: PrefixPath | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -106,7 +109,9 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         raise ConfigError("one answer to a request: ask several times for several (n)")
     grammar, forced = sampling.grammar, list(sampling.forced)
     logprobs, other = sampling.logprobs, sampling.other
-    extra: dict[str, Any] = {"kv_transfer_params": recipe.transfer_params(ticket)} if recipe else {}
+    extra: dict[str, Any] = {}
+    if (what := recipe or sampling.path) is not None:
+        extra["kv_transfer_params"] = what.transfer_params(ticket)
     if sampling.conversation:
         extra[CONVERSATION] = sampling.conversation
     if forced:

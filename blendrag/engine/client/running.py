@@ -133,6 +133,12 @@ class RunningEngine:
                 raise getattr(errors, name, EngineError)(message)
         return next((answer["ok"] for answer in answers if answer["ok"] is not None), None)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way, of whomever."""
+        busy = self._slicing.locked() or self._llm.output_processor.has_unfinished_requests()
+        return not busy
+
     def reset_prefix_cache(self) -> bool:
         """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
         return self._submit(self._llm.reset_prefix_cache()).result()
@@ -234,6 +240,7 @@ class RunningEngine:
         ticket = f"blendrag-{next(self._ids)}"
         prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)
         params = vllm_sampling(sampling, room, recipe, ticket)
+        exact = sampling.path is not None and sampling.path.held > 0
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
             async with asyncio.timeout(sampling.timeout_s):
@@ -241,7 +248,7 @@ class RunningEngine:
                     ttft = ttft or time.perf_counter() - begin
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)
-                    if output.finished and delta.report is None and recipe is not None:
+                    if output.finished and delta.report is None and (recipe or exact):
                         delta.report = BlendReport.from_plain(await self.acall("report", ticket))
                     yield delta
         except TimeoutError:

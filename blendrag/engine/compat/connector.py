@@ -14,12 +14,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.core.sched.output import CachedRequestData
 
 from blendrag.engine.compat.platform import is_cpu
 
 Connector = TypeVar("Connector", bound=KVConnectorBase_V1)
 
 __all__ = [
+    "CachedRequestData",
     "FreeBlocks",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",

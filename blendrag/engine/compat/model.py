@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -188,6 +188,16 @@ def key_value_of(attention: Any, cache: torch.Tensor) -> tuple[torch.Tensor, tor
         return None
     key, value = cache.transpose(1, 2).split(attention.head_size, dim=-1)
     return key, value
+
+
+def block_format(attentions: Sequence[Any]) -> str:
+    """Backend, instruction set, type, shape and order in memory of a block, of layers that agree in them."""
+
+    def of(one: Any) -> str:
+        cache, isa = one.kv_cache, getattr(one, "isa", "")
+        return f"{one.attn_backend.get_name()} {isa} {cache.dtype} {(*cache.shape[1:],)} {cache.stride()[1:]}"
+
+    return "; ".join(sorted(set(map(of, attentions))))
 
 
 def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:

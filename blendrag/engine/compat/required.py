@@ -27,9 +27,11 @@ def missing() -> list[str]:
         AsyncLLM.generate: "reasoning_ended reasoning_parser_kwargs",
         requests.SamplingParams: "extra_args output_kind structured_outputs",
         VllmConfig: "use_v2_model_runner",
+        connector.CachedRequestData: "req_ids resumed_req_ids new_block_ids",
         connector.KVConnectorBase_V1: (
             "get_num_new_matched_tokens update_state_after_alloc build_connector_meta update_connector_output"
-            " request_finished start_load_kv get_finished get_block_ids_with_load_errors"
+            " request_finished start_load_kv wait_for_save get_finished"
+            " get_block_ids_with_load_errors"
             " build_connector_worker_meta get_kv_connector_stats build_prom_metrics"
         ),
         AttentionBackend: "forward_includes_kv_cache_update",

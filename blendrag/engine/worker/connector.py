@@ -27,6 +27,7 @@ from blendrag.engine.compat.connector import (
     takes_back_steps,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
+from blendrag.engine.prefixes import NodeLoad, NodeSave
 from blendrag.engine.recipe import (
     FIELD,
     SECRET,
@@ -46,6 +47,7 @@ from blendrag.engine.worker.metrics import (
     of_report,
     summary,
 )
+from blendrag.engine.worker.prefix_claims import PrefixClaims
 from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.errors import ConfigError
 
@@ -65,12 +67,14 @@ _log = logging.getLogger(__name__)
 class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
     follows: whether it comes right after the last one, as it does while an answer is being generated;
-    ended: requests that have ended, or given up."""
+    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes."""
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
     follows: bool = False
     ended: frozenset[str] = frozenset()
+    loads: list[NodeLoad] = field(default_factory=list)
+    saves: list[NodeSave] = field(default_factory=list)
 
 
 @dataclass
@@ -144,6 +148,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._failed: set[str] = set()  # requests that the engine prefills itself
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
         self._results: dict[str, BlendReport] = {}
+        self._prefixes = PrefixClaims()
         self._tally: Tally = {}
         # worker half
         self._data_plane: DataPlane | None = None
@@ -173,13 +178,16 @@ class BlendConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         try:
             recipe = self._recipe_of(request)
+            exact = 0 if recipe else self._prefixes.claim(request, num_computed_tokens)
         except Exception as error:  # a server's clients send what they like
             self._results[request.request_id] = BlendReport(
                 cause="recipe", fallback=f"unreadable recipe: {error}"
             )
             return 0, False
-        if recipe is None or request.request_id in self._failed:
+        if request.request_id in self._failed:
             return 0, False
+        if recipe is None:
+            return exact, exact > 0 and self._always_beside
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = BlendReport(
                 cause="salt", fallback="no cache salt while prefix caching is on"
@@ -209,10 +217,15 @@ class BlendConnector(KVConnectorBase_V1):
         return read_recipe(params)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        recipe = read_recipe(request.kv_transfer_params)
+        if recipe is None:
+            block_ids, waits = blocks.get_block_ids()[0], self._always_beside
+            self._prefixes.allocated(request, block_ids, num_external_tokens, waits=waits)
+            if num_external_tokens:
+                self._ordered.add(request.request_id)
+            return
         if not num_external_tokens:
             return
-        recipe = read_recipe(request.kv_transfer_params)
-        assert recipe is not None, "external tokens were claimed for this request"
         claimed = recipe.claim(request.num_prompt_tokens)
         waits = request.request_id in self._beside
         self._ordered.add(request.request_id)
@@ -234,7 +247,9 @@ class BlendConnector(KVConnectorBase_V1):
         orders, self._orders = self._orders, []
         before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
         ended = frozenset(scheduler_output.finished_req_ids)
-        return BlendMetadata(orders, bool(self._running), not before.isdisjoint(self._running), ended)
+        follows = not before.isdisjoint(self._running)
+        loads, saves = self._prefixes.take_loads(), self._prefixes.saves(scheduler_output)
+        return BlendMetadata(orders, bool(self._running), follows, ended, loads, saves)
 
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
@@ -246,12 +261,14 @@ class BlendConnector(KVConnectorBase_V1):
                     self._results[request_id] = report
                     if report.fallback:
                         self._failed.add(request_id)
+                        self._prefixes.forget(request_id)
             for conversation, chance in meta.forecasts.items():
                 self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
         self._ordering(lambda order: order.settle())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
+        self._prefixes.forget(request.request_id)
         result = self._results.pop(request.request_id, None)
         for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
@@ -276,9 +293,18 @@ class BlendConnector(KVConnectorBase_V1):
         if metadata.orders:
             self._looked = 0.0
         if self._data_plane is None:
-            for order in metadata.orders:
+            refused: list[BlendOrder | NodeLoad] = [*metadata.orders, *metadata.loads]
+            for order in refused:
                 self._finish(order, RuntimeError("the worker is not bound to its model yet"))
             return
+        for load in metadata.loads:
+            try:
+                report = self._data_plane.load(load)
+            except Exception as error:
+                self._finish(load, error)
+            else:
+                if report is not None:
+                    self._finish(load, report)
         queue = self._data_plane.queue
         queue.add(metadata.orders)
         self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
@@ -291,7 +317,15 @@ class BlendConnector(KVConnectorBase_V1):
             self._finish(order, outcome)
         clock.leave()
 
-    def _finish(self, order: BlendOrder, outcome: BlendReport | Exception) -> None:
+    def wait_for_save(self) -> None:
+        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, BlendMetadata)
+        if self._data_plane is not None:
+            self._data_plane.prefixes.save(metadata.saves, self._failed_blocks)
+            self._data_plane.prefixes.ended(metadata.ended)
+
+    def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
             first = order.written // self._block_size()
             self._failed_blocks.update(order.block_ids[first:])
@@ -355,7 +389,4 @@ class BlendConnector(KVConnectorBase_V1):
         """Nothing to wait for: a request whose KV is not complete has no part in the forward."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """KV of live requests is never stored (decision D3)."""
-
-    def wait_for_save(self) -> None:
-        """Nothing is saved."""
+        """Chunk KV is never cut from live requests (decision D3); nodes are, of all layers at once."""

@@ -18,10 +18,12 @@ from blendrag.control.estimate import Estimator
 from blendrag.control.profile import Profile
 from blendrag.engine.client.watchdog import ENDS_WITHIN_S
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
+from blendrag.engine.prefixes import NodeLoad
 from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
+from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 from blendrag.errors import ConfigError, StoreError
@@ -66,6 +68,8 @@ class DataPlane:
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
         self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
+        dtype = str(model.decoder.dtype).removeprefix("torch.")
+        self.prefixes = ExactPrefixes(model.cache, dtype, self._writer)
         self.queue = BlendQueue(self.blend, self.ranks)
 
     # -- stores -------------------------------------------------------------------------------------------
@@ -127,6 +131,7 @@ class DataPlane:
     def close(self) -> None:
         """Close all stores. Raises what one of them did once all are closed."""
         with ExitStack() as stack:
+            stack.callback(self.prefixes.close)
             for store in tuple(self._stores):
                 stack.callback(self.close_store, store)
 
@@ -135,10 +140,10 @@ class DataPlane:
 
     @property
     def tiers(self) -> list[Tier]:
-        """Those of all open stores that count for the engine: the owner's."""
+        """Those of all open stores and trees that count for the engine: the owner's."""
         if not self.ranks.first:
             return []
-        return [tier for opened in self._stores.values() for tier in opened.kv.tiers]
+        return [tier for opened in self._stores.values() for tier in opened.kv.tiers] + self.prefixes.tiers
 
     def prefetch(self, store: str, keys: Sequence[str]) -> None:
         """Begin to read chunks into memory, beside the engine's steps. Returns at once."""
@@ -255,13 +260,26 @@ class DataPlane:
         opened = self._opened(order.recipe.store)
         wanted = [key for key, _, _ in order.recipe.spans]
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
+        order, exact = self.prefixes.put_head(order)
         request = self.blend_of(order)
         blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace)
         report = yield from blend.run()
-        self._reports[order.ticket] = report
+        if exact is not None:
+            report = behind(exact, report)
+        self._keep(order.ticket, report)
+        return report
+
+    def load(self, order: NodeLoad) -> BlendReport | None:
+        """Restore an exact prefix (:meth:`ExactPrefixes.load`)."""
+        report = self.prefixes.load(order)
+        if report is not None:
+            self._keep(order.ticket, report)
+        return report
+
+    def _keep(self, ticket: str, report: BlendReport) -> None:
+        self._reports[ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
             self._reports.popitem(last=False)
-        return report
 
     def report(self, ticket: str) -> BlendReport | None:
         """The report of a request that ended in the step that blended it: its output left without one."""
@@ -302,4 +320,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "learn": DataPlane.learn,
     "stats": DataPlane.stats,
     "report": DataPlane.report,
+    "open_tree": lambda plane, *args: plane.prefixes.open(*args),
+    "close_tree": lambda plane, *args: plane.prefixes.close_tree(*args),
+    "delete_nodes": lambda plane, *args: plane.prefixes.delete(*args),
+    "tree_stats": lambda plane, *args: plane.prefixes.stats(*args),
 }

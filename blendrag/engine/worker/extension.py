@@ -81,7 +81,8 @@ class BlendWorker:
         owner = self.vllm_config.parallel_config.data_parallel_index == 0
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share, owner=owner)
         connector.bind(self._blendrag)
-        return facts | {"mask": mask, "num_layers": decoder.num_layers}
+        blocks = cache.format if size == 1 else ""  # a rank's have some of the heads
+        return facts | {"mask": mask, "num_layers": decoder.num_layers, "blocks": blocks}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import StepClock
@@ -17,6 +18,9 @@ from blendrag.errors import BlendragError
 _IDLE_S = 0.2
 _QUIET = 3  # slices without a step between them: one is handed to the next job before the engine can take it
 
+LOOK_S = 0.002  # how often it is looked whether another thread is done
+
+T = TypeVar("T")
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
 Name = tuple[str, int]
@@ -67,3 +71,10 @@ class Jobs:
             self._clock.aside(time.perf_counter() - begin)
         self._begun[name] = job
         return False, None
+
+
+def awaited(work: Future[T]) -> Generator[bool, None, T]:
+    """Another thread's work, waited for between the engine's steps."""
+    while wait([work], timeout=LOOK_S).not_done:
+        yield True
+    return work.result()

@@ -21,7 +21,7 @@ from blendrag.store.tiers import Tier
 # By metric and value of its label: an increment, a level, or observations. Plain data, as vLLM sends it.
 Tally = dict[str, dict[str, Any]]
 
-Outcome = Literal["blended", "computed", "prefix", "plain", "fallback"]
+Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
 
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -44,7 +44,7 @@ METRICS: Mapping[str, Metric] = {
         "counter", "Requests, by how their prompt was prefilled.", "outcome", get_args(Outcome)
     ),
     "blendrag_tokens": Metric(
-        "counter", "Prompt tokens of fused prefills.", "kind", ("reused", "recomputed", "fresh")
+        "counter", "Prompt tokens of fused prefills.", "kind", ("exact", "reused", "recomputed", "fresh")
     ),
     "blendrag_blend_seconds": Metric(
         "histogram", "Time that a fused prefill spent, by what on.", "part", _PARTS
@@ -89,9 +89,13 @@ def of_report(report: BlendReport) -> Tally:
     """What one request adds."""
     if report.cause:
         return {**of_outcome("fallback"), "blendrag_fallbacks": {report.cause: 1}}
+    if report.exact and not report.cached:
+        loaded = {"blendrag_chunks_loaded": dict(report.tiers)}
+        return {**of_outcome("exact"), "blendrag_tokens": {"exact": report.exact}, **loaded}
     return {
         **of_outcome("blended" if report.cached else "computed"),
         "blendrag_tokens": {
+            "exact": report.exact,
             "reused": report.cached - report.recomputed,
             "recomputed": report.recomputed,
             "fresh": report.fresh,

@@ -18,6 +18,7 @@ from blendrag.attention.runs import find_runs
 from blendrag.engine.compat.model import (
     attend,
     attention_metadata,
+    block_format,
     key_value_of,
     scores_of,
     scratch_cache,
@@ -44,6 +45,32 @@ class PagedCache:
     def by_kernel(self) -> bool:
         """Whether rows attend by our kernel, or through the backend, as runs."""
         return self.device.type != "cpu"
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block in one layer."""
+        block = self.attentions[0].kv_cache[0]
+        return int(block.numel() * block.element_size())
+
+    @property
+    def format(self) -> str:
+        """What names the bytes of a block: no other engine may take them for its own."""
+        return block_format(self.attentions)
+
+    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """Their bytes as they are, on the CPU: uint8 [layers, blocks * block_bytes]."""
+        at = torch.tensor(block_ids, device=self.device)
+        rows = torch.empty(len(self.attentions), len(block_ids) * self.block_bytes, dtype=torch.uint8)
+        for row, attention in zip(rows, self.attentions, strict=True):
+            row.copy_(attention.kv_cache[at].view(torch.uint8).view(-1))
+        return rows
+
+    def write_blocks(self, block_ids: Sequence[int], rows: torch.Tensor) -> None:
+        """What :meth:`read_blocks` gave, of blocks of these or other numbers, into these."""
+        at = torch.tensor(block_ids, device=self.device)
+        for row, attention in zip(rows, self.attentions, strict=True):
+            cache = attention.kv_cache
+            cache[at] = row.view(cache.dtype).view(len(block_ids), *cache.shape[1:]).to(self.device)
 
     def pages(self, block_ids: Sequence[int], written: int = 0) -> Pages:
         """Those of one request, the first ``written`` tokens of which are there."""

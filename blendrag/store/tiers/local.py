@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -42,6 +42,10 @@ class LocalTier(Tier):
         self._sizes: dict[str, int] | None = None
         self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
+        self.parents: Mapping[str, str] = {}
+        """Of records that form a tree: by key, that of the record that one stands behind. Only leaves leave,
+        and nothing comes in whose parent is not here (RAGCache, section 5.1)."""
+        self._children: Counter[str] = Counter()  # how many of a record's are held
 
     @property
     def counted(self) -> bool:
@@ -52,9 +56,12 @@ class LocalTier(Tier):
         if (self.spec.bytes is not None and size > self.spec.bytes) or self.spec.chunks == 0:
             raise StoreFullError(f"a chunk of {size:,} bytes is more than the {self.name} tier may hold")
         with self._writing:
+            parent, books = self.parents.get(record.key), self._books()
+            if parent and books is not None and parent not in books:
+                raise StoreFullError(f"the {self.name} tier lacks what a chunk stands behind")
             former = self._forget(record.key)
             try:
-                self._make_room(size)
+                self._make_room(size, parent=parent)
                 self._write(record)
             except BaseException:
                 if former is not None:  # a failed write leaves the former record of the chunk
@@ -175,6 +182,7 @@ class LocalTier(Tier):
                     for key, size in self._found():
                         sizes[key] = size
                         self._policy.added(key, size, use)
+                        self._count_child(key, 1)
                     self._stats.chunks, self._stats.bytes = len(sizes), sum(sizes.values())
                     self._sizes = sizes
         return self._sizes
@@ -185,6 +193,7 @@ class LocalTier(Tier):
             self.count(chunks=1, bytes=size)
             if books is not None:
                 books[key] = size
+                self._count_child(key, 1)
                 use = self._expected.pop(key, None)
                 self._policy.added(key, size, replace(use, at=time.monotonic()) if use else _now())
 
@@ -196,11 +205,22 @@ class LocalTier(Tier):
             size = books.pop(key, None)
             if size is not None:
                 self._policy.removed(key)
+                self._count_child(key, -1)
                 self.count(chunks=-1, bytes=-size)
             return size
 
-    def _make_room(self, size: int, new: int = 1) -> None:
-        while (victim := self._victim(size, new)) is not None:
+    def _count_child(self, key: str, by: int) -> None:
+        if parent := self.parents.get(key):
+            self._children[parent] += by
+            if not self._children[parent]:
+                del self._children[parent]
+
+    def _make_room(self, size: int, new: int = 1, parent: str | None = None) -> None:
+        """parent: of the record that comes, which stays."""
+        while self._over(size, new):
+            victim = self._victim(parent)
+            if victim is None:
+                raise StoreFullError(f"the {self.name} tier has no room beside what a chunk stands behind")
             self._check_removable(victim)
             if self._on_evict:
                 self._on_evict(victim)  # before the record goes: a crash in between costs a file, not a row
@@ -208,14 +228,20 @@ class LocalTier(Tier):
             self._forget(victim)
             self.count(evictions=1)
 
-    def _victim(self, size: int, new: int) -> str | None:
+    def _over(self, size: int, new: int) -> bool:
         books = self._books()
         if books is None:
-            return None
+            return False
         with self._lock:
             over_bytes = self.spec.bytes is not None and self._stats.bytes + size > self.spec.bytes
             over_count = self.spec.chunks is not None and len(books) + new > self.spec.chunks
-            return self._policy.victim() if over_bytes or over_count else None
+            return over_bytes or over_count
+
+    def _victim(self, parent: str | None) -> str | None:
+        with self._lock:
+            if not self.parents:
+                return self._policy.victim()
+            return self._policy.victim(lambda key: key not in self._children and key != parent)
 
 
 def _now() -> Use:

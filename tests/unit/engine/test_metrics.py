@@ -70,6 +70,18 @@ def test_report_is_miscounted(recorder: Recorder) -> None:
     assert not any(value for (*_, engine), value in now.items() if engine == "1")
 
 
+def test_exact_prefix_is_counted_as_a_blend(recorder: Recorder) -> None:
+    recorder.observe(
+        of_report(BlendReport(exact=80, tiers={"tree ram": 3}, ms=dict.fromkeys(REPORT.ms, 0.0)))
+    )
+    recorder.observe(of_report(replace(REPORT, exact=40)))
+    now = shown()
+    assert now["blendrag_requests_total", "exact", "0"] == now["blendrag_requests_total", "blended", "0"] == 1
+    assert now["blendrag_tokens_total", "exact", "0"] == 120
+    assert now["blendrag_chunks_loaded_total", "tree ram", "0"] == 3
+    assert now["blendrag_blend_seconds_count", "load", "0"] == 1
+
+
 def test_series_appears_with_the_first_failure_only(recorder: Recorder) -> None:
     now = shown()
     for name, metric in METRICS.items():

@@ -36,3 +36,13 @@ def test_heap_and_a_sorted_dict_never_disagree(held: int, priorities: int, rng: 
     for key in sorted(model, key=model.__getitem__):
         assert heap.peek() == (key, heap.remove(key))
     assert heap.peek() is None
+
+
+@given(st.lists(st.integers(0, 9), max_size=400), st.integers(1, 40))
+def test_first_wanted_key_is_not_one_that_comes_later(priorities: list[int], every: int) -> None:
+    heap = IndexedHeap()
+    for turn, priority in enumerate(priorities):
+        heap.push(str(turn), priority)
+    wanted = [turn for turn in range(len(priorities)) if turn % every == every - 1]
+    first = min(wanted, key=lambda turn: (priorities[turn], turn), default=None)
+    assert heap.first(lambda key: int(key) in wanted) == (None if first is None else str(first))

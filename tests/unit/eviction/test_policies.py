@@ -66,6 +66,26 @@ def test_victim_is_a_chunk_that_is_not_held_or_one_is_forgotten(
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), max_size=40), st.sets(st.sampled_from(KEYS)))
+def test_chunk_that_may_not_leave_leaves_or_others_leave_in_another_order(
+    name: str, calls: list[tuple[str, bool]], stay: set[str]
+) -> None:
+    policy, held = make_policy(name), set()
+    for at, (key, new) in enumerate(calls):
+        if new:
+            policy.added(key, 7, Use(at))
+            held.add(key)
+        else:
+            policy.used(key, Use(at))
+    left = []
+    while (key := policy.victim(lambda key: key not in stay)) is not None:
+        policy.removed(key)
+        left.append(key)
+    assert sorted(left) == sorted(held - stay)
+    assert sorted(drained(policy)) == sorted(held & stay)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_not_lru(name: str) -> None:
     policy = make_policy(name)
     for key in KEYS:

@@ -154,6 +154,35 @@ def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
         library.prefetch([f" {LONG}", "  "])
 
 
+def test_document_that_is_deleted_without_an_engine_stays_in_exact_prefixes(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """And those of a setting that is gone, or of a memory that is, stay on disk."""
+    root, node = tmp_path / "kv", tmp_path / "kv" / "tree" / "kv" / "node"
+
+    def opened(**options: Any) -> Library:
+        node.parent.mkdir(parents=True, exist_ok=True)
+        node.touch()
+        return Library(root, Settings.load(model=str(model_dir), **options))
+
+    kept = opened(tree_disk_bytes=1 << 20)
+    assert node.exists()
+    kept.register({"a": ["Some text of a document."]})
+    assert node.exists()
+    kept.release(["a"])
+    assert not node.exists()
+    kept.close()
+    for options in ({}, {"tree_ram_bytes": 1 << 20}):
+        opened(**options).close()
+        assert not node.exists()
+
+
+@pytest.mark.parametrize("name", ["tree_ram_bytes", "tree_disk_bytes"])
+def test_tree_of_a_negative_size_is_opened(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Settings.load(**{name: -1})
+
+
 def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None:
     plan = library.plan([{"role": "user", "content": "Hello."}])
     with pytest.raises(ConfigError, match="hkvdd"):

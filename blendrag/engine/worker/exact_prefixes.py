@@ -1,0 +1,158 @@
+"""Exact prefixes in the worker: nodes go from a request's blocks into the tree, and back into others."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence, Set
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.prefixes import NodeLoad, NodeSave
+from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.jobs import awaited
+from blendrag.engine.worker.paged import PagedCache
+from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers import Tier
+from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
+
+_MOST_WAITING = 64  # nodes that wait to be stored: more are left
+
+_log = logging.getLogger(__name__)
+
+
+class ExactPrefixes:
+    """Of one loaded model. Methods run on the worker's own thread; ``writer`` stores what was copied out, and
+    deletes behind that."""
+
+    def __init__(self, cache: PagedCache, dtype: str, writer: Executor) -> None:
+        self._cache, self._dtype, self._writer = cache, dtype, writer
+        self._trees: dict[str, NodeStore] = {}
+        self._waiting: list[Future[bool]] = []
+        self._spoiled: set[str] = set()  # requests whose KV may be of blocks that could not be loaded
+
+    # -- trees --------------------------------------------------------------------------------------------
+
+    def open(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
+        """Open the tree in folder ``root``; its id."""
+        if root not in self._trees:
+            cache = self._cache
+            specs = [TierSpec.model_validate(spec) for spec in stack]
+            kind, size, nbytes = KVIdentity(**identity), cache.block_size, cache.block_bytes
+            self._trees[root] = NodeStore.open(Path(root), kind, self._dtype, specs, size, nbytes)
+        return root
+
+    def close(self) -> None:
+        """All trees, once what was copied out is stored."""
+        self._writer.submit(lambda: None).result()
+        for tree in self._trees.values():
+            tree.close()
+        self._trees.clear()
+
+    def close_tree(self, tree: str) -> None:
+        self._writer.submit(lambda: None).result()
+        if opened := self._trees.pop(tree, None):
+            opened.close()
+
+    def delete(self, tree: str, keys: Sequence[str]) -> Generator[bool, None, None]:
+        """Drop nodes, also those that are being stored."""
+        yield from awaited(self._writer.submit(self._trees[tree].delete, keys))
+
+    def stats(self, tree: str) -> dict[str, Any]:
+        return self._trees[tree].stats()
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Those of all trees."""
+        return [tier for tree in self._trees.values() for tier in tree.kv.tiers]
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def load(self, order: NodeLoad) -> BlendReport | None:
+        """Put a path's nodes into a request's blocks, but for what is written there; the report that travels
+        back. None for an order without tokens, which only says that they were used. Raises NodeMissingError,
+        and whatever a device does."""
+        tree = self._trees[order.tree]
+        if not order.token_ids:
+            tree.used([key for key, _ in order.nodes])
+            return None
+        begin = time.perf_counter()
+        starts = [0, *(end for _, end in order.nodes)]
+        wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]
+        nodes = [(key, order.token_ids[:end]) for key, end in order.nodes]
+        found = tree.load(nodes[wanted[0] :])
+        tree.used([key for key, _ in order.nodes[: wanted[0]]])
+        first = order.written // self._cache.block_size  # those before are other requests', too
+        for at, (record, _) in zip(wanted, found, strict=True):
+            blocks = tree.layout.blocks(starts[at], starts[at + 1])
+            skip = max(0, first - blocks.start)
+            last = at == wanted[-1] or starts[at + 1] % self._cache.block_size == 0
+            count = len(blocks) - (not last)  # the next node has the rest of that block
+            if count > skip:
+                rows = record.rows.view(len(record.rows), len(blocks), -1)[:, skip:count]
+                self._cache.write_blocks(
+                    [order.block_ids[block] for block in blocks[skip:count]], rows.flatten(1)
+                )
+        spent = 1e3 * (time.perf_counter() - begin)
+        return BlendReport(
+            prefix=order.written,
+            exact=len(order.token_ids) - order.written,
+            tiers=dict(Counter(tier.name for _, tier in found)),
+            ms={"load": spent, "select": 0.0, "recompute": 0.0},
+        )
+
+    def put_head(self, order: BlendOrder) -> tuple[BlendOrder, BlendReport | None]:
+        """Put the exact prefix of a prompt that is blended behind it into its blocks: what is left to do, and
+        what was loaded. If it cannot be had, the prompt is blended from its beginning."""
+        head = order.recipe.head
+        if not head or head[-1][1] <= order.written or head[-1][1] >= len(order.token_ids):
+            return order, None
+        ids = order.token_ids[: head[-1][1]]
+        load = NodeLoad(
+            order.request_id,
+            order.ticket,
+            order.recipe.tree,
+            head,
+            ids,
+            order.block_ids,
+            order.written,
+            False,
+        )
+        try:
+            report = self.load(load)
+        except (NodeMissingError, KeyError) as error:
+            _log.info("a prompt is blended from its beginning: %s", error)
+            return order, None
+        return replace(order, written=len(ids)), report
+
+    def save(self, orders: Iterable[NodeSave], failed: Set[int]) -> None:
+        """Copy out the nodes that this step has computed; they are stored beside the next ones. failed:
+        blocks without what should have been loaded: nothing of a request that has one is stored, now or
+        later."""
+        size = self._cache.block_size
+        for order in orders:
+            used = order.block_ids[: -(-len(order.token_ids) // size)]
+            if not failed.isdisjoint(used):
+                self._spoiled.add(order.request_id)
+            self._waiting = [one for one in self._waiting if not one.done()]
+            tree = self._trees.get(order.tree)
+            if tree is None or order.request_id in self._spoiled or len(self._waiting) >= _MOST_WAITING:
+                continue
+            rows = self._cache.read_blocks(used[order.start // size :])
+            node = StoredNode(order.key, order.parent, order.start, order.token_ids)
+            self._waiting.append(self._writer.submit(tree.put, node, rows))
+
+    def ended(self, requests: Iterable[str]) -> None:
+        self._spoiled.difference_update(requests)
+
+
+def behind(head: BlendReport, blend: BlendReport) -> BlendReport:
+    """Of a prompt whose exact prefix was loaded, and the rest blended."""
+    ms = {**blend.ms, "load": blend.ms["load"] + head.ms["load"]}
+    tiers = dict(Counter(head.tiers) + Counter(blend.tiers))
+    return replace(blend, prefix=head.prefix, exact=blend.prefix - head.prefix, ms=ms, tiers=tiers)

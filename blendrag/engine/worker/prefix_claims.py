@@ -1,0 +1,117 @@
+"""Exact prefixes in the scheduler's process: which tokens are claimed, and when a node is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blendrag.engine.prefixes import NodeLoad, NodeSave, PrefixPath, read_path
+
+_LEAST = 64  # tokens: fewer are sooner computed, with what is behind them
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A running request. ready: nodes of its path that are stored or were ordered to be."""
+
+    request: Any
+    path: PrefixPath
+    block_ids: list[int]
+    ready: int
+
+
+class PrefixClaims:
+    """Told by the connector's scheduler half of requests that are not blended. ``request``: vLLM's."""
+
+    def __init__(self, least: int = _LEAST) -> None:
+        self._least = least
+        self._growing: dict[str, _Growing] = {}
+        self._loads: list[NodeLoad] = []
+
+    def claim(self, request: Any, computed: int) -> int:
+        """How many tokens behind the ``computed`` ones are to be loaded. Raises what it likes for a broken
+        path."""
+        path = _path(request)
+        if path is None:
+            return 0
+        claimed = min(path.held_end, request.num_prompt_tokens - 1) - computed
+        return claimed if claimed >= self._least else 0
+
+    def allocated(self, request: Any, block_ids: Sequence[int], claimed: int, *, waits: bool) -> None:
+        """The request has these blocks; ``claimed`` of its tokens are to be loaded. Also when it comes again,
+        after it had to give them up or has waited for what was loaded."""
+        try:
+            path = _path(request)
+        except Exception:  # it was refused before
+            return
+        if path is None:
+            return
+        known = self._growing.get(request.request_id)
+        if known is not None:
+            known.block_ids = list(block_ids)
+        else:
+            self._growing[request.request_id] = _Growing(request, path, list(block_ids), path.held)
+        if claimed or (
+            path.held and known is None
+        ):  # without tokens, it is a use of what the engine has itself
+            end, written = path.held_end, min(path.held_end, request.num_prompt_tokens - 1) - claimed
+            nodes, ids = path.nodes[: path.held], request.all_token_ids[:end] if claimed else []
+            ticket = str(request.kv_transfer_params.get("ticket", ""))
+            self._loads.append(
+                NodeLoad(
+                    request.request_id, ticket, path.tree, nodes, list(ids), list(block_ids), written, waits
+                )
+            )
+
+    def take_loads(self) -> list[NodeLoad]:
+        loads, self._loads = self._loads, []
+        return loads
+
+    def saves(self, scheduler_output: Any) -> list[NodeSave]:
+        """The nodes that the step at hand completes."""
+        if not self._growing:
+            return []
+        resumed = scheduler_output.scheduled_cached_reqs
+        for request_id, new in zip(resumed.req_ids, resumed.new_block_ids, strict=True):
+            growing = self._growing.get(request_id)
+            if growing is not None and new and request_id not in resumed.resumed_req_ids:
+                growing.block_ids += new[0]
+        saves: list[NodeSave] = []
+        for request_id, tokens in scheduler_output.num_scheduled_tokens.items():
+            if growing := self._growing.get(request_id):
+                saves += _completed(growing, growing.request.num_computed_tokens + tokens)
+        return saves
+
+    def forget(self, request_id: str) -> None:
+        """It has ended, or its prefix could not be loaded: nothing more of it is stored."""
+        self._growing.pop(request_id, None)
+
+
+def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
+    """Those of its nodes that end within so many tokens and were not ordered yet."""
+    path, saves = growing.path, []
+    while growing.ready < path.kept and path.nodes[growing.ready][1] <= tokens:
+        at = growing.ready
+        key, end = path.nodes[at]
+        ids = list(growing.request.all_token_ids[:end])
+        saves.append(
+            NodeSave(
+                growing.request.request_id,
+                path.tree,
+                key,
+                path.parent(at),
+                path.start(at),
+                ids,
+                list(growing.block_ids),
+            )
+        )
+        growing.ready += 1
+    return saves
+
+
+def _path(request: Any) -> PrefixPath | None:
+    """Only of prompts under a plain salt, a namespace's or none: their KV in the engine's cache is exact."""
+    if request.cache_salt and not request.cache_salt.endswith(":"):
+        return None
+    return read_path(request.kv_transfer_params, request.num_prompt_tokens)

@@ -1,0 +1,132 @@
+"""Exact prefixes of prompts that were blended, prefilled while the engine has nothing else to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from blendrag.engine.client.generation import Sampling
+from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.tree import Nodes
+from blendrag.tree.tree import Tree
+
+_MOST = 64  # prompts that wait; of more, the latest
+_LOOK_S = 0.02  # how often it is looked whether the engine is idle
+_STORED_S = 5.0  # so long a node may take from its last slice to its store
+_SLICE_BLOCKS = 2  # an arrival waits for one slice at most
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The nodes of a path that are to be had, and all token ids up to the end of the last."""
+
+    nodes: Nodes
+    token_ids: Sequence[int]
+
+
+Expect = Callable[[Nodes, int, Sequence[int]], bool]
+"""Says which nodes of a path, from this one on, are about to be stored (:meth:`Prefixes.expect`)."""
+
+
+class Growth:
+    """Ended by :meth:`close`. One node at a time, in slices of a few blocks: each is a request for one token,
+    which finds the slice before in vLLM's prefix cache."""
+
+    def __init__(
+        self, engine: RunningEngine, tree_id: str, tree: Tree, expect: Expect, *, sliced: bool
+    ) -> None:
+        self._expect = expect
+        self._engine, self._id, self._tree = engine, tree_id, tree
+        self._slice = _SLICE_BLOCKS * engine.facts.block_size if sliced else None
+        self._waiting: deque[Wanted] = deque(maxlen=_MOST)
+        self._woken, self._closed = threading.Condition(), False
+        self.grown = 0
+        """Nodes, so far."""
+        self._thread = threading.Thread(target=self._run, name="blendrag-growth", daemon=True)
+        self._thread.start()
+
+    def want(self, wanted: Wanted) -> None:
+        """Have these nodes sometime. Returns at once."""
+        with self._woken:
+            self._waiting.append(wanted)
+            self._woken.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """Prompts whose nodes are still to be had."""
+        return len(self._waiting)
+
+    def wait(self) -> None:
+        """Until nothing waits any more."""
+        with self._woken:
+            self._woken.wait_for(lambda: not self._waiting)
+
+    def close(self) -> None:
+        """Give up what waits; the slice at hand is waited for."""
+        with self._woken:
+            self._closed = True
+            self._waiting.clear()
+            self._woken.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._woken:
+                self._woken.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+                wanted = self._waiting[0]
+            try:
+                while self._grow(wanted):
+                    self.grown += 1
+            except Exception as error:  # nobody asked for it: the engine has ended, or is about to
+                _log.info("a prefix did not grow: %s", error)
+            with self._woken:
+                if self._waiting and self._waiting[0] is wanted:
+                    self._waiting.popleft()
+                self._woken.notify_all()
+
+    def _grow(self, wanted: Wanted) -> bool:
+        """Have the first node that is missing; False if there is none, or it cannot be had."""
+        nodes, held = wanted.nodes, self._tree.match(wanted.nodes)
+        if held == len(nodes):
+            return False
+        if not self._expect(nodes[: held + 1], held, wanted.token_ids):
+            return False
+        path = tuple((node.key, node.end) for node in nodes[: held + 1])
+        for end in self._slices(nodes[held].start, nodes[held].end):
+            if not self._idle():
+                return False
+            last = end == nodes[held].end
+            kept = PrefixPath(self._id, path[: held + last], held, held + last)
+            self._engine.generate(
+                wanted.token_ids[:end], Sampling(max_tokens=1, path=kept), None, self._tree.identity.namespace
+            )
+        return self._wait(lambda: self._tree.match(nodes) > held, _STORED_S)
+
+    def _slices(self, start: int, end: int) -> Iterator[int]:
+        """Where they end."""
+        if self._slice is not None:
+            yield from range((start // self._slice + 1) * self._slice, end, self._slice)
+        yield end
+
+    def _idle(self) -> bool:
+        """Once the engine has nothing else to do; False if it has ended before."""
+        return self._wait(lambda: self._engine.idle, None)
+
+    def _wait(self, until: Callable[[], bool], seconds: float | None) -> bool:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._closed and self._engine.alive:
+            if until():
+                return True
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        return False

@@ -1,0 +1,171 @@
+"""Exact prefixes of a library's prompts: which are there, which are worth having, and which have to go."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.client.trees import TreeClient
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import BlendragWarning
+from blendrag.prompt import PromptPlan
+from blendrag.serving.growth import Growth, Wanted
+from blendrag.settings import Settings
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
+from blendrag.tree import Nodes, path_of
+from blendrag.tree.tree import Tree
+
+_REMEMBERED = 65_536  # nodes that were seen
+
+
+def tree_folder(root: Path) -> Path:
+    """In the folder of a library."""
+    return root / "tree"
+
+
+def tree_stack(settings: Settings) -> tuple[TierSpec, ...]:
+    """The tiers of the tree's own store; none if it is off."""
+    sizes = (("ram", settings.tree_ram_bytes), ("disk", settings.tree_disk_bytes))
+    return tuple(TierSpec(kind=kind, bytes=size, policy=settings.eviction) for kind, size in sizes if size)  # type: ignore[arg-type]
+
+
+def tree_identity(identity: KVIdentity, blocks: str) -> KVIdentity:
+    """What a node's KV depends on besides its tokens. blocks: ``EngineFacts.blocks``, in place of how chunks
+    are kept and prefilled."""
+    return replace(identity, codec="raw", prefix=f"blocks {blocks}")
+
+
+class Prefixes:
+    """Open with :meth:`open` while an engine runs, close before it ends. Thread-safe."""
+
+    def __init__(self, tree: Tree, client: TreeClient, catalogue: Catalogue, *, sliced: bool) -> None:
+        self.tree, self.client, self._catalogue = tree, client, catalogue
+        self.growth = Growth(client.engine, client.id, tree, self.expect, sliced=sliced)
+        self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls, root: Path, settings: Settings, catalogue: Catalogue, engine: RunningEngine
+    ) -> Prefixes | None:
+        """Those of the library in ``root``, which has this catalogue; None where its engine keeps none: it
+        cannot blend, or has several ranks. What is left of another engine's is removed. Raises StoreError."""
+        folder = tree_folder(root)
+        if not engine.facts.blocks:
+            return None
+        stack = tree_stack(settings)
+        of_blocks = tree_identity(catalogue.identity, engine.facts.blocks)
+        tree, emptied = Tree.open(folder, of_blocks)
+        if emptied:
+            warnings.warn(
+                f"the prefixes in {str(folder)!r} were another engine's (model, namespace, KV cache or"
+                " processor) and are removed: they grow again",
+                BlendragWarning,
+                stacklevel=2,
+            )
+        try:
+            client = TreeClient.open(engine, folder, of_blocks, stack)
+        except BaseException:
+            tree.close()
+            raise
+        return cls(tree, client, catalogue, sliced=settings.prefix_caching)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its engine still runs."""
+        return self.client.engine.alive
+
+    def path(self, plan: PromptPlan, recipe: Recipe | None) -> tuple[PrefixPath | None, Recipe | None]:
+        """How a prompt is served that would be blended by this recipe, or prefilled (None): exact, by its
+        path, if all of its documents are there; mixed, by a recipe that begins behind those that are; or as
+        it would be without a tree.
+
+        Nodes are kept from their second sighting on: of a prompt that is not blended as they are computed, of
+        others later, while the engine is idle.
+        """
+        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans())
+        if not nodes:
+            return None, recipe
+        held, seen = self.tree.match(nodes), self._meet(nodes)
+        if recipe is not None and held < len(nodes):
+            if seen > held:
+                self.growth.want(Wanted(nodes[:seen], plan.token_ids[: nodes[seen - 1].end]))
+            if held and nodes[held - 1].document:
+                head = tuple((node.key, node.end) for node in nodes[:held])
+                recipe = replace(recipe, tree=self.client.id, head=head)
+            return None, recipe
+        kept = max(held, seen)
+        if kept > held and not self.expect(nodes[:kept], held, plan.token_ids):
+            kept = held
+        named = tuple((node.key, node.end) for node in nodes[:kept])
+        return (PrefixPath(self.client.id, named, held, kept) if kept else None), None
+
+    def grow(self, plan: PromptPlan) -> int:
+        """Have all of a plan's nodes, if there is room; how many are new. Waits until nothing grows."""
+        nodes = path_of(self.tree.identity, plan.token_ids, plan.spans())
+        if not nodes:
+            return 0
+        held = self.tree.match(nodes)
+        if held < len(nodes):
+            self.growth.want(Wanted(nodes, plan.token_ids[: nodes[-1].end]))
+            self.growth.wait()
+        return self.tree.match(nodes) - held
+
+    def expect(self, path: Nodes, first: int, token_ids: Sequence[int]) -> bool:
+        """The path's nodes from the ``first`` on are about to be stored. False, and they are not, if a
+        document of the path has been deleted since its prompt was planned."""
+        self.tree.expect(path[first:], token_ids)
+        documents = {node.document for node in path if node.document}
+        # Deleting takes documents from the catalogue first, and nodes that it finds after.
+        there = documents == self._catalogue.known(documents)
+        gone = self.tree.prune() if there else self.tree.withdraw(path[first:])
+        if gone:
+            self.client.delete_later(gone)
+        return there
+
+    def _meet(self, nodes: Nodes) -> int:
+        """How many of a path's first nodes were seen before. Now they all were."""
+        with self._lock:
+            seen = next((at for at, node in enumerate(nodes) if node.key not in self._seen), len(nodes))
+            for node in nodes:
+                self._seen[node.key] = None
+                self._seen.move_to_end(node.key)
+            while len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        return seen
+
+    def forget(self, documents: Iterable[str]) -> None:
+        """Remove every node whose path holds one of these chunks, also one that is being stored."""
+        if keys := self.tree.forget(documents):
+            self.client.delete(keys)
+
+    def clear(self) -> None:
+        """Remove all nodes."""
+        self.client.delete(self.tree.clear())
+
+    def stats(self) -> dict[str, Any]:
+        """Nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by tier."""
+        totals = self.tree.totals()
+        return {
+            "nodes": totals.ready,
+            "bytes": totals.bytes,
+            "grown": self.growth.grown,
+            "waiting": self.growth.waiting,
+            "tiers": self.client.stats(),
+        }
+
+    def close(self) -> None:
+        """End growing; what was in memory is gone."""
+        self.growth.close()
+        if self.alive:
+            self.client.close()
+        self.tree.close()

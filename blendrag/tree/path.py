@@ -1,0 +1,61 @@
+"""The nodes that a prompt passes through, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from blendrag.store.identity import KVIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens [start, end) of a prompt: one document and what stands between it and the document before.
+
+    key: names identity and namespace, all token ids up to ``end``, and with ``parent`` (the key of the node
+    that ends at ``start``; "" for the first) where the nodes before it end. document: the key of its chunk;
+    "" for what stands before the first document.
+    """
+
+    key: str
+    parent: str
+    start: int
+    end: int
+    document: str = ""
+
+
+Nodes = tuple[Node, ...]  # of a path, from the root on
+
+
+def place(start: int, parent: str) -> str:
+    """What a record says of a node besides its token ids (``Head.context``)."""
+    return f"{start}:{parent}"
+
+
+def placed(context: str) -> tuple[int, str]:
+    """The start and the parent in a record's ``context``. Raises ValueError for what is none."""
+    start, colon, parent = context.partition(":")
+    if not (colon and start.isascii() and start.isdecimal()) or bool(parent) != (start != "0"):
+        raise ValueError(f"{context!r} is no place in a tree")
+    return int(start), parent
+
+
+def path_of(
+    identity: KVIdentity, token_ids: Sequence[int], documents: Iterable[tuple[str, int, int]]
+) -> Nodes:
+    """The nodes of a prompt. documents: (chunk key, start, length) of each, ascending (``PromptPlan``'s
+    ``transfer_params``); empty for a prompt without any."""
+    nodes: list[Node] = []
+    start, parent = 0, ""
+
+    def add(end: int, document: str) -> None:
+        nonlocal start, parent
+        key = identity.chunk_key(token_ids[:end], place(start, parent))
+        nodes.append(Node(key, parent, start, end, document))
+        start, parent = end, key
+
+    for document, at, length in documents:
+        if not nodes and at:
+            add(at, "")
+        add(at + length, document)
+    return tuple(nodes)

@@ -1,0 +1,136 @@
+"""A tree's nodes where their KV is: a store of its own, so that nodes never push out a chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blendrag.errors import StoreError
+from blendrag.store.identity import KVIdentity
+from blendrag.store.kv_reader import read_whole
+from blendrag.store.kv_store import KVStore
+from blendrag.store.record import DamagedError, Head, Miss, Record
+from blendrag.store.stack import TierSpec
+from blendrag.store.tiers import Opened, Tier, TierError
+from blendrag.store.tiers.local import LocalTier
+from blendrag.tree.layout import NodeLayout
+from blendrag.tree.path import placed
+from blendrag.tree.tree import Tree
+
+
+class NodeMissingError(Exception):
+    """A node cannot be had: the message says why. Never leaves the engine's worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNode:
+    """A node and all of its prompt's token ids up to its end."""
+
+    key: str
+    parent: str
+    start: int
+    token_ids: Sequence[int]
+
+
+class NodeStore:
+    """In the engine's worker. Thread-safe. Which nodes there may be is said by a :class:`Tree`, over the same
+    folder."""
+
+    def __init__(self, kv: KVStore, layout: NodeLayout, parents: dict[str, str]) -> None:
+        self.kv, self.layout, self._parents = kv, layout, parents
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        identity: KVIdentity,
+        dtype: str,
+        stack: Sequence[TierSpec],
+        block_size: int,
+        block_bytes: int,
+    ) -> NodeStore:
+        """Open or create it. Raises what :meth:`KVStore.open` does."""
+        tree, _ = Tree.open(root, identity)
+        parents = tree.parents()
+        tree.close()
+        layout = NodeLayout(identity, dtype, block_size, block_bytes)
+        kv = KVStore.open(root, identity, dtype, stack, layout=layout, parents=parents)
+        for tier in kv.tiers:
+            tier.name = f"tree {tier.name}"
+        return cls(kv, layout, parents)
+
+    def put(self, node: StoredNode, rows: torch.Tensor) -> bool:
+        """Keep a node's blocks, uint8 [layers, bytes]; False if nobody wants it (any more), or there is no
+        room."""
+        self._parents[node.key] = node.parent
+        record = self.layout.node(node.key, node.token_ids, node.start, node.parent, rows)
+        try:
+            return bool(self.kv.keep(record))
+        except StoreError:
+            return False
+
+    def load(self, nodes: Sequence[tuple[str, Sequence[int]]]) -> list[tuple[Record, Tier]]:
+        """The records of consecutive nodes of a path, verified, and where they were. nodes: (key, all token
+        ids up to its end) of each, which count as used. Raises NodeMissingError if one cannot be had."""
+        opened = self.kv.open_records(nodes, use=True)
+        records: list[tuple[Record, Tier]] = []
+        try:
+            for one, (key, ids) in zip(opened, nodes, strict=True):
+                if isinstance(one, Miss):
+                    raise NodeMissingError(f"{key} is {one.reason}")
+                if one.head.tokens != len(ids):
+                    raise NodeMissingError(f"{key} has other tokens")
+                try:
+                    records.append((read_whole(one), one.tier))
+                except DamagedError as error:
+                    self.kv.damaged(one.tier.name, key)
+                    raise NodeMissingError(str(error)) from None
+                except TierError as error:
+                    raise NodeMissingError(str(error)) from None
+            for record, tier in records:
+                self.kv.replicas.promote(record, tier)
+        finally:
+            self.kv.close_records(opened)
+        return records
+
+    def used(self, keys: Iterable[str]) -> None:
+        """A prompt began with these nodes, whose KV the engine had itself."""
+        self.kv.used(list(keys))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Drop nodes, in all tiers: with each, all that stand behind it have to be named, last ones first."""
+        self.kv.delete(keys)
+        for key in keys:
+            self._parents.pop(key, None)
+
+    def stats(self) -> dict[str, Any]:
+        return self.kv.stats()
+
+    def close(self) -> None:
+        self.kv.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless, in each tier, what a node stands behind is there too, and ends where
+        the node begins, with the same tokens."""
+        for tier in self.kv.tiers:
+            assert isinstance(tier, LocalTier)
+            heads = {key: head for key in list(self._parents) if (head := _head(tier, key))}
+            for key, head in heads.items():
+                start, parent = placed(head.context)
+                assert self.layout.identity.chunk_key(head.ids, head.context) == key
+                assert self._parents[key] == parent
+                if parent:
+                    assert parent in heads, f"{key} is in {tier.name} without its parent"
+                    assert heads[parent].tokens == start and head.starts_with(heads[parent].ids.tolist())
+
+
+def _head(tier: Tier, key: str) -> Head | None:
+    opened = tier.open([key]).get(key)
+    if not isinstance(opened, Opened):
+        return None
+    tier.close_record(opened)
+    return opened.head

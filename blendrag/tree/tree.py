@@ -1,0 +1,124 @@
+"""Which nodes there are, as the client sees them: over the catalogue of the worker's :class:`NodeStore`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from blendrag.errors import StoreMismatchError
+from blendrag.store.catalogue import Catalogue, Totals
+from blendrag.store.contexts import NewChunk
+from blendrag.store.identity import KVIdentity
+from blendrag.tree.path import Node, Nodes
+
+_SPARE = 256  # nodes that are known and not stored, besides as many as are
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node as ``blendrag tree show`` has it. uses: by prompts that took its KV from the tree."""
+
+    node: Node
+    stored: bool
+    nbytes: int
+    uses: int
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self.node) | {"bytes": self.nbytes, "uses": self.uses}
+
+
+class Tree:
+    """Open with :meth:`open`. Thread-safe."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.identity = catalogue.identity
+
+    @classmethod
+    def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
+        """The tree in ``root``; whether it is an empty one in place of another identity's."""
+        try:
+            return cls(Catalogue.open(root, identity)), False
+        except StoreMismatchError:
+            shutil.rmtree(root, ignore_errors=True)
+            return cls(Catalogue.open(root, identity)), True
+
+    @classmethod
+    def found(cls, root: Path) -> Tree | None:
+        """The tree in ``root``, whatever engine it is of, if there is one."""
+        return cls(Catalogue.open(root, None)) if (root / "catalogue.sqlite").is_file() else None
+
+    def close(self) -> None:
+        self._catalogue.close()
+
+    def match(self, path: Nodes) -> int:
+        """How many of the path's first nodes are stored: none behind one that is not."""
+        stored = self._catalogue.ready(node.key for node in path)
+        return next((at for at, node in enumerate(path) if node.key not in stored), len(path))
+
+    def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
+        """These nodes, in a path's order, are about to be stored; the worker takes no others."""
+        for node in path:
+            ids = tuple(token_ids[: node.end])
+            self._catalogue.register(_owner(node), [NewChunk(node.key, "", ids, (), node.parent)])
+
+    def forget(self, documents: Iterable[str]) -> list[str]:
+        """Every node whose path holds one of these documents is not wanted any more; their keys, each before
+        those that it stands behind."""
+        keys = [
+            key for name in documents for held in self._catalogue.owners(f"{name} ").values() for key in held
+        ]
+        return self._release(keys)
+
+    def withdraw(self, path: Nodes) -> list[str]:
+        """:meth:`forget` of these nodes."""
+        return self._release([node.key for node in path])
+
+    def clear(self) -> list[str]:
+        """:meth:`forget` of all."""
+        return self._release(sorted(self._catalogue.known()))
+
+    def prune(self) -> list[str]:
+        """:meth:`forget` of what is known and not stored, once that is too much."""
+        known = self._catalogue.known()
+        absent = known - self._catalogue.ready(known)
+        if len(absent) <= _SPARE + len(known) - len(absent):
+            return []
+        return self._release(sorted(absent))
+
+    def _release(self, keys: Sequence[str]) -> list[str]:
+        behind = [entry.key for entry in self._catalogue.behind(keys)]
+        keys = list(dict.fromkeys([*reversed(behind), *keys]))
+        for owner in self._catalogue.owners_of(keys):
+            self._catalogue.release(owner)
+        return keys
+
+    def totals(self) -> Totals:
+        return self._catalogue.totals()
+
+    def rows(self) -> list[Row]:
+        """All nodes, oldest first, so that each comes after what it stands behind."""
+        uses = {row.owner: row.uses for row in self._catalogue.reuse(-1)}
+        documents = {
+            key: owner.partition(" ")[0] for owner, keys in self._catalogue.owners().items() for key in keys
+        }
+        ends: dict[str, int] = {}
+        rows = []
+        for entry in self._catalogue.entries():
+            ends[entry.key] = len(entry.token_ids)
+            start = ends.get(entry.after, 0)
+            node = Node(entry.key, entry.after, start, len(entry.token_ids), documents[entry.key])
+            rows.append(Row(node, entry.state == "ready", entry.bytes, uses[_owner(node)]))
+        return rows
+
+    def parents(self) -> dict[str, str]:
+        """Of all nodes that are known, by key."""
+        return {entry.key: entry.after for entry in self._catalogue.entries()}
+
+
+def _owner(node: Node) -> str:
+    """Each node has an owner of its own, whose name begins with the document that it is."""
+    return f"{node.document} {node.key}"

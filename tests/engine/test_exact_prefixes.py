@@ -1,0 +1,365 @@
+"""Exact prefixes on the run's engine: what is put into the tree, and what comes out of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag import Answer, BlendIndex
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.trees import TreeClient
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
+from blendrag.tree import Nodes, path_of
+from blendrag.tree.store import NodeStore
+from blendrag.tree.tree import Tree
+from workbench import FIRST, Bench, Open, Prompt, assert_adds_up, distance
+
+pytestmark = pytest.mark.engine
+
+DISK = (TierSpec(kind="ram", bytes=1 << 28), TierSpec(kind="disk", bytes=1 << 30))
+
+
+@dataclass
+class Rig:
+    """A tree of the test's own on the run's engine."""
+
+    bench: Bench
+    root: Path
+    identity: KVIdentity
+    tree: Tree = field(init=False)
+    client: TreeClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tree, _ = Tree.open(self.root, self.identity)
+        self.client = TreeClient.open(self.bench.engine, self.root, self.identity, DISK)
+
+    def nodes(self, prompt: Prompt) -> Nodes:
+        return path_of(self.identity, prompt.token_ids, prompt.spans)
+
+    def path(self, prompt: Prompt, *, kept: bool = True) -> PrefixPath:
+        """That of a prompt whose nodes are all wanted."""
+        nodes = self.nodes(prompt)
+        held = self.tree.match(nodes)
+        self.tree.expect(nodes[held:] if kept else (), prompt.token_ids)
+        named = tuple((node.key, node.end) for node in nodes)
+        return PrefixPath(self.client.id, named, held, len(nodes) if kept else held)
+
+    def ask(self, prompt: Prompt, sampling: Sampling = FIRST, **options: Any) -> Delta:
+        """Without what vLLM's prefix cache has."""
+        self.bench.reset()
+        path = self.path(prompt, **options)
+        return self.bench.engine.generate(prompt.token_ids, replace(sampling, path=path))
+
+    def grow(self, prompt: Prompt) -> None:
+        self.ask(prompt)
+        wait(lambda: self.tree.match(self.nodes(prompt)) == len(self.nodes(prompt)))
+
+    def close(self) -> None:
+        self.client.close()
+        self.tree.close()
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def rig(bench: Bench, identity: KVIdentity, tmp_path: Path) -> Iterator[Rig]:
+    blocks = replace(identity, prefix=f"blocks {bench.engine.facts.blocks}")
+    opened = Rig(bench, tmp_path / "tree", blocks)
+    yield opened
+    opened.close()
+
+
+def test_exact_prefix_is_another_answer_than_full_prefill(rig: Rig) -> None:
+    """Of whole paths and of parts, which end within a block; in several steps, which prompts here take."""
+    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    full = rig.bench.plain(prompt)
+    rig.grow(prompt)
+    longer = Sampling(max_tokens=6, logprobs=20)
+    for other in (prompt, rig.bench.prompt(rig.bench.pieces[:6], "\nOn the other hand, they")):
+        whole, again = rig.bench.plain(other, longer), rig.ask(other, longer)
+        assert again.report and again.report.exact == rig.nodes(other)[-1].end
+        assert again.token_ids == whole.token_ids and distance(whole, again) < 1e-3
+    part = rig.bench.prompt((*rig.bench.pieces[:3], *rig.bench.pieces[7:9]))
+    expected, exact = rig.bench.plain(part), rig.ask(part, kept=False)
+    assert exact.report and exact.report.exact == rig.nodes(part)[3].end
+    assert rig.nodes(part)[3].end % rig.bench.engine.facts.block_size
+    assert distance(expected, exact) < 1e-3
+    assert distance(full, rig.ask(prompt)) < 1e-3, "what is restored is not changed by who uses it"
+
+
+def test_part_that_the_prefix_cache_has_is_written_over(rig: Rig) -> None:
+    """Blocks that other requests use are left as they are; what is missing behind them is loaded."""
+    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    rig.grow(prompt)
+    full, size = rig.bench.plain(prompt), rig.bench.engine.facts.block_size
+    rig.bench.reset()
+    rig.bench.engine.generate(prompt.token_ids[: 2 * size + 5], FIRST)
+    behind = rig.bench.engine.generate(prompt.token_ids, replace(FIRST, path=rig.path(prompt)))
+    assert behind.report and (behind.report.prefix, behind.report.exact) == (
+        2 * size,
+        rig.nodes(prompt)[-1].end - 2 * size,
+    )
+    assert distance(full, behind) < 1e-3
+    there = rig.bench.engine.generate(prompt.token_ids, replace(FIRST, path=rig.path(prompt)))
+    assert distance(full, there) < 1e-3
+
+
+def test_restored_blocks_are_other_bytes(rig: Rig, tmp_path: Path) -> None:
+    """Those that a request got from one tree are stored in another one, and compared."""
+    prompt, size = rig.bench.prompt(rig.bench.pieces[:6]), rig.bench.engine.facts.block_size
+    rig.grow(prompt)
+    rig.ask(prompt)
+    other = Rig(rig.bench, tmp_path / "other", rig.identity)
+    path = other.path(prompt)
+    rig.bench.engine.generate(prompt.token_ids, replace(FIRST, path=path))  # behind the restored blocks
+    wait(lambda: other.tree.match(other.nodes(prompt)) == len(path.nodes))
+    rig.client.close()
+    other.close()
+    compared = 0
+    for node in rig.nodes(prompt):
+        rows = []
+        for root in (rig.root, other.root):
+            (file,) = root.rglob(f"{node.key}.safetensors")
+            layers, blocks = rig.identity.num_layers, -(-node.end // size) - node.start // size
+            kv = 2 * rig.identity.num_kv_heads * rig.identity.head_size * size * 4 * blocks
+            rows.append([file.read_bytes()[-(layers - at) * kv :][:kv] for at in range(layers)])
+            whole = kv // blocks * (node.end // size - node.start // size)  # behind the end, they are others'
+        assert [row[:whole] for row in rows[0]] == [row[:whole] for row in rows[1]]
+        compared += whole
+    assert compared
+    rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)
+
+
+@pytest.mark.parametrize("selector", ["hkvd", "query", "first_k"])
+def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: str) -> None:
+    """At ratio 1. Tokens of the exact head are neither computed nor repaired; without it, all is blended."""
+    pieces = rig.bench.pieces
+    prompt = rig.bench.prompt(pieces[:6])
+    rig.grow(rig.bench.prompt(pieces[:3]))
+    nodes = rig.nodes(prompt)
+    head = tuple((node.key, node.end) for node in nodes[:4])
+    full = rig.bench.plain(prompt)
+    for ratio, bound in ((1.0, 1e-3), (0.15, 2.0)):
+        recipe = replace(rig.bench.recipe(prompt, ratio, selector), tree=rig.client.id, head=head)
+        rig.bench.reset()
+        mixed = rig.bench.engine.generate(prompt.token_ids, FIRST, recipe)
+        report = mixed.report
+        assert report and not report.fallback and not report.missing
+        assert report.prefix == 0 and report.exact == nodes[3].end
+        assert report.cached == sum(length for _, _, length in prompt.spans[3:])
+        assert report.recomputed <= ratio * report.cached + 3, "rounded up, in each chunk"
+        assert distance(full, mixed) < bound
+    rig.client.delete(rig.tree.clear())
+    rig.bench.reset()
+    recipe = replace(rig.bench.recipe(prompt, 1.0, selector), tree=rig.client.id, head=head)
+    alone = rig.bench.engine.generate(prompt.token_ids, FIRST, recipe)
+    assert alone.report and alone.report.exact == 0 and not alone.report.fallback
+    assert distance(full, alone) < 2e-3
+    assert not rig.tree.rows(), "nothing that was blended is stored"
+
+
+def test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kept(rig: Rig) -> None:
+    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    full = rig.bench.plain(prompt)
+    rig.grow(rig.bench.prompt(rig.bench.pieces[:4]))
+    rig.client.close()
+    rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)  # nothing in RAM
+    (file,) = rig.root.rglob(f"{rig.nodes(prompt)[2].key}.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+    answer = rig.ask(prompt)
+    assert answer.report and answer.report.fallback and answer.token_ids == full.token_ids
+    assert distance(full, answer) < 1e-3
+    rig.bench.reset()
+    assert rig.tree.match(rig.nodes(prompt)) == 2 and not rig.tree.rows()[-1].stored
+    assert distance(full, rig.ask(prompt)) < 1e-3, "the nodes before it are still good"
+
+
+def test_cancelled_request_keeps_its_blocks(rig: Rig) -> None:
+    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    rig.grow(prompt)
+    for seen in range(3):
+        rig.bench.reset()
+        sampling = Sampling(max_tokens=50, path=rig.path(prompt))
+        pieces = rig.bench.engine.stream(prompt.token_ids, sampling)
+        for _ in range(seen):
+            next(pieces)
+        pieces.close()
+    rig.bench.reset()
+
+
+def test_many_at_once_are_other_answers_than_one_by_one(rig: Rig) -> None:
+    """Some of which store nodes that others load, or compute too."""
+    import asyncio
+
+    pieces = rig.bench.pieces
+    prompts = [rig.bench.prompt((*pieces[: at % 4 + 1], pieces[4 + at % 3])) for at in range(12)]
+    expected = [rig.bench.plain(prompt, Sampling(max_tokens=3)).token_ids for prompt in prompts]
+    rig.bench.reset()
+
+    async def ask(prompt: Prompt) -> list[int]:
+        sampling = Sampling(max_tokens=3, path=rig.path(prompt))
+        return (await rig.bench.engine.agenerate(prompt.token_ids, sampling)).token_ids
+
+    async def all_of_them() -> Sequence[list[int]]:
+        return await asyncio.gather(*map(ask, prompts))
+
+    for _ in range(2):
+        assert asyncio.run(all_of_them()) == expected
+    rig.client.close()
+    store = NodeStore.open(rig.root, rig.identity, "float32", DISK, *_block(rig))
+    store.check_integrity()
+    store.close()
+    rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)
+
+
+def _block(rig: Rig) -> tuple[int, int]:
+    size, identity = rig.bench.engine.facts.block_size, rig.identity
+    return size, 2 * identity.num_kv_heads * identity.head_size * size * 4
+
+
+# -- over an index ----------------------------------------------------------------------------------------
+
+
+def ask(index: BlendIndex, question: str, **options: Any) -> Answer:
+    index.start().reset_prefix_cache()
+    return index.ask(question, **options)
+
+
+def settled(index: BlendIndex) -> None:
+    """Nothing grows any more, and everything is stored."""
+    prefixes = index._library.prefixes
+    assert prefixes is not None
+    wait(lambda: not prefixes.growth.waiting)
+    prefixes.client.delete([])  # waits for what is being stored
+
+
+def test_prompt_that_comes_again_is_blended_again(open_index: Open, folder: Path) -> None:
+    """Its prefix grows beside answers, from the second sighting on; nothing that was blended is in it."""
+    index = open_index(tree_ram_bytes=1 << 28)
+    index.ingest(folder)
+    question = "What does the package do?"
+    modes, expected = [], ask(index, question, blend=False, max_tokens=8)
+    for _ in range(3):
+        answer = ask(index, question, max_tokens=8)
+        modes.append(answer.evidence.mode)
+        settled(index)
+    assert expected.evidence.mode == "plain" and modes == ["blended", "exact", "exact"]
+    assert answer.text == expected.text
+    evidence = answer.evidence
+    assert 0 < evidence.exact == evidence.reused and not evidence.recomputed and evidence.plain is None
+    assert evidence.reused + evidence.fresh + evidence.prefix == evidence.prompt
+    assert index.stats()["tree"]["nodes"] == 5
+
+
+def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
+    open_index: Open, folder: Path
+) -> None:
+    index = open_index(tree_ram_bytes=1 << 28)
+    index.ingest(folder)
+    texts = [hit.text for hit in index.retrieve("packages", top_k=6)]
+
+    def about(count: int) -> Answer:
+        content = "\n\n".join([*texts[:count], "What is this?"])
+        return ask(index, [{"role": "user", "content": content}])  # type: ignore[arg-type]
+
+    for _ in range(2):
+        first = about(3)
+        settled(index)
+    answer = about(6)
+    modes = [one.evidence.mode for one in (first, answer, about(3))]
+    assert modes == ["blended", "mixed", "exact"]
+    assert 0 < answer.evidence.exact < answer.evidence.reused
+    assert_adds_up(answer)
+
+
+def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index: Open, folder: Path) -> None:
+    index = open_index(tree_ram_bytes=1 << 28)
+    index.ingest(folder)
+    question, mode = "What does the package do?", ""
+    for _ in range(3):
+        mode = ask(index, question, blend=False).evidence.mode
+        settled(index)
+    assert mode == "exact"
+    prefixes = index._library.prefixes
+    assert prefixes is not None
+    before = {row.node.document for row in prefixes.tree.rows()}
+    (source,) = {hit.source for hit in index.retrieve(question)[:1]}
+    index.delete(source)
+    left = prefixes.tree.rows()
+    assert len(left) < 5 and {row.node.document for row in left} < before
+    assert prefixes.client.stats()["tree ram"]["chunks"] == len(left)
+    assert ask(index, question, blend=False, max_tokens=8).evidence.mode == "plain"
+    other = open_index("other", tree_ram_bytes=1 << 28, namespace="other")
+    other.ingest(folder)
+    assert ask(other, question, blend=False).evidence.mode == "plain"
+
+
+def test_other_system_prompt_has_the_same_prefix(open_index: Open, folder: Path) -> None:
+    index = open_index(tree_ram_bytes=1 << 28)
+    index.ingest(folder)
+    for _ in range(3):
+        texts = [hit.text for hit in index.retrieve("packages")]
+        content = "\n\n".join([*texts, "What is this?"])
+        mode = ask(index, [{"role": "user", "content": content}], blend=False).evidence.mode  # type: ignore[arg-type]
+        settled(index)
+    assert mode == "exact"
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    assert ask(index, said, blend=False).evidence.mode == "plain"  # type: ignore[arg-type]
+
+
+def test_question_that_was_warmed_up_is_blended(
+    open_index: Open, folder: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """And what is on disk is not there when the index is opened again."""
+    index, disk = tmp_path / "index", str(1 << 28)
+    question = "What does the package do?"
+    (tmp_path / "questions.txt").write_text(f"{question}\n\n")
+    small = {"BLENDRAG_CHUNK_TOKENS": "64", "BLENDRAG_MIN_CACHED_TOKENS": "16", "BLENDRAG_TOP_K": "4"}
+    command("ingest", str(folder), "--index", str(index), **small)
+    words = ("tree", "warm", "--index", str(index), "--questions", str(tmp_path / "questions.txt"))
+    warmed = command(*words, BLENDRAG_TREE_DISK_BYTES=disk, **small)
+    assert "5 nodes grown" in warmed.stdout
+    assert "5 nodes" in command("tree", "show", "--index", str(index)).stdout
+    opened = open_index(tree_disk_bytes=1 << 28)
+    assert ask(opened, question).evidence.mode == "exact"
+
+
+def test_new_questions_pass_the_limits_of_the_tree_or_push_out_what_is_asked(
+    open_index: Open, folder: Path
+) -> None:
+    """Turnovers of orders of documents, of which one comes again and again."""
+    import itertools
+
+    index = open_index(tree_ram_bytes=40 << 20)
+    index.ingest(folder)
+    texts, prefixes = [hit.text for hit in index.retrieve("packages", top_k=4)], index._library.prefixes
+    assert prefixes is not None
+
+    def about(order: Sequence[int]) -> str:
+        content = "\n\n".join([*(texts[at] for at in order), "What is this?"])
+        said: Any = [{"role": "user", "content": content}]
+        return ask(index, said, blend=False, max_tokens=1).evidence.mode
+
+    modes = []
+    for order in itertools.permutations(range(4), 3):
+        modes.append(about((0, 1, 2, 3)))
+        for _ in range(2):
+            about(order)
+        settled(index)
+        assert prefixes.client.stats()["tree ram"]["bytes"] <= 40 << 20
+    assert prefixes.client.stats()["tree ram"]["evictions"]
+    assert modes.count("exact") >= len(modes) - 4, modes

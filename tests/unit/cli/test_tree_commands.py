@@ -1,0 +1,80 @@
+"""``blendrag tree`` as a user calls it, without an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import Result
+
+from blendrag.store.lock import IndexLock
+from blendrag.store.tiers import TierSpec
+from blendrag.tree import path_of
+from blendrag.tree.store import NodeStore, StoredNode
+from blendrag.tree.tree import Tree
+from stores import IDENTITY, A, B, register
+
+Blendrag = Callable[..., Result]
+
+
+@pytest.fixture
+def index(workdir: Path) -> Path:
+    """With one path of two documents in its tree, the second of which is not stored in another order."""
+    root = workdir / "blendrag-index"
+    register(root, [A, B])
+    tree, _ = Tree.open(root / "tree", IDENTITY)
+    store = NodeStore.open(root / "tree", IDENTITY, "bfloat16", [TierSpec(kind="disk", bytes=1 << 20)], 4, 32)
+    ids = (7, *A.token_ids, *B.token_ids)
+    nodes = path_of(
+        IDENTITY, ids, [(A.key, 1, len(A.token_ids)), (B.key, 1 + len(A.token_ids), len(B.token_ids))]
+    )
+    tree.expect(nodes, ids)
+    for node in nodes:
+        rows = torch.zeros(2, 32 * len(store.layout.blocks(node.start, node.end)), dtype=torch.uint8)
+        assert store.put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows)
+    tree.close()
+    store.close()
+    return root
+
+
+def test_tree_is_drawn_without_its_documents(blendrag: Blendrag, index: Path) -> None:
+    shown = blendrag("tree", "show")
+    assert shown.exit_code == 0 and "3 nodes" in shown.stdout
+    lines = [line for line in shown.stdout.splitlines() if "tokens" in line]
+    assert [line.index(next(c for c in line if c.isdigit())) for line in lines] == [4, 8, 12]
+    assert f"text {A.key}" in lines[1] and f"text {B.key}" in lines[2]
+    rows = json.loads(blendrag("tree", "show", "--json").stdout)
+    assert [(row["start"], row["end"], row["document"]) for row in rows] == [
+        (0, 1, ""),
+        (1, 9, A.key),
+        (9, 17, B.key),
+    ]
+
+
+def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
+    assert blendrag("tree", "clear").exit_code == 0
+    assert not (index / "tree").exists() and (index / "catalogue.sqlite").exists()
+    empty = blendrag("tree", "show")
+    assert empty.exit_code == 0 and "tree_disk_bytes" in empty.stderr and not empty.stdout
+    assert json.loads(blendrag("tree", "show", "--json").stdout) == []
+    assert blendrag("tree", "clear").exit_code == 0
+
+
+def test_tree_of_an_index_in_use_is_removed(blendrag: Blendrag, index: Path) -> None:
+    lock = IndexLock(index)
+    assert blendrag("tree", "clear").exit_code == 1 and (index / "tree").exists()
+    lock.release()
+
+
+@pytest.mark.parametrize("command", ["show", "warm", "clear"])
+def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
+    result = blendrag("tree", command, "--help")
+    assert result.exit_code == 0 and "Usage" in result.stdout
+
+
+def test_questions_that_cannot_be_read_start_an_engine(blendrag: Blendrag, index: Path) -> None:
+    result = blendrag("tree", "warm", "--questions", "none.txt")
+    assert result.exit_code == 1 and "none.txt" in result.stderr and len(result.stderr.splitlines()) == 1

@@ -1,0 +1,173 @@
+"""Nodes between a request's blocks and the tree, over a real store and a small cache. No engine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.engine.prefixes import NodeLoad, NodeSave
+from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
+from blendrag.engine.worker.paged import PagedCache
+from blendrag.store.identity import KVIdentity
+from blendrag.tree import Nodes, path_of
+from blendrag.tree.store import NodeMissingError
+from blendrag.tree.tree import Tree
+
+IDENTITY = KVIdentity("tiny", "weights-1", "float32", num_layers=2, num_kv_heads=1, head_size=2)
+BLOCK, BLOCKS = 4, 40
+STACK = [{"kind": "ram", "bytes": 1 << 22}]
+
+
+def make_cache(dtype: torch.dtype = torch.float32) -> PagedCache:
+    """[blocks, block_size, 4] in each of two layers; the second lies otherwise in memory."""
+    one = torch.randn(BLOCKS, BLOCK, 4).to(dtype)
+    other = torch.randn(BLOCK, 4, BLOCKS).to(dtype).permute(2, 0, 1)
+    return PagedCache([SimpleNamespace(kv_cache=one), SimpleNamespace(kv_cache=other)], None, BLOCK)
+
+
+def tokens_of(cache: PagedCache, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
+    """What the cache has of a request's first tokens, by layer: [count, 4]."""
+    return [one.kv_cache[list(blocks)].reshape(-1, 4)[:count] for one in cache.attentions]
+
+
+@contextmanager
+def opened(cache: PagedCache) -> Iterator[tuple[ExactPrefixes, Tree]]:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as writer:
+        tree, _ = Tree.open(Path(folder), IDENTITY)
+        prefixes = ExactPrefixes(cache, "float32", writer)
+        assert prefixes.open(folder, asdict(IDENTITY), STACK) == folder
+        yield prefixes, tree
+        prefixes.close()
+        tree.close()
+
+
+def save(
+    prefixes: ExactPrefixes, tree: Tree, nodes: Nodes, ids: Sequence[int], blocks: Sequence[int], **at: Any
+) -> None:
+    tree.expect(nodes, ids)
+    root = next(iter(prefixes._trees))
+    orders = [
+        NodeSave("r", root, node.key, node.parent, node.start, ids[: node.end], blocks) for node in nodes
+    ]
+    prefixes.save(orders, at.get("failed", set()))
+    prefixes._writer.submit(lambda: None).result()
+
+
+def load(
+    prefixes: ExactPrefixes, nodes: Nodes, ids: Sequence[int], blocks: Sequence[int], written: int
+) -> BlendReport | None:
+    named = tuple((node.key, node.end) for node in nodes)
+    root = next(iter(prefixes._trees))
+    wanted = list(ids[: nodes[-1].end])
+    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 11), min_size=1, max_size=5),
+    start=st.integers(0, 5),
+    written=st.integers(0, 5),
+    numbers=st.permutations(range(BLOCKS)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@settings(max_examples=60, deadline=None)
+def test_token_is_restored_wrongly_or_another_requests_block_is_touched(
+    lengths: list[int], start: int, written: int, numbers: list[int], dtype: torch.dtype
+) -> None:
+    """Wherever nodes end, whatever the prefix cache has, whichever blocks there are."""
+    cache = make_cache(dtype)
+    documents, at = [], start
+    for number, length in enumerate(lengths):
+        documents.append((f"d{number}", at, length))
+        at += length
+    ids = tuple(range(at + 3))
+    nodes, count = path_of(IDENTITY, ids, documents), -(-len(ids) // BLOCK)
+    one, other = numbers[:count], numbers[count : 2 * count]
+    with opened(cache) as (prefixes, tree):
+        save(prefixes, tree, nodes, ids, one)
+        assert tree.match(nodes) == len(nodes)
+        expected = [layer.clone() for layer in tokens_of(cache, one, at)]
+        written = min(written * BLOCK, at - 1)
+        before = [one.kv_cache.clone() for one in cache.attentions]
+        report = load(prefixes, nodes, ids, other, written)
+        assert report is not None and (report.prefix, report.exact) == (written, at - written)
+        first = written // BLOCK
+        for layer, (now, was) in enumerate(zip(cache.attentions, before, strict=True)):
+            kept = [block for block in range(BLOCKS) if block not in other[first:]]
+            assert torch.equal(now.kv_cache[kept], was[kept])
+            restored = tokens_of(cache, other, at)[layer][first * BLOCK :]
+            assert torch.equal(restored, expected[layer][first * BLOCK :])
+
+
+def path(*lengths: int) -> tuple[tuple[int, ...], Nodes]:
+    documents, at = [], 2
+    for number, length in enumerate(lengths):
+        documents.append((f"d{number}", at, length))
+        at += length
+    ids = tuple(range(at + 3))
+    return ids, path_of(IDENTITY, ids, documents)
+
+
+def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> None:
+    ids, nodes = path(6, 6)
+    blocks = list(range(5))
+    with opened(make_cache()) as (prefixes, tree):
+        save(prefixes, tree, nodes[:1], ids, blocks, failed={4})  # behind the root: of no matter to it
+        assert tree.match(nodes) == 1
+        save(prefixes, tree, nodes[1:2], ids, blocks, failed={1})
+        save(prefixes, tree, nodes[1:], ids, blocks)
+        assert tree.match(nodes) == 1
+        prefixes.ended(["r"])
+        save(prefixes, tree, nodes[1:], ids, blocks)
+        assert tree.match(nodes) == 3
+
+
+def test_half_of_a_prefix_is_put_into_blocks() -> None:
+    """A node is missing: nothing is touched, and the request is told."""
+    ids, nodes = path(6, 6)
+    cache = make_cache()
+    with opened(cache) as (prefixes, tree):
+        save(prefixes, tree, nodes[:2], ids, list(range(5)))
+        before = [one.kv_cache.clone() for one in cache.attentions]
+        with pytest.raises(NodeMissingError):
+            load(prefixes, nodes, ids, list(range(10, 15)), 0)
+        assert all(torch.equal(now.kv_cache, was) for now, was in zip(cache.attentions, before, strict=True))
+
+
+def test_head_that_is_gone_fails_a_blend() -> None:
+    ids, nodes = path(6, 6)
+    with opened(make_cache()) as (prefixes, tree):
+        save(prefixes, tree, nodes[:2], ids, list(range(5)))
+        root = next(iter(prefixes._trees))
+        head = tuple((node.key, node.end) for node in nodes[:2])
+        for recipe, written, there in (
+            (Recipe("s", (("d1", 8, 6),), tree=root, head=head), 0, 8),
+            (Recipe("s", (("d1", 8, 6),), tree=root, head=head), 8, None),  # the prefix cache has it
+            (Recipe("s", (("d1", 8, 6),), tree=root, head=((head[0]), ("other", 8))), 0, None),
+            (Recipe("s", (("d1", 8, 6),), tree="closed", head=head), 0, None),
+            (Recipe("s", (("d1", 8, 6),)), 0, None),
+        ):
+            order = BlendOrder("r", "t", list(ids), [20, 21, 22, 23, 24], written, recipe)
+            left, report = prefixes.put_head(order)
+            assert left.written == (there or written)
+            assert (report and report.exact) == there
+
+
+def test_mixed_report_counts_the_head_as_prefix() -> None:
+    head = BlendReport(prefix=4, exact=20, tiers={"tree ram": 2}, ms={"load": 1.0})
+    blend = BlendReport(prefix=24, cached=30, tiers={"ram": 1}, ms={"load": 2.0, "select": 3.0})
+    both = behind(head, blend)
+    assert (both.prefix, both.exact, both.cached) == (4, 20, 30)
+    assert both.tiers == {"tree ram": 2, "ram": 1} and both.ms == {"load": 3.0, "select": 3.0}

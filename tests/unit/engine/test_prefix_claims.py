@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.engine.prefixes import PATH, PrefixPath, read_path
+from blendrag.engine.worker.prefix_claims import PrefixClaims
+
+BLOCK = 4
+NODES = (("root", 3), ("a", 9), ("b", 14))
+
+
+def request(held: int = 1, kept: int = 3, tokens: int = 20, salt: str | None = None, **other: Any) -> Any:
+    params = PrefixPath("tree", NODES, held, kept).transfer_params("ticket")
+    params[PATH] = {**params[PATH], **other}
+    return SimpleNamespace(
+        request_id="r",
+        cache_salt=salt,
+        kv_transfer_params=params,
+        num_prompt_tokens=tokens,
+        num_computed_tokens=0,
+        all_token_ids=list(range(tokens)),
+    )
+
+
+def step(
+    tokens: dict[str, int], new: dict[str, list[int]] | None = None, resumed: tuple[str, ...] = ()
+) -> Any:
+    blocks = new or {}
+    cached = SimpleNamespace(
+        req_ids=list(blocks), new_block_ids=[(ids,) for ids in blocks.values()], resumed_req_ids=set(resumed)
+    )
+    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_cached_reqs=cached)
+
+
+@given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 3), st.integers(0, 3))
+def test_node_is_stored_before_it_is_complete_or_twice(steps: list[int], held: int, kept: int) -> None:
+    """Whatever the steps are, with the blocks that the request has by then."""
+    claims, one = PrefixClaims(1), request(held, max(held, kept))
+    done = claimed = claims.claim(one, 0)
+    one.num_computed_tokens = done
+    blocks = list(range(100, 100 + -(-done // BLOCK)))
+    claims.allocated(one, blocks, claimed, waits=False)
+    saved: list[str] = []
+    for tokens in steps:
+        tokens = min(tokens, one.num_prompt_tokens - done)
+        if not tokens:
+            break
+        more = list(range(100 + len(blocks), 100 + -(-(done + tokens) // BLOCK)))
+        blocks += more
+        orders = claims.saves(step({"r": tokens}, {"r": more}))
+        done += tokens
+        for order in orders:
+            end = dict(NODES)[order.key]
+            assert end <= done < end + tokens and order.token_ids == list(range(end))
+            assert (
+                order.block_ids == blocks and order.start == ([0, *dict(NODES).values()])[len(saved) + held]
+            )
+            saved.append(order.key)
+        one.num_computed_tokens = done
+    assert saved == [key for key, end in NODES[held : max(held, kept)] if end <= done]
+
+
+def test_what_is_claimed_is_not_what_is_loaded() -> None:
+    claims = PrefixClaims(1)
+    for computed, claimed in ((0, 14), (8, 6), (16, 0)):
+        one = request(held=3)
+        assert claims.claim(one, computed) == claimed
+        claims.allocated(one, [1, 2, 3, 4], claimed, waits=True)
+        (load,) = claims.take_loads()
+        assert (load.nodes, load.ticket, load.waits) == (NODES, "ticket", True)
+        assert list(load.token_ids) == (list(range(14)) if claimed else []), "a use, where nothing is loaded"
+        assert not claimed or load.written == computed
+        claims.forget("r")
+    whole = request(held=3, tokens=14)
+    assert claims.claim(whole, 0) == 13, "the last token is the engine's"
+    claims.allocated(whole, [1, 2, 3, 4], 13, waits=False)
+    assert claims.take_loads()[0].written == 0
+
+
+def test_few_tokens_are_claimed() -> None:
+    one = request(held=3)
+    assert [PrefixClaims(least).claim(one, 4) for least in (10, 11)] == [10, 0]
+
+
+def test_blended_prompt_leaves_nodes_behind() -> None:
+    """Its salt is a recipe's, whatever it says."""
+    for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
+        claims, one = PrefixClaims(1), request(salt=salt)
+        assert bool(claims.claim(one, 0)) is takes
+        claims.allocated(one, [1, 2, 3, 4, 5], 0, waits=False)
+        assert bool(claims.saves(step({"r": 20}))) is takes
+
+
+def test_request_goes_on_storing_after_its_prefix_could_not_be_loaded() -> None:
+    claims, one = PrefixClaims(1), request()
+    claims.allocated(one, [1, 2, 3, 4, 5], claims.claim(one, 0), waits=False)
+    claims.forget("r")
+    assert claims.saves(step({"r": 20})) == []
+
+
+def test_blocks_that_a_request_had_to_give_up_are_stored() -> None:
+    claims, one = PrefixClaims(1), request(held=0, kept=2)
+    claims.allocated(one, [1], 0, waits=False)
+    assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
+    claims.allocated(one, [7, 8, 9], 0, waits=False)  # preempted, and back from the beginning
+    (again,) = claims.saves(step({"r": 12}, {"r": [7, 8, 9]}, resumed=("r",)))
+    assert (again.key, again.block_ids) == ("a", [7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": [["root", 3], ["a", 3]]},
+        {"nodes": [["root", 3], ["a", 21]]},
+        {"nodes": [["root", 0]]},
+        {"held": 4},
+        {"held": -1},
+        {"kept": 0},
+        {"nodes": 1},
+        {"nodes": [["a"]]},
+        {"tree": None, "held": "x"},
+    ],
+)
+def test_path_that_no_client_of_ours_sends_is_followed(wrong: dict[str, Any]) -> None:
+    claims, one = PrefixClaims(1), request(**wrong)
+    with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
+        claims.claim(one, 0)
+    claims.allocated(one, [1, 2], 0, waits=False)
+    assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
+
+
+def test_path_is_read_where_there_is_none() -> None:
+    assert read_path(None, 5) is None and read_path({}, 5) is None

@@ -1,0 +1,76 @@
+"""How what was planned and what the engine said become evidence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.engine.client.generation import Delta
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.prompt import PromptPlan, Segment
+from blendrag.serving.evidence import Evidence, evidence_of
+
+PLAN = PromptPlan(
+    (
+        Segment("root", (1,) * 10),
+        Segment("a", (2,) * 30, "a"),
+        Segment("b", (3,) * 40, "b"),
+        Segment("question", (4,) * 20),
+    ),
+    (),
+)
+RECIPE = Recipe("store", tuple(PLAN.spans()))
+NODES = (("n0", 10), ("n1", 40), ("n2", 80))
+
+
+def path(held: int) -> PrefixPath:
+    return PrefixPath("tree", NODES, held, 3)
+
+
+def made(
+    report: BlendReport | None, recipe: Recipe | None = None, path: PrefixPath | None = None, prefix: int = 0
+) -> Evidence:
+    last = Delta("", [], 0.0, "stop", prefix, report)
+    return evidence_of(PLAN, recipe, None if recipe else "blending is switched off", last, path)
+
+
+@given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 30))
+def test_tokens_of_a_prompt_are_counted_twice_or_not_at_all(prefix: int, exact: int, recomputed: int) -> None:
+    exact = min(exact, 80 - prefix)
+    cached = min(80 - prefix - exact, 70)
+    recomputed = min(recomputed, cached)
+    blend = BlendReport(prefix=prefix, exact=exact, cached=cached, recomputed=recomputed)
+    load = BlendReport(prefix=prefix, exact=exact)
+    for found in (made(blend, RECIPE), made(load, path=path(3)), made(load, path=path(2))):
+        assert found.reused + found.recomputed + found.fresh + found.prefix == found.prompt == 100
+        assert found.exact == exact <= found.reused
+
+
+@pytest.mark.parametrize(
+    ("found", "mode", "plain"),
+    [
+        (made(BlendReport(exact=80), path=path(3)), "exact", None),
+        (made(None, path=path(3), prefix=64), "exact", None),
+        (made(BlendReport(exact=40), path=path(2)), "plain", "blending is switched off"),
+        (made(None, path=path(0)), "plain", "blending is switched off"),
+        (made(None), "plain", "blending is switched off"),
+        (made(BlendReport(exact=40, cached=40), RECIPE), "mixed", None),
+        (made(BlendReport(cached=70), RECIPE), "blended", None),
+        (made(None, RECIPE, prefix=90), "blended", None),
+        (
+            made(BlendReport(fallback="lost", cause="error"), RECIPE),
+            "plain",
+            "fell back to plain prefill: lost",
+        ),
+    ],
+)
+def test_mode_is_another_than_that_of_the_prefill(found: Evidence, mode: str, plain: str | None) -> None:
+    assert (found.mode, found.plain) == (mode, plain)
+
+
+def test_prefix_that_could_not_be_loaded_is_called_exact() -> None:
+    found = made(BlendReport(fallback="NodeMissingError: k is missing", cause="error"), path=path(3))
+    assert found.mode == "plain" and found.exact == 0 and found.fresh == 100

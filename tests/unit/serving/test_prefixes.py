@@ -1,0 +1,160 @@
+"""Which nodes are wanted, and when: over a real tree, and an engine that remembers what it was asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.trees import TreeClient
+from blendrag.engine.recipe import Recipe
+from blendrag.prompt import PromptPlan, Segment
+from blendrag.serving.prefixes import Prefixes
+from blendrag.store.catalogue import Catalogue
+from blendrag.store.stack import TierSpec
+from blendrag.tree import path_of
+from blendrag.tree.store import NodeStore, StoredNode
+from blendrag.tree.tree import Tree
+from stores import IDENTITY, A, B, register
+
+BLOCK, RECIPE = 4, Recipe("store", ())
+
+
+@dataclass
+class Engine:
+    """Stores what a request leaves behind, as the worker does."""
+
+    store: NodeStore
+    facts: Any = field(default_factory=lambda: SimpleNamespace(block_size=BLOCK))
+    idle: bool = True
+    alive: bool = True
+    asked: list[int] = field(default_factory=list)
+    waits: threading.Event = field(default_factory=threading.Event)
+
+    def generate(self, ids: tuple[int, ...], sampling: Sampling, recipe: None, namespace: str) -> Delta:
+        self.waits.set()
+        self.asked.append(len(ids))
+        path = sampling.path
+        assert path is not None
+        for at in range(path.held, path.kept):
+            (key, end), start, parent = path.nodes[at], path.start(at), path.parent(at)
+            rows = torch.zeros(2, 32 * len(self.store.layout.blocks(start, end)), dtype=torch.uint8)
+            self.store.put(StoredNode(key, parent, start, ids[:end]), rows)
+        return Delta("", [], 0.0)
+
+    def call(self, operation: str, tree: str, *args: Any) -> Any:
+        if operation == "delete_nodes":
+            self.store.delete(*args)
+        return {}
+
+    def call_later(self, *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(self.call(*args))
+        return done
+
+
+Rig = tuple[Prefixes, Engine, Catalogue]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    register(tmp_path, [A, B])
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    tree, _ = Tree.open(tmp_path / "tree", IDENTITY)
+    ram = [TierSpec(kind="ram", bytes=1 << 20)]
+    store = NodeStore.open(tmp_path / "tree", IDENTITY, "bfloat16", ram, BLOCK, 32)
+    engine: Any = Engine(store)
+    prefixes = Prefixes(tree, TreeClient(engine, "tree"), catalogue, sliced=True)
+    yield prefixes, engine, catalogue
+    prefixes.close()
+    store.close()
+    catalogue.close()
+
+
+def plan(*chunks: Any, root: tuple[int, ...] = (1, 2, 3)) -> PromptPlan:
+    cached = [Segment(f"text {one.key}", one.token_ids, one.key) for one in chunks]
+    return PromptPlan((Segment("root", root), *cached, Segment("question", (9, 9))), ())
+
+
+def wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_prompt_that_is_seen_once_is_kept(rig: Rig) -> None:
+    prefixes, engine, _ = rig
+    assert prefixes.path(plan(A, B), None) == (None, None)
+    path, _ = prefixes.path(plan(A), None)
+    assert path is not None and (path.held, path.kept) == (0, 2), "root and A come again, B does not"
+    path, _ = prefixes.path(plan(B, A), None)
+    assert path is not None and path.kept == 1 and not engine.asked
+
+
+def test_prompt_without_documents_has_a_path(rig: Rig) -> None:
+    prefixes, *_ = rig
+    assert [prefixes.path(plan(), RECIPE) for _ in range(3)] == [(None, RECIPE)] * 3
+
+
+def test_blended_prompt_grows_while_the_engine_is_busy_or_in_one_piece(rig: Rig) -> None:
+    prefixes, engine, _ = rig
+    engine.idle = False
+    for _ in range(2):
+        assert prefixes.path(plan(A, B), RECIPE) == (None, RECIPE)
+    time.sleep(0.1)
+    assert prefixes.growth.waiting == 1 and not engine.asked
+    engine.idle = True
+    wait(lambda: not prefixes.growth.waiting)
+    assert engine.asked == [3, 8, 11, 16, 19], "nodes end at 3, 11 and 19, slices at multiples of two blocks"
+    path, recipe = prefixes.path(plan(A, B), RECIPE)
+    assert recipe is None and path is not None and path.held == 3 and prefixes.growth.grown == 3
+
+
+def test_prompt_that_begins_with_stored_documents_is_blended_from_its_beginning(rig: Rig) -> None:
+    prefixes, *_ = rig
+    prefixes.grow(plan(A))
+    path, recipe = prefixes.path(plan(A, B), RECIPE)
+    assert path is None and recipe is not None and recipe.tree == "tree"
+    assert [end for _, end in recipe.head] == [3, 11]
+    assert prefixes.path(plan(B, A), RECIPE)[1] == RECIPE, "the root alone is not worth it"
+
+
+def test_document_that_is_deleted_between_plan_and_growth_is_stored(rig: Rig) -> None:
+    prefixes, engine, catalogue = rig
+    planned = plan(B, A)
+    catalogue.register("doc", [])
+    prefixes.forget([B.key])
+    for _ in range(3):
+        path, _ = prefixes.path(planned, None)
+    assert path is None or path.kept == path.held
+    prefixes.grow(planned)
+    assert {row.node.document for row in prefixes.tree.rows()} <= {""}
+    nodes = path_of(IDENTITY, planned.token_ids, planned.spans())
+    assert not engine.store.kv.tiers[0].has(node.key for node in nodes[1:])
+
+
+def test_growth_that_fails_ends_growing(rig: Rig) -> None:
+    prefixes, engine, _ = rig
+    broken, engine.generate = engine.generate, None  # type: ignore[method-assign, assignment]
+    assert prefixes.grow(plan(A)) == 0
+    engine.generate = broken  # type: ignore[method-assign]
+    assert prefixes.grow(plan(A)) == 2
+
+
+def test_closing_waits_for_an_engine_that_is_never_idle(rig: Rig) -> None:
+    prefixes, engine, _ = rig
+    engine.idle = False
+    for _ in range(2):
+        prefixes.path(plan(A, B), RECIPE)
+    prefixes.growth.close()
+    assert not engine.asked

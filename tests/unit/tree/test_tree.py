@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendrag.eviction import POLICIES
+from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
+from blendrag.tree.layout import NodeLayout
+from blendrag.tree.path import Node, path_of, place, placed
+from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
+from blendrag.tree.tree import Tree
+
+IDENTITY = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=1, head_size=4)
+BLOCK, BYTES = 4, 32
+DOCUMENTS = {
+    name: tuple(range(at, at + length)) for name, at, length in (("a", 10, 3), ("b", 20, 6), ("c", 30, 9))
+}
+ROOT = (1, 2)
+
+Prompt = tuple[tuple[int, ...], list[tuple[str, int, int]]]
+
+
+def prompt(names: Sequence[str], root: tuple[int, ...] = ROOT) -> Prompt:
+    ids, documents = root, []
+    for name in names:
+        documents.append((name, len(ids), len(DOCUMENTS[name])))
+        ids += (*DOCUMENTS[name], 5)
+    return (*ids, 99), documents
+
+
+def path(
+    names: Sequence[str], identity: KVIdentity = IDENTITY, root: tuple[int, ...] = ROOT
+) -> tuple[Node, ...]:
+    return path_of(identity, *prompt(names, root))
+
+
+@dataclass
+class Rig:
+    """Both halves over one folder. rows: what was put for a node."""
+
+    root: Path
+    stack: tuple[TierSpec, ...]
+    identity: KVIdentity = IDENTITY
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tree, self.emptied = Tree.open(self.root, self.identity)
+        self.store = NodeStore.open(self.root, self.identity, "bfloat16", self.stack, BLOCK, BYTES)
+
+    def grow(self, names: Sequence[str]) -> None:
+        """A prompt leaves its nodes behind."""
+        ids, nodes = prompt(names)[0], path(names)
+        held = self.tree.match(nodes)
+        self.tree.expect(nodes[held:], ids)
+        for node in nodes[held:]:
+            size = len(self.store.layout.blocks(node.start, node.end)) * BYTES
+            rows = torch.randint(256, (2, size), dtype=torch.uint8)
+            if self.store.put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows):
+                self.rows[node.key] = rows
+
+    def use(self, names: Sequence[str]) -> int:
+        ids, nodes = prompt(names)[0], path(names)
+        held = self.tree.match(nodes)
+        records = self.store.load([(node.key, ids[: node.end]) for node in nodes[:held]])
+        assert all(torch.equal(one.rows, self.rows[one.key]) for one, _ in records)
+        return held
+
+    def forget(self, names: Sequence[str]) -> None:
+        self.store.delete(self.tree.forget(names))
+
+    def close(self) -> None:
+        self.store.close()
+        self.tree.close()
+
+
+@contextmanager
+def rig(*stack: TierSpec, root: Path | None = None, identity: KVIdentity = IDENTITY) -> Iterator[Rig]:
+    with tempfile.TemporaryDirectory() as folder:
+        opened = Rig(root or Path(folder), stack or (TierSpec(kind="ram", bytes=1 << 20),), identity)
+        yield opened
+        opened.close()
+
+
+def test_node_of_other_ids_namespace_or_place_has_the_same_name() -> None:
+    one = path("ab")
+    assert [(node.start, node.end, node.document) for node in one] == [(0, 2, ""), (2, 5, "a"), (5, 12, "b")]
+    others = [
+        path("ba"),
+        path("ab", replace(IDENTITY, namespace="other")),
+        path("ab", replace(IDENTITY, weights="other")),
+        path("ab", root=(1, 3)),
+        path_of(IDENTITY, prompt("ab")[0], [("ab", 2, 10)]),
+    ]
+    for other in others:
+        assert not {node.key for node in one[1:]} & {node.key for node in other[1:]}
+    assert path("abc")[:3] == one
+    assert path_of(IDENTITY, (1, 2, 3), []) == ()
+
+
+def test_matching_goes_on_behind_a_missing_node() -> None:
+    with rig() as one:
+        one.grow("abc")
+        assert [one.tree.match(path(names)) for names in ("abc", "acb", "bac", "")] == [4, 2, 1, 0]
+        one.store.delete([path("ab")[-1].key])
+        one.tree.prune()
+        assert one.tree.match(path("abc")) == 4, "the catalogue says what is there"
+        with pytest.raises(NodeMissingError):
+            one.use("abc")
+        assert one.tree.match(path("abc")) == 2
+
+
+def test_node_of_other_tokens_is_taken_for_a_hit() -> None:
+    with rig() as one:
+        one.grow("a")
+        (_, node), ids = path("a"), prompt("a")[0]
+        for wrong in ((*ids[: node.end - 1], 7), ids[: node.end - 1], ids[: node.end + 1]):
+            with pytest.raises(NodeMissingError):
+                one.store.load([(node.key, wrong)])
+        assert one.use("a") == 2
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["grow", "grow", "use", "forget"]), st.permutations("abc"), st.integers(1, 3)
+        ),
+        max_size=14,
+    ),
+    ram=st.integers(400, 4000),
+    disk=st.none() | st.integers(1500, 12_000),
+)
+@settings(max_examples=15, deadline=None)
+def test_node_outlives_its_parent_or_limits_are_passed(
+    policy: str, calls: list[tuple[str, list[str], int]], ram: int, disk: int | None
+) -> None:
+    """In any tier, whatever the policy."""
+    stack = [TierSpec(kind="ram", bytes=ram, policy=policy)]
+    if disk is not None:
+        stack.append(TierSpec(kind="disk", bytes=disk, policy=policy))
+    with rig(*stack) as one:
+        for call, names, count in calls:
+            if call == "grow":
+                one.grow(names[:count])
+            elif call == "use":
+                one.use(names[:count])
+            else:
+                one.forget(names[:1])
+                held = {row.node.document for row in one.tree.rows()}
+                assert names[0] not in held
+            one.store.kv.wait()
+            one.store.check_integrity()
+            for tier, limit in zip(one.store.kv.tiers, (ram, disk), strict=False):
+                assert limit is not None
+                assert tier.stats()["bytes"] <= limit
+
+
+def test_document_stays_in_a_path_after_it_was_deleted() -> None:
+    with rig() as one:
+        for names in ("ab", "ac", "ba", "cb"):
+            one.grow(names)
+        one.forget("a")
+        assert [one.tree.match(path(names)) for names in ("ab", "ac", "ba", "cb")] == [1, 1, 2, 3]
+        keys = {key for tier in one.store.kv.tiers for key in tier.has(one.rows)}
+        assert keys == {node.key for node in (*path("b"), *path("cb"))}
+
+
+def test_node_that_is_being_saved_when_its_document_is_deleted_is_kept() -> None:
+    with rig() as one:
+        ids, nodes = prompt("a")[0], path("a")
+        one.tree.expect(nodes, ids)
+        one.forget("a")
+        rows = torch.zeros(2, len(one.store.layout.blocks(2, 5)) * BYTES, dtype=torch.uint8)
+        assert not one.store.put(StoredNode(nodes[1].key, nodes[1].parent, 2, ids[:5]), rows)
+        assert one.tree.match(nodes) == 0 and not one.store.kv.tiers[0].has([nodes[1].key])
+
+
+def test_nodes_on_disk_are_lost_with_the_engine_or_those_in_memory_are_believed_in(tmp_path: Path) -> None:
+    disk = (TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk", bytes=1 << 20))
+    for stack, kept in ((disk, 3), (disk[:1], 0)):
+        root = tmp_path / str(kept)
+        with rig(*stack, root=root) as one:
+            one.grow("ab")
+            rows = one.rows
+        with rig(*stack, root=root) as again:
+            again.rows = rows
+            assert not again.emptied and again.use("ab") == kept
+            again.store.check_integrity()
+
+
+def test_blocks_of_another_layout_are_taken(tmp_path: Path) -> None:
+    disk = TierSpec(kind="disk", bytes=1 << 20)
+    with rig(disk, root=tmp_path / "tree") as one:
+        one.grow("ab")
+    with rig(disk, root=tmp_path / "tree", identity=replace(IDENTITY, prefix="blocks other")) as other:
+        assert other.emptied and not other.tree.rows() and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_damaged_node_is_loaded(tmp_path: Path) -> None:
+    with rig(TierSpec(kind="disk", bytes=1 << 20), root=tmp_path) as one:
+        one.grow("ab")
+        (file,) = tmp_path.rglob(f"{path('ab')[-1].key}.safetensors")
+        data = bytearray(file.read_bytes())
+        data[-3] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(NodeMissingError, match="checksum"):
+            one.use("ab")
+        assert one.use("ab") == 2
+
+
+def test_nodes_that_are_gone_are_remembered_for_ever() -> None:
+    with rig(TierSpec(kind="ram", bytes=4000)) as one:
+        for number in range(400):
+            ids, documents = prompt("ab", root=(number, 1))
+            nodes = path_of(IDENTITY, ids, documents)
+            one.tree.expect(nodes, ids)
+            one.store.delete(one.tree.prune())
+        assert len(one.tree.rows()) < 300
+
+
+@given(st.text(max_size=12) | st.from_regex(r"\d{1,6}:[0-9a-f]{0,4}", fullmatch=True))
+def test_context_that_no_node_has_is_read(context: str) -> None:
+    layout = NodeLayout(IDENTITY, "bfloat16", BLOCK, BYTES)
+    try:
+        start, parent = placed(context)
+    except ValueError:
+        with pytest.raises(Exception, match="a node's record"):
+            layout.row_bytes(9, IDENTITY.num_layers, context)
+    else:
+        assert int(context.partition(":")[0]) == start and place(start, parent).partition(":")[2] == parent
