@@ -217,7 +217,10 @@ class BlendConnector(KVConnectorBase_V1):
         return read_recipe(params)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        recipe = read_recipe(request.kv_transfer_params)
+        try:
+            recipe = self._recipe_of(request)
+        except Exception:  # nothing was claimed for it, and nothing of it is kept
+            return
         if recipe is None:
             block_ids, waits = blocks.get_block_ids()[0], self._always_beside
             self._prefixes.allocated(request, block_ids, num_external_tokens, waits=waits)

@@ -143,7 +143,12 @@ class ExactPrefixes:
             tree = self._trees.get(order.tree)
             if tree is None or order.request_id in self._spoiled or len(self._waiting) >= _MOST_WAITING:
                 continue
-            rows = self._cache.read_blocks(used[order.start // size :])
+            try:
+                rows = self._cache.read_blocks(used[order.start // size :])
+            except Exception:  # no memory, perhaps: the request goes on
+                _log.exception("a node of an exact prefix could not be copied")
+                self._spoiled.add(order.request_id)
+                continue
             node = StoredNode(order.key, order.parent, order.start, order.token_ids)
             self._waiting.append(self._writer.submit(tree.put, node, rows))
 

@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.connector import KVConnectorRole
+from blendrag.engine.prefixes import PATH, PrefixPath
 from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
 from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
 from blendrag.engine.worker import connector
@@ -84,14 +85,32 @@ def test_server_that_loads_no_plugin_starts(
 
 def claimed(scheduler: BlendConnector, params: Any, salt: str | None = "salt") -> int | None:
     """How many tokens of a prompt of 64 the scheduler is told not to compute."""
-    request = SimpleNamespace(
+    return scheduler.get_num_new_matched_tokens(request_of(params, salt), 0)[0]
+
+
+def request_of(params: Any, salt: str | None = "salt") -> Any:
+    return SimpleNamespace(
         request_id="r",
         kv_transfer_params=params,
         cache_salt=salt,
         num_prompt_tokens=64,
         num_computed_tokens=0,
+        all_token_ids=[0] * 64,
     )
-    return scheduler.get_num_new_matched_tokens(request, 0)[0]
+
+
+def left_behind(scheduler: BlendConnector, params: Any, salt: str | None = "tenant:") -> list[str]:
+    """The nodes that a request leaves in a tree when all of it is computed in one step."""
+    request = request_of(params, salt)
+    scheduler.get_num_new_matched_tokens(request, 0)
+    scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2],)), 0)
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    step = SimpleNamespace(
+        num_scheduled_tokens={"r": 64}, finished_req_ids=set(), scheduled_cached_reqs=cached
+    )
+    metadata: Any = scheduler.build_connector_meta(step)
+    scheduler._prefixes.forget("r")
+    return [order.key for order in metadata.saves]
 
 
 def test_only_what_the_server_has_sealed_is_blended(scheduler: BlendConnector) -> None:
@@ -100,6 +119,17 @@ def test_only_what_the_server_has_sealed_is_blended(scheduler: BlendConnector) -
     assert claimed(scheduler, sent(params)) == 0
     assert claimed(scheduler, sent(sealed(params, "salt", SECRET)), "another") == 0
     assert "not this server's" in str(scheduler._results["r"].fallback)
+
+
+def test_only_what_the_server_has_sealed_is_left_in_a_tree(scheduler: BlendConnector) -> None:
+    params = PrefixPath("tree", (("a", 40),), 0, 1).transfer_params("t")
+    assert left_behind(scheduler, sent(sealed(params, "tenant:", SECRET))) == ["a"]
+    assert left_behind(scheduler, sent(params)) == []
+    assert left_behind(scheduler, sent(sealed(params, "tenant:", SECRET)), "other:") == []
+    assert left_behind(scheduler, sent(sealed(params, "blended", SECRET)), "blended") == []
+    changed = sealed(params, "tenant:", SECRET)
+    changed[PATH] = {**changed[PATH], "nodes": (("b", 40),)}
+    assert left_behind(scheduler, sent(changed)) == []
 
 
 ANYTHING = st.recursive(
@@ -112,6 +142,7 @@ ANYTHING = st.recursive(
 @given(
     ANYTHING
     | st.fixed_dictionaries({}, optional={"seal": ANYTHING, "ticket": ANYTHING, FIELD: ANYTHING})
+    | st.fixed_dictionaries({PATH: ANYTHING})
     | st.fixed_dictionaries(
         {FIELD: st.fixed_dictionaries({"store": ANYTHING, "spans": ANYTHING, "options": ANYTHING})}
     )
@@ -120,3 +151,4 @@ ANYTHING = st.recursive(
 @example({"seal": "\ud800", FIELD: {"spans": [["k", float("inf"), 1]]}})
 def test_whatever_is_sent_ends_the_engine(scheduler: BlendConnector, params: Any) -> None:
     assert claimed(scheduler, params) == 0
+    assert left_behind(scheduler, params) == []
