@@ -12,7 +12,7 @@ import pytest
 
 from served import KB, TEXTS, Server, text_of
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.parallel]
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from workbench import Bench, Prompt, real_texts
 pytestmark = [
     pytest.mark.own_engine,
     pytest.mark.slow,
+    pytest.mark.parallel,
     pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("ranks"),
 ]
 
 PROMPTS = 20
