@@ -221,6 +221,8 @@ class BlendConnector(KVConnectorBase_V1):
             recipe = self._recipe_of(request)
         except Exception:  # nothing was claimed for it, and nothing of it is kept
             return
+        if recipe is None and request.request_id in self._failed:
+            return  # its prefix could not be loaded: nothing more of it is kept
         if recipe is None:
             block_ids, waits = blocks.get_block_ids()[0], self._always_beside
             self._prefixes.allocated(request, block_ids, num_external_tokens, waits=waits)
