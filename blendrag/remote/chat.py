@@ -30,7 +30,7 @@ from blendrag.errors import (
 )
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
-from blendrag.remote.http import Server, require_blendrag
+from blendrag.remote.http import Server, refusal, require_blendrag
 from blendrag.remote.reading import Reader
 from blendrag.settings import Settings, closest
 
@@ -243,7 +243,7 @@ class RemoteChat(ChatModel):
             "POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about}
         )
         if found["text"] is None:
-            raise ConfigError(f"{self.server}: {found['plain']}")
+            raise refusal(f"{self.server}: {found['plain']}")
         return found
 
     def render(self, request: ChatRequest) -> str:

@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import httpx2
 
@@ -52,7 +51,7 @@ class Server:
     def _connect(self) -> None:
         self._lock, self._process = threading.Lock(), os.getpid()
         self._client: httpx2.Client | None = None
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()
+        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
 
     def __getstate__(self) -> tuple[httpx2.URL, str | None, float]:
         return self._url, self._key, self._timeout_s
@@ -67,8 +66,12 @@ class Server:
     def close(self) -> None:
         """End the connections. The next use makes others."""
         with self._lock:
-            if self._client is not None and self._process == os.getpid():
-                self._client.close()
+            if self._process == os.getpid():
+                if self._client is not None:
+                    self._client.close()
+                for loop, client in self._clients.items():
+                    if loop.is_running():
+                        asyncio.run_coroutine_threadsafe(client.aclose(), loop)
             self._connect()
 
     def call(self, method: str, path: str, json: Any = None, **params: Any) -> Any:
@@ -120,6 +123,8 @@ class Server:
     def _async(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         with self._mine():
+            for ended in [other for other in self._clients if other.is_closed()]:
+                del self._clients[ended]
             if loop not in self._clients:
                 self._clients[loop] = httpx2.AsyncClient(**self._options)
             return self._clients[loop]
@@ -161,8 +166,7 @@ class Server:
             case 404:
                 return MissingError(f"{self} refuses this: {said}")
             case 400 | 422:
-                too_long = "maximum context length" in (said or "")
-                return (PromptTooLongError if too_long else ConfigError)(f"{self} refuses this: {said}")
+                return refusal(f"{self} refuses this: {said}")
             case 507:
                 return StoreFullError(f"{self} has no room: {said}")
             case _ if status in _BUSY:
@@ -178,6 +182,11 @@ class Server:
                     f"{self} sends to {response.headers.get('location')}: use that URL"
                 )
         return ServerError(f"{self} failed: {said or f'status {status}'}")
+
+
+def refusal(said: str) -> PromptTooLongError | ConfigError:
+    """What a refusal in vLLM's words stands for."""
+    return (PromptTooLongError if "maximum context length" in said else ConfigError)(said)
 
 
 def _address(base_url: str) -> httpx2.URL:

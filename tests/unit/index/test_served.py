@@ -43,7 +43,10 @@ class Keeping:
             return said({"pieces": [text.splitlines() for text in body["texts"]]})
         if path == "/v1/kb/explain":
             long = len(body["messages"][-1]["content"]) > self.room
-            return said({"text": "", "tokens": 600 if long else 9, "rows": [{"kind": "cached"}]})
+            if long:
+                refused = "vLLM refuses the request: This model's maximum context length is 512 tokens."
+                return said({"plain": refused, "text": None, "tokens": None, "cached": 0, "rows": []})
+            return said({"plain": None, "text": "", "tokens": 9, "cached": 4, "rows": [{"kind": "cached"}]})
         if path == "/v1/chat/completions":
             return events("Because.")
         if method == "PUT" and self.full:

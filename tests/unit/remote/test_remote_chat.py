@@ -81,6 +81,22 @@ def test_clients_of_another_loop_or_process_break(server: Script, chat: RemoteCh
         assert other.complete(other.request(HI)).text == "a"
 
 
+def test_connections_of_ended_loops_are_kept(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a") for _ in range(8)]
+    for _ in range(8):
+        asyncio.run(chat.acomplete(chat.request(HI)))
+    assert len(chat.server._clients) == 1
+
+
+async def test_close_leaves_connections_of_a_running_loop(server: Script, chat: RemoteChat) -> None:
+    server.replies = [events("a")]
+    await chat.acomplete(chat.request(HI))
+    (client,) = chat.server._clients.values()
+    chat.close()
+    await asyncio.sleep(0.05)
+    assert client.is_closed
+
+
 def test_line_separators_of_other_alphabets_cut_events(server: Script, chat: RemoteChat) -> None:
     text = "one\u2028two\x85three\x0bfour"
     server.replies = [events(text)]
