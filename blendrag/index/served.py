@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from blendrag.serving.collection import KeptDocuments
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
 
-_AT_ONCE = 256 << 10  # characters in one request
 _LEAST_ANSWER_TOKENS = 32
 
 
@@ -148,9 +147,9 @@ def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: P
     not sent."""
     wanted = {f"{row.source}#{row.ordinal}-{row.key}": row for row in rows}
     known = kept.ids()
-    for part in _parts({id: row for id, row in wanted.items() if id not in known}):
-        texts = {id: [row.text] for id, row in part.items()}
-        done = kept.add(texts, sources={id: row.source for id, row in part.items()}, progress=bar)
+    if missing := {id: row for id, row in wanted.items() if id not in known}:
+        texts = {id: [row.text] for id, row in missing.items()}
+        done = kept.add(texts, sources={id: row.source for id, row in missing.items()}, progress=bar)
         report.chunks += done.chunks
         report.tokens += done.tokens
         report.nbytes += done.nbytes
@@ -158,18 +157,3 @@ def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: P
         report.too_long = max(report.too_long, done.too_long)
         report.not_blended = done.not_blended or report.not_blended
     kept.remove(known - wanted.keys())  # last: a text that has another place now is kept
-
-
-def _parts(rows: Mapping[str, Hit]) -> Iterator[dict[str, Hit]]:
-    """Few enough for one request each, with the last one again, which the next may be prefilled behind."""
-    part: dict[str, Hit] = {}
-    size = 0
-    for id, row in rows.items():
-        if part and size + len(row.text) > _AT_ONCE:
-            yield part
-            last, before = part.popitem()
-            part, size = ({last: before}, len(before.text)) if before.source == row.source else ({}, 0)
-        part[id] = row
-        size += len(row.text)
-    if part:
-        yield part

@@ -7,8 +7,9 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -30,7 +31,7 @@ from blendrag.errors import (
 )
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
-from blendrag.remote.http import Server, refusal, require_blendrag
+from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.remote.reading import Reader
 from blendrag.settings import Settings, closest
 
@@ -38,6 +39,7 @@ _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
 _LONGEST_WAIT_S = 60.0
 _PREFETCH_S = 5.0
+_PREFETCHES = 4
 _EVENT_BYTES = 64 << 20  # evidence has a row for each document
 
 # Settings that a client has a use for; all others are the server's.
@@ -105,7 +107,12 @@ class RemoteChat(ChatModel):
         """What the server says of its model: asked once."""
         if self._known is None:
             found = self.server.call("GET", "v1/kb/model", **more)
-            self._known = {**found, "template": TemplateFacts(**found["template"])}
+            with understood(self.server):
+                self._known = {
+                    "name": str(found["name"]),
+                    "context_window": int(found["context_window"]),
+                    "template": made(TemplateFacts, found["template"]),
+                }
         return self._known
 
     @property
@@ -130,7 +137,7 @@ class RemoteChat(ChatModel):
     def prefetch(self, texts: Iterable[str]) -> None:
         body = {"texts": list(texts)}
         if body["texts"]:
-            _background(os.getpid()).submit(self._prefetch, body)
+            _background(os.getpid()).submit(lambda: self._prefetch(body))
 
     def _prefetch(self, body: dict[str, Any]) -> None:
         with contextlib.suppress(BlendragError):  # who asks will be told
@@ -242,9 +249,10 @@ class RemoteChat(ChatModel):
         found: dict[str, Any] = self.server.call(
             "POST", "v1/kb/explain", {**self._prompt(request), "blendrag": about}
         )
-        if found["text"] is None:
-            raise refusal(f"{self.server}: {found['plain']}")
-        return found
+        with understood(self.server):
+            if found["text"] is None:
+                raise refusal(f"{self.server}: {found['plain']}")
+            return {"text": str(found["text"]), "rows": list(found["rows"]), "tokens": int(found["tokens"])}
 
     def render(self, request: ChatRequest) -> str:
         return str(self._planned(request)["text"])
@@ -256,15 +264,19 @@ class RemoteChat(ChatModel):
         return int(self._planned(request)["tokens"])
 
     def token_ids(self, text: str) -> list[int]:
-        (ids,) = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})["token_ids"]
-        return list(ids)
+        found = self.server.call("POST", "v1/kb/tokens", {"texts": [text]})
+        with understood(self.server):
+            (ids,) = found["token_ids"]
+            return list(ids)
 
     def split(self, text: str) -> list[str]:
         """A document in chunks of as many tokens as the settings say."""
         s = self.settings
         body = {"texts": [text], "chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
-        (pieces,) = self.server.call("POST", "v1/kb/split", body)["pieces"]
-        return list(pieces)
+        found = self.server.call("POST", "v1/kb/split", body)
+        with understood(self.server):
+            (pieces,) = found["pieces"]
+            return list(pieces)
 
 
 def _path(request: ChatRequest) -> str:
@@ -301,7 +313,25 @@ def _clear(reader: Reader) -> Generator[None]:
         raise
 
 
+class _Background:
+    """For what nobody waits for, the end of the process neither: the latest few, one after the other."""
+
+    def __init__(self) -> None:
+        self._latest: deque[Callable[[], None]] = deque(maxlen=_PREFETCHES)
+        self._given = threading.Semaphore(0)
+        threading.Thread(target=self._run, name="blendrag-prefetch", daemon=True).start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._latest.append(work)
+        self._given.release()
+
+    def _run(self) -> None:
+        while self._given.acquire():
+            with contextlib.suppress(Exception):  # given more than it keeps, it runs dry
+                self._latest.popleft()()
+
+
 @functools.cache
-def _background(process: int) -> ThreadPoolExecutor:
-    """For what nobody waits for. A fork has no threads of its parent's."""
-    return ThreadPoolExecutor(1, thread_name_prefix="blendrag-prefetch")
+def _background(process: int) -> _Background:
+    """A fork has no threads of its parent's."""
+    return _Background()

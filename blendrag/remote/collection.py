@@ -8,23 +8,24 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+from urllib.parse import quote_plus
 
 import xxhash
 
 from blendrag.errors import BlendragError, ConfigError, ServerError, StoreFullError
 from blendrag.progress import Progress, progress_bar
-from blendrag.remote.http import MissingError, Server
+from blendrag.remote.http import NoCollectionError, Server, made, understood
 from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts
-from blendrag.serving.owners import is_volatile
-from blendrag.serving.prefill import PrefillReport
+from blendrag.serving.owners import ends_here
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)  # as the server takes it
-_AT_ONCE = 256  # ids in one address
+_ADDRESS = 4 << 10  # characters of ids in one address; servers and gateways take 8 KiB in all
+_AT_ONCE = 256 << 10  # characters of documents in one request
+_AT_EXIT_S = 3.0
 _ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 507: StoreFullError}
-
-Report = TypeVar("Report", bound=PrefillReport)
 
 
 class RemoteCollection(KeptDocuments):
@@ -37,9 +38,11 @@ class RemoteCollection(KeptDocuments):
 
     def ids(self) -> set[str]:
         try:
-            return set(self._server.call("GET", self._path)["ids"])
-        except MissingError:  # as one without any
+            found = self._server.call("GET", self._path)
+        except NoCollectionError:  # as one without any
             return set()
+        with understood(self._server):
+            return set(found["ids"])
 
     def add(
         self,
@@ -47,8 +50,20 @@ class RemoteCollection(KeptDocuments):
         *,
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
-    ) -> PrefillReport:
-        return self._put(PrefillReport, documents, sources, progress)
+    ) -> SyncReport:
+        if ends_here(self.name):
+            _forget_at_exit(self._server, self.name, os.getpid())
+        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
+        report = SyncReport()
+        with progress_bar(progress) as bar:
+            for part, parts_of in _parts(texts, sources or {}):
+                done = self._put({"documents": part, "sources": parts_of}, bar)
+                for name in ("added", "changed", "chunks", "tokens", "nbytes", "prefill_s"):
+                    setattr(report, name, getattr(report, name) + getattr(done, name))
+                report.too_long = max(report.too_long, done.too_long)
+                report.not_blended = done.not_blended or report.not_blended
+        report.unchanged = len(texts) - report.added - report.changed
+        return report
 
     def sync(
         self,
@@ -57,47 +72,77 @@ class RemoteCollection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        return self._put(SyncReport, documents, sources, progress, sync=True)
+        report = self.add(documents, sources=sources, progress=progress)
+        gone = self.ids() - documents.keys()
+        self.remove(gone)
+        report.removed = len(gone)
+        return report
 
     def remove(self, ids: Iterable[str]) -> None:
-        ids = list(ids)
-        for at in range(0, len(ids), _AT_ONCE):
-            self._forget(params={"id": ids[at : at + _AT_ONCE]})
+        part: list[str] = []
+        size = 0
+        for id in ids:
+            more = len(f"&id={quote_plus(id)}")
+            if part and size + more > _ADDRESS:
+                self._forget(params={"id": part})
+                part, size = [], 0
+            part.append(id)
+            size += more
+        if part:
+            self._forget(params={"id": part})
 
     def clear(self) -> None:
         self._forget()
 
     def _forget(self, **which: Any) -> None:
-        with contextlib.suppress(MissingError):  # as one without any
+        with contextlib.suppress(NoCollectionError):  # as one without any
             self._server.call("DELETE", self._path, **which)
 
-    def _put(
-        self,
-        kind: type[Report],
-        documents: Texts,
-        sources: Sources | None,
-        progress: Progress | bool | None,
-        **more: Any,
-    ) -> Report:
-        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
-        body = {"documents": texts, "sources": dict(sources or {}), **more}
-        if is_volatile(self.name):
-            _forget_at_exit(self._server, self.name, os.getpid())
+    def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
         line: dict[str, Any] = {}
-        with progress_bar(progress) as bar, self._server.answer("PUT", self._path, body) as response:
+        with self._server.answer("PUT", self._path, body) as response:
             done = total = 0
             for said in response.iter_lines():
-                line = json.loads(said)
-                if "doing" in line:
-                    bar.note(line["doing"])
-                    bar.total(line["total"] - total)
-                    bar.advance(line["done"] - done)
-                    done, total = line["done"], line["total"]
+                with understood(self._server):
+                    line = dict(json.loads(said))
+                    step = (line["doing"], line["total"], line["done"]) if "doing" in line else None
+                if step is not None:
+                    doing, all_of_it, so_far = step
+                    bar.total(all_of_it - total)
+                    bar.advance(so_far - done)
+                    bar.note(doing)
+                    total, done = all_of_it, so_far
         if "error" in line:
             raise _ERRORS.get(line.get("status", 500), ServerError)(f"{self._server}: {line['error']}")
         if "report" not in line:
             raise ServerError(f"{self._server} broke off; it goes on with these documents: add them again")
-        return kind(**line["report"])
+        with understood(self._server):
+            return made(SyncReport, line["report"])
+
+
+def _parts(texts: Texts, sources: Sources) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Few enough for one request each, with the text again that the first of a source is prefilled behind."""
+    part: dict[str, Any] = {}
+    last: dict[str, str] = {}
+    size = 0
+
+    def parts_of() -> dict[str, str]:
+        return {id: sources[id] for id in part if id in sources}
+
+    for id in texts:
+        before = last.get(sources[id]) if id in sources else None
+        more = sum(map(len, chain([id], texts[id])))
+        if part and size + more > _AT_ONCE:
+            yield part, parts_of()
+            part, size = {}, 0
+        if before is not None and before not in part:
+            part[before] = texts[before]
+            size += sum(map(len, chain([before], texts[before])))
+        part[id] = texts[id]
+        size += more
+        if id in sources:
+            last[sources[id]] = id
+    yield part, parts_of()
 
 
 @functools.cache
@@ -107,7 +152,7 @@ def _forget_at_exit(server: Server, name: str, process: int) -> None:
     def forget() -> None:
         if os.getpid() == process:  # and no fork of it
             with contextlib.suppress(BlendragError):
-                RemoteCollection(server, name).clear()
+                RemoteCollection(server, name)._forget(timeout=_AT_EXIT_S)
 
     atexit.register(forget)
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 
@@ -22,13 +22,20 @@ from blendrag.errors import (
     StoreFullError,
 )
 from blendrag.remote import API_KEY
+from blendrag.serving.collection import NO_COLLECTION
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _CONNECT_S = 10.0
 _BUSY = (429, 502, 503, 504)  # of the server, or of what stands before it
 
 
-class MissingError(ConfigError):
-    """The server has no such thing."""
+Made = TypeVar("Made", bound="DataclassInstance")
+
+
+class NoCollectionError(ConfigError):
+    """The server's collection has no documents."""
 
 
 class Server:
@@ -61,7 +68,7 @@ class Server:
         self._connect()
 
     def __str__(self) -> str:
-        return str(self._url.copy_with(username=None, password=None, query=None))
+        return shown(self._url)
 
     def close(self) -> None:
         """End the connections. The next use makes others."""
@@ -148,9 +155,11 @@ class Server:
             raise ServerError(f"{self} has said nothing for too long: allow more time") from error
         except httpx2.TransportError as error:
             raise ServerBusyError(f"{self} broke off: {error or type(error).__name__}") from error
+        except httpx2.RequestError as error:
+            raise ServerError(f"{self} cannot be understood: {error or type(error).__name__}") from error
 
     def _refusal(self, response: httpx2.Response) -> BlendragError:
-        status, said = response.status_code, _said(response)
+        status, (said, kind) = response.status_code, _said(response)
         match status:
             case 401:
                 how = "wrong" if self._key else f"missing: give api_key, or set {API_KEY}"
@@ -164,7 +173,8 @@ class Server:
             case 413:
                 return ServerRefusalError(f"{self} takes no request as large as this: give it less at once")
             case 404:
-                return MissingError(f"{self} refuses this: {said}")
+                missing = NoCollectionError if kind == NO_COLLECTION else ConfigError
+                return missing(f"{self} refuses this: {said}")
             case 400 | 422:
                 return refusal(f"{self} refuses this: {said}")
             case 507:
@@ -182,6 +192,11 @@ class Server:
                     f"{self} sends to {response.headers.get('location')}: use that URL"
                 )
         return ServerError(f"{self} failed: {said or f'status {status}'}")
+
+
+def shown(url: str | httpx2.URL) -> str:
+    """Without user and password."""
+    return str(httpx2.URL(url).copy_with(username=None, password=None, query=None))
 
 
 def refusal(said: str) -> PromptTooLongError | ConfigError:
@@ -205,15 +220,32 @@ def _no_server(server: Server) -> ServerNotFoundError:
     )
 
 
-def _said(response: httpx2.Response) -> str | None:
-    """The server's own words, in one line."""
+def _said(response: httpx2.Response) -> tuple[str | None, str | None]:
+    """The server's own words, in one line, and the error's type."""
     try:
         found = response.json()
     except ValueError:
-        return None
+        return None, None
     error = found.get("error", found.get("detail")) if isinstance(found, Mapping) else None
-    message = error.get("message") if isinstance(error, Mapping) else error
-    return " ".join(str(message).split()) if message else None
+    about = error if isinstance(error, Mapping) else {"message": error}
+    message = about.get("message")
+    return " ".join(str(message).split()) if message else None, about.get("type")
+
+
+@contextlib.contextmanager
+def understood(server: object) -> Iterator[None]:
+    """For reading what a server said. Raises ServerError if it is not what was asked for."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ServerError(
+            f"{server} cannot be understood ({type(error).__name__}: {error}): is it of another version?"
+        ) from error
+
+
+def made(kind: type[Made], said: Mapping[str, Any]) -> Made:
+    """Of a server's words; a newer one says more."""
+    return kind(**{name: value for name, value in said.items() if name in kind.__dataclass_fields__})
 
 
 def require_blendrag(server: Server, response: httpx2.Response) -> None:

@@ -10,6 +10,7 @@ from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import read_answer, visible
 from blendrag.errors import BrokenAnswerError, ConfigError, GenerationTimeoutError, ServerBusyError
+from blendrag.remote.http import made, understood
 from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
@@ -36,8 +37,12 @@ class Reader:
         """What an event adds that is certain by now; at the end, the rest and the whole.
 
         Raises ServerBusyError, or BrokenAnswerError if the answer has begun, for an error in the stream;
-        GenerationTimeoutError.
+        GenerationTimeoutError; ServerError for what is no answer.
         """
+        with understood("the server"):
+            return self._read(data)
+
+    def _read(self, data: str) -> Piece | None:
         if data == _END:
             return self._end()
         event = _json(data)
@@ -100,13 +105,13 @@ class Reader:
     def _evidence(self) -> Evidence:
         """The server's; of a prompt that it has not planned, it knows only why."""
         prompt = self._usage.get("prompt_tokens", 0)
-        facts = {name: value for name, value in self._facts.items() if name in Evidence.__dataclass_fields__}
+        facts = dict(self._facts)
         if "prompt" not in facts:
             prefix = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
             facts |= {"prompt": prompt, "fresh": prompt - prefix, "prefix": prefix}
         facts["documents"] = tuple(facts.get("documents", ()))
         facts["trace"] = tuple(tuple(event) for event in facts.get("trace", ()))
-        return Evidence(**facts)
+        return made(Evidence, facts)
 
     def late(self) -> GenerationTimeoutError:
         return GenerationTimeoutError(

@@ -20,7 +20,7 @@ from blendrag.prompt import encode_document
 from blendrag.server.blending import Blending, blending_of
 from blendrag.server.gate import key_of
 from blendrag.server.keys import ADMIN
-from blendrag.serving.collection import Collection
+from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 
@@ -66,25 +66,26 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
 
 
 @router.get("/collections/{name}")
-async def get(name: Name, request: Request) -> dict[str, Any]:
+async def get(name: Name, request: Request) -> Response:
     """The ids of a collection's documents. One without any is not found."""
-    return {"ids": sorted(await _run(request, lambda library: _ids(Collection(library, name))))}
+    ids = await _run(request, lambda library: Collection(library, name).ids())
+    return JSONResponse({"ids": sorted(ids)}) if ids else _no_collection(name)
 
 
 @router.delete("/collections/{name}")
-async def delete(
-    name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None
-) -> dict[str, Any]:
+async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
     """Forget documents of a collection, by default all."""
 
-    def forget(library: Library) -> int:
+    def forget(library: Library) -> int | None:
         collection = Collection(library, name)
-        before = _ids(collection)
+        if not (before := collection.ids()):
+            return None
         going = before if id is None else before.intersection(id)
         collection.remove(going)
         return len(going)
 
-    return {"removed": await _run(request, forget)}
+    removed = await _run(request, forget)
+    return _no_collection(name) if removed is None else JSONResponse({"removed": removed})
 
 
 @router.post("/prefetch")
@@ -144,10 +145,11 @@ def _no_namespace(name: str | None) -> HTTPException:
     return HTTPException(404, f"no namespace {name!r}")
 
 
-def _ids(collection: Collection) -> set[str]:
-    if ids := collection.ids():
-        return ids
-    raise HTTPException(404, f"no collection {collection.name!r}")
+def _no_collection(name: str) -> JSONResponse:
+    """Not a gateway's, nor another 404 of ours."""
+    message = f"no collection {name!r}"
+    error = {"message": message, "type": NO_COLLECTION, "param": None, "code": 404}
+    return JSONResponse({"error": error}, 404)
 
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:

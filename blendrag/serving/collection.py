@@ -14,6 +14,9 @@ from blendrag.serving.prefill import PrefillReport
 if TYPE_CHECKING:  # it imports torch, and vector stores are imported before that is needed
     from blendrag.serving.library import Library
 
+NO_COLLECTION = "no_collection"
+"""The type of a server's error where a collection has no documents; other things are not found either."""
+
 Texts = Mapping[str, Iterable[str]]
 Sources = Mapping[str, str]
 
@@ -99,12 +102,8 @@ class Collection(KeptDocuments):
         *,
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
-    ) -> PrefillReport:
-        report = PrefillReport()
-        with progress_bar(progress) as bar:
-            self.library.register(*self._owned(documents, sources))
-            self.library.prefill(report, bar)
-        return report
+    ) -> SyncReport:
+        return self._keep(documents, sources, progress)
 
     def remove(self, ids: Iterable[str]) -> None:
         self.library.release([self._owner(id) for id in ids])
@@ -119,15 +118,27 @@ class Collection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
+        return self._keep(documents, sources, progress, only=True)
+
+    def _keep(
+        self,
+        documents: Texts,
+        sources: Sources | None,
+        progress: Progress | bool | None,
+        *,
+        only: bool = False,
+    ) -> SyncReport:
         report = SyncReport()
         known = set(self.library.catalogue.owners(self._owner("")))
         owned, parts = self._owned(documents, sources)
+        gone = known - owned.keys() if only else set()
         with progress_bar(progress) as bar:
-            self.library.release(known - owned.keys())
+            if gone:
+                self.library.release(gone)
             new = self.library.register(owned, parts)
             self.library.prefill(report, bar)
         report.added, report.changed = len(new - known), len(new & known)
-        report.unchanged, report.removed = len(owned) - len(new), len(known - owned.keys())
+        report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report
 
     def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterable
 
 VOLATILE = "volatile:"
 _PROCESS = uuid.uuid4().hex  # process ids come again: in a container, all are 1
+_PID = os.getpid()  # a fork has the name above too
 _SEPARATOR = "\x1f"
 
 
@@ -20,9 +22,9 @@ def volatile(collection: str) -> str:
     return f"{VOLATILE}{_PROCESS}/{collection}"
 
 
-def is_volatile(collection: str) -> bool:
-    """Whether it ends with the process that named it."""
-    return collection.startswith(VOLATILE)
+def ends_here(collection: str) -> bool:
+    """Whether it ends with this process: not with another that named it, nor with a fork of that."""
+    return collection.startswith(volatile("")) and os.getpid() == _PID
 
 
 def ended(owners: Iterable[str]) -> list[str]:

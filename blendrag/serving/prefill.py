@@ -64,8 +64,8 @@ def prefill_pending(
             report.prefill_s += done.seconds
             report.nbytes += done.nbytes
             rate = report.tokens / (time.perf_counter() - begin)
-            progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
             progress.advance(done.tokens)
+            progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
     finally:  # an interrupt too leaves complete records behind
         report.nbytes += store.flush()
 

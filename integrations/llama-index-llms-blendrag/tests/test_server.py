@@ -69,6 +69,12 @@ def test_key_is_shown(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
 
 
+def test_password_of_the_url_is_written_down() -> None:
+    llm = BlendLLM(base_url="http://me:hidden@localhost:1/v1")
+    assert "hidden" not in f"{llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
+    assert pickle.loads(pickle.dumps(llm)).base_url == llm.base_url
+
+
 def test_wrong_option_is_sent(server: Script) -> None:
     with pytest.raises(ConfigError, match="did you mean repetition_penalty"):
         BlendLLM(base_url=server.url).complete("Hi", repetition_penalti=1.2)

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from blendrag import Document, RemoteChat
 from blendrag.cli.app import app
 from blendrag.errors import ConfigError, PromptTooLongError, StoreError, StoreFullError
-from blendrag.index import served
 from blendrag.index.served import ServedIndex
+from blendrag.remote import collection
 from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
 
 SKY, SEA = "The sky is blue because of scattering.", "The sea is salty because of rivers."
@@ -109,7 +109,7 @@ def test_failed_ingest_is_not_taken_up(servers: list[Keeping], tmp_path: Path) -
 def test_requests_grow_with_the_index(
     servers: list[Keeping], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "_AT_ONCE", 40)
+    monkeypatch.setattr(collection, "_AT_ONCE", 40)
     lines = [f"Line {number} of a document." for number in range(6)]
     with opened(tmp_path, servers[0]) as index:
         index.ingest([Document("\n".join(lines), "long"), Document(SKY, "sky")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 import pickle
 import socket
 import threading
@@ -323,6 +324,18 @@ def test_silent_server_is_waited_for_longer_than_allowed() -> None:
         chat = RemoteChat(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(errors.GenerationTimeoutError, match=r"0\.2 s"):
             chat.complete(chat.request(HI, timeout=0.2))
+
+
+def test_end_of_the_process_waits_for_prefetches() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for number in range(20):
+            RemoteChat(url).prefetch([str(number)])
+        background = remote._background(os.getpid())
+        assert len(background._latest) <= remote._PREFETCHES
+        (thread,) = [one for one in threading.enumerate() if one.name == "blendrag-prefetch"]
+        assert thread.daemon
+        background._latest.clear()
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "", "http://", 7])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,10 @@ from hypothesis import strategies as st
 
 from blendrag import RemoteChat, errors
 from blendrag.progress import Progress
+from blendrag.remote import collection
 from blendrag.remote.collection import _NAME, _as_path
+from blendrag.serving import owners
+from blendrag.serving.collection import NO_COLLECTION
 from scripted_server import Reply, Script, error, scripted
 
 
@@ -44,7 +49,7 @@ class Noting(Progress):
 
 def test_progress_or_report_is_lost(server: Script) -> None:
     said = [{"doing": "prefill", "done": n, "total": 8} for n in (0, 3, 8)]
-    server.replies = [lines(*said, {"report": {"chunks": 2, "tokens": 8}})]
+    server.replies = [lines(*said, {"report": {"chunks": 2, "tokens": 8, "of_a_newer_server": 1}})]
     noting = Noting()
     kept = RemoteChat(server.url).collection("cities")
     report = kept.add({"a": ["A", "a"]}, sources={"a": "file"}, progress=noting)
@@ -56,17 +61,66 @@ def test_progress_or_report_is_lost(server: Script) -> None:
 
 
 def test_sync_forgets_nothing(server: Script) -> None:
-    server.replies = [lines({"report": {"added": 1, "removed": 2}})]
-    assert RemoteChat(server.url).collection("x").sync({"a": ["A"]}).removed == 2
-    assert server.asked[0][2]["sync"] is True
+    ids = Reply(lines=['{"ids": ["a", "b", "c"]}'])
+    server.replies = [lines({"report": {"added": 1}}), ids, Reply(lines=["{}"])]
+    report = RemoteChat(server.url).collection("x").sync({"a": ["A"]})
+    assert (report.added, report.removed) == (1, 2)
+    method, path, _ = server.asked[-1]
+    assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["b", "c"]
+
+
+def test_request_grows_with_the_store(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "_AT_ONCE", 8)
+    server.replies = [lines({"report": {"added": 1}}) for _ in range(3)]
+    texts = {"a1": ["AAAA"], "b1": ["BBBB"], "a2": ["AAAA"]}
+    sources = {"a1": "a", "b1": "b", "a2": "a"}
+    report = RemoteChat(server.url).collection("x").add(texts, sources=sources)
+    # What a text is prefilled behind is in its request.
+    assert [list(body["documents"]) for *_, body in server.asked] == [["a1"], ["b1"], ["a1", "a2"]]
+    assert (report.added, report.unchanged) == (3, 0)
+
+
+def test_address_is_longer_than_gateways_take(server: Script) -> None:
+    ids = [f"{'é' * 20}-{number}" for number in range(100)]
+    server.replies = [Reply(lines=["{}"])] * 100
+    RemoteChat(server.url).collection("x").remove(ids)
+    assert all(len(path) < 5000 for _, path, _ in server.asked)
+    assert [id for _, path, _ in server.asked for id in parse_qs(urlsplit(path).query)["id"]] == ids
 
 
 def test_collection_without_documents_is_an_error(server: Script) -> None:
-    server.replies = [error(404, "no collection 'x'")] * 3
+    said = {"error": {"message": "no collection 'x'", "type": NO_COLLECTION, "code": 404}}
+    server.replies = [Reply(404, [json.dumps(said)])] * 3
     kept = RemoteChat(server.url).collection("x")
     assert kept.ids() == set()
     kept.remove(["a"])
     kept.clear()
+
+
+def test_404_of_a_gateway_is_an_empty_collection(server: Script) -> None:
+    server.replies = [error(404, "no such backend")] * 3
+    kept = RemoteChat(server.url).collection("x")
+    for ask in (kept.ids, kept.clear, lambda: kept.remove(["a"])):
+        with pytest.raises(errors.ConfigError, match="no such backend"):
+            ask()
+
+
+def test_fork_clears_the_store_of_its_parent() -> None:
+    name = owners.volatile("x")
+    assert owners.ends_here(name) and not owners.ends_here("x")
+    if not (child := os.fork()):
+        os._exit(owners.ends_here(name))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("said", ["{}", "[]", '{"ids": 3}', "7"])
+def test_words_of_a_broken_server_are_a_traceback(server: Script, said: str) -> None:
+    server.replies = [Reply(lines=[said]), Reply(lines=["no json\n"])]
+    kept = RemoteChat(server.url).collection("x")
+    with pytest.raises(errors.ServerError, match="understood"):
+        kept.ids()
+    with pytest.raises(errors.ServerError, match="understood"):
+        kept.add({"a": ["A"]})
 
 
 @pytest.mark.parametrize(
@@ -74,6 +128,11 @@ def test_collection_without_documents_is_an_error(server: Script) -> None:
     [
         (lines(BEGUN, {"error": "no room", "status": 507}), errors.StoreFullError, "no room"),
         (lines(BEGUN), errors.ServerError, "goes on with these"),
+        (
+            Reply(lines=["no gzip at all"], headers={"content-encoding": "gzip"}),
+            errors.ServerError,
+            "understood",
+        ),
         (Reply(lines=[""], cut=True), errors.ServerError, "broke off"),
         (error(507, "full"), errors.StoreFullError, "full"),
         (error(413), errors.ServerRefusalError, "less at once"),

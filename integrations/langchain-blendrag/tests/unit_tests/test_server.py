@@ -82,6 +82,12 @@ def test_copy_has_another_server_or_none(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.model_dump()} {llm._identifying_params}"
 
 
+def test_password_of_the_url_is_told_to_traces() -> None:
+    llm = ChatBlend(base_url="http://me:hidden@localhost:1/v1")
+    assert "hidden" not in f"{llm._identifying_params} {llm._get_ls_params()}"
+    assert llm._identifying_params["base_url"] == "http://localhost:1/v1"
+
+
 def test_setting_of_the_server_is_passed_over() -> None:
     with pytest.raises(ConfigError, match="kv_cache_gib is the server's"):
         ChatBlend(base_url="http://localhost:1", kv_cache_gib=4)

@@ -22,9 +22,10 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
-from pydantic import SecretStr
+from pydantic import SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, open_chat
+from blendrag.remote.http import shown
 from llama_index.llms.blendrag.calls import Call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
@@ -125,6 +126,10 @@ class BlendLLM(StructuredByGrammar):
     def _check_settings(self) -> Self:
         _ = self.settings  # a wrong value is said now, not with the first question
         return self
+
+    @field_serializer("base_url")
+    def _without_password(self, url: str | None) -> str | None:
+        return shown(url) if url else url
 
     @classmethod
     def class_name(cls) -> str:
