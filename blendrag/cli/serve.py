@@ -51,7 +51,7 @@ def serve(
     from blendrag.engine.compat.platform import VLLM_VERSION
     from blendrag.models import resolve_model
     from blendrag.select import make_selector
-    from blendrag.server.command import serve_command, settings_among, tenants
+    from blendrag.server.command import check_given, serve_command, settings_among, tenants
     from blendrag.server.deployment import chart_values, container_command, image_file
     from blendrag.server.keys import read_keys
     from blendrag.serving.library import Library
@@ -63,6 +63,7 @@ def serve(
     words = words or []
     model = words[0] if words and not words[0].startswith("-") else None
     given, more = settings_among(words if model is None else words[1:])
+    check_given(given)
     given |= {} if model is None else {"model": model}
     settings = Settings.load(**given)
     make_selector(settings.blending)

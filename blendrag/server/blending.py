@@ -97,6 +97,8 @@ class Blending:
         self.library, self.settings, self.name = library, settings, name
         self._engine, self._seal = engine, seal
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
+        self._asker = ThreadPoolExecutor(2, thread_name_prefix="blendrag-asker")
+        self._changer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-changer")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
         self._room = BoundedSemaphore(_MOST_INGESTS)
 
@@ -175,9 +177,16 @@ class Blending:
         return self._engine.max_model_len
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What takes longer than a moment, and waits for no prefill."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._planner, work)
+        """What takes longer than a moment, and waits for nothing."""
+        return await asyncio.get_running_loop().run_in_executor(self._planner, work)
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """What waits for the engine; no prompt is planned behind it."""
+        return await asyncio.get_running_loop().run_in_executor(self._asker, work)
+
+    async def change(self, work: Callable[[], T]) -> T:
+        """What waits for its turn at changing the catalogue; nothing but other changes waits behind it."""
+        return await asyncio.get_running_loop().run_in_executor(self._changer, work)
 
     def ingest(self, work: Callable[[], None]) -> bool:
         """What waits for prefills, after all that was given before; no request waits behind it. False, and
@@ -207,7 +216,7 @@ class Blending:
             evidence = evidence_of(about.plan, about.recipe, about.plain, await self._report(about, answer))
             stored = 0
             if evidence.missing:
-                stored = await self.run(lambda: self.library.repair(evidence.missing))
+                stored = await self.ask(lambda: self.library.repair(evidence.missing))
         except Exception as error:
             _log.exception("what became of a prompt is not known")
             return {"plain": f"not known: {error}"}, {}
@@ -241,6 +250,8 @@ def is_chat(kind: type[BaseModel]) -> bool:
 
 def _unplanned(request: Any) -> str | None:
     """Why a request goes to vLLM as it is."""
+    from blendrag.engine.compat.requests import has_other_than_text
+
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
         return "several answers to a prompt are prefilled plainly"
     for name in ("echo", "prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds", "suffix"):
@@ -249,7 +260,7 @@ def _unplanned(request: Any) -> str | None:
             return f"prompts with {name} are prefilled plainly"
     if not is_chat(type(request)) and not isinstance(request.prompt, str):
         return "prompts of token ids, and several at once, are prefilled plainly"
-    if any(part.get("type", "text") != "text" for part in _parts(request)):
+    if is_chat(type(request)) and has_other_than_text(request.messages):
         return "prompts with other than text are prefilled plainly"
     return None
 
@@ -270,10 +281,10 @@ async def _rendered(request: Any, renderer: Any) -> list[int]:
     """The token ids that vLLM makes of the request. Raises what it does if it refuses it."""
     copy = request.model_copy(deep=True)
     if is_chat(type(request)):
-        rendered = await renderer.render_chat(copy)
+        rendered = await renderer.render_chat(copy, skip_mm_cache=True)
         prompts = rendered[1] if isinstance(rendered, tuple) else rendered
     else:
-        prompts = await renderer.render_completion(copy)
+        prompts = await renderer.render_completion(copy, skip_mm_cache=True)
     if not isinstance(prompts, list):  # an ErrorResponse
         raise ValueError(prompts.error.message)
     return list(prompts[0]["prompt_token_ids"])

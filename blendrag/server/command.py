@@ -51,13 +51,15 @@ _APART = frozenset(
     }
 )  # fmt: skip
 
-# Settings that a server has no use for: its clients say them, or find documents themselves.
-_CLIENTS = frozenset(
+# Settings that a server has no use for: its clients say them, or find documents themselves; and it has no
+# tree.
+CLIENTS = frozenset(
     {
         "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
         "temperature", "top_k",
     }
 )  # fmt: skip
+TREE = frozenset({"tree_disk_bytes", "tree_ram_bytes"})
 
 
 def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -79,6 +81,15 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             given[name] = _value(next(left, ""))
     return given, others
+
+
+def check_given(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting, among those of the command line, that would do nothing. In a file it
+    may be for others."""
+    for name in sorted(CLIENTS & given.keys()):
+        raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
+    for name in sorted(TREE & given.keys()):
+        raise ConfigError(f"{name} does nothing here: with a server, there is no tree yet")
 
 
 def _value(text: str) -> Any:
@@ -117,7 +128,7 @@ def serve_command(
     """
     from blendrag.engine.compat.start import keeps_kv
 
-    _check(settings, given, bool(keys))
+    _check(settings, bool(keys))
     args = engine_args(settings, model, SERVING, on_cpu)
     if not keeps_kv(args):
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
@@ -157,13 +168,11 @@ def tenants(
     return {name: (one, folder / name if folder else default_kv_dir(one)) for name, one in found.items()}
 
 
-def _check(settings: Settings, given: Mapping[str, Any], keys: bool) -> None:
+def _check(settings: Settings, keys: bool) -> None:
     if keys and settings.namespace:
         raise ConfigError(
             f"with --keys, they say the namespace, and not the setting ({settings.namespace!r})"
         )
-    for name in sorted(_CLIENTS & given.keys()):
-        raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
     if settings.outcome_log or settings.prefix_forecasts or wants_forecasts(settings.stack):
         raise ConfigError(
             "a server knows no conversations yet: no outcome_log, prefix_forecasts, or policy that goes by"

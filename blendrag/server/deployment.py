@@ -17,7 +17,7 @@ from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_MODEL
 from blendrag.server import MOST_MIB
-from blendrag.server.command import ServeCommand, serve_command
+from blendrag.server.command import CLIENTS, TREE, ServeCommand, serve_command
 from blendrag.settings import Settings
 from blendrag.version import __version__
 
@@ -36,8 +36,9 @@ def container_command(
     keys: Path | None = None,
     most_mib: int = MOST_MIB,
 ) -> ServeCommand:
-    """The command in a container with GPUs, without its first words. All settings that are not the default
-    travel with it, since no ``blendrag.yaml`` does; of tiers, the place only. folder, keys: in the container.
+    """The command in a container with GPUs, without its first words. All settings that are not the default,
+    and that a server has use for, travel with it, since no ``blendrag.yaml`` does; of tiers, the place only.
+    folder, keys: in the container.
 
     Raises ConfigError for a model that is not on the hub, and for what is secret.
     """
@@ -51,7 +52,8 @@ def container_command(
     named = {name for name, value in theirs.items() if value != usual[name]} | settings.engine_args.keys()
     for name in sorted(_NO_FILE & named):
         raise ConfigError(f"{name} is a secret, which is not printed: give it to the container")
-    given = settings.model_dump(mode="json", exclude_defaults=True, exclude={"cache_dir", "tiers"})
+    apart = {"cache_dir", "tiers", *CLIENTS, *TREE}
+    given = settings.model_dump(mode="json", exclude_defaults=True, exclude=apart)
     command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, most_mib=most_mib)
     variables = {name: value for name, value in command.variables.items() if "_CPU_" not in name}
     variables |= {"HF_HOME": _DATA, "BLENDRAG_CACHE_DIR": f"{_DATA}/blendrag", SECRET: ""}
@@ -69,7 +71,7 @@ def image_file(command: ServeCommand, vllm: str) -> str:
         f"# Run it with --gpus all, a volume at {_DATA}, and in its environment {' and '.join(secret)}.",
         f"FROM vllm/vllm-openai:v{vllm}",
         f"RUN python3 -m pip install --no-cache-dir blendrag=={__version__}",
-        *(f"ENV {name}={json.dumps(value)}" for name, value in command.variables.items() if value),
+        *(f"ENV {name}={_quoted(value)}" for name, value in command.variables.items() if value),
         f"VOLUME {_DATA}",
         f"ENTRYPOINT {json.dumps(['vllm', 'serve'])}",
         f"CMD {json.dumps(list(command.words))}",
@@ -77,11 +79,19 @@ def image_file(command: ServeCommand, vllm: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _quoted(value: str) -> str:
+    """For ``ENV``, which puts variables into what it reads."""
+    return json.dumps(value).replace("$", "\\$")
+
+
 def chart_values(settings: Settings, command: ServeCommand) -> str:
     """YAML for ``helm install ... vllm/vllm-stack -f``; the image is that of :func:`image_file`."""
     model, *options = command.words
     gpus = settings.tensor_parallel_size
-    engine: dict[str, Any] = {"enablePrefixCaching": settings.prefix_caching, "extraArgs": options}
+    engine: dict[str, Any] = {
+        "enablePrefixCaching": settings.prefix_caching,
+        "extraArgs": list(map(_literal, options)),
+    }
     if gpus > 1:  # the chart gives it shared memory then
         engine["tensorParallelSize"] = gpus
     values = {
@@ -108,10 +118,15 @@ def chart_values(settings: Settings, command: ServeCommand) -> str:
     return head + str(yaml.safe_dump(values, sort_keys=False, width=1000))
 
 
+def _literal(value: str) -> str:
+    """For Kubernetes, which puts variables into ``$(NAME)`` and reads ``$$`` as one ``$``."""
+    return value.replace("$", "$$")
+
+
 def _env(variables: Mapping[str, str]) -> list[dict[str, Any]]:
     keys = {SECRET: "secret", _TIERS: "tiers"}
     return [
-        {"name": name, "value": value}
+        {"name": name, "value": _literal(value)}
         if value
         else {"name": name, "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": keys[name]}}}
         for name, value in variables.items()

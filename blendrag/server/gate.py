@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
@@ -84,7 +86,9 @@ class Gate:
         return _refusal(404, "there is no such route for holders of keys")
 
     def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        declared, read = int(headers.get("content-length") or 0), 0
+        declared = read = 0
+        with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
+            declared = int(headers.get("content-length") or 0)
 
         async def limited() -> Message:
             nonlocal read

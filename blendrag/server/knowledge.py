@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
@@ -23,8 +24,11 @@ from blendrag.server.keys import ADMIN
 from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
+from blendrag.settings import closest
 
 router = APIRouter(prefix="/v1/kb", tags=["blendrag"])
+
+_SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
 
@@ -75,16 +79,18 @@ async def get(name: Name, request: Request) -> Response:
 @router.delete("/collections/{name}")
 async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
     """Forget documents of a collection, by default all."""
+    _known(request, "id")
+    blending = blending_of(request)
 
-    def forget(library: Library) -> int | None:
-        collection = Collection(library, name)
+    def forget() -> int | None:
+        collection = Collection(blending.library, name)
         if not (before := collection.ids()):
             return None
         going = before if id is None else before.intersection(id)
         collection.remove(going)
         return len(going)
 
-    removed = await _run(request, forget)
+    removed = await _answered(blending.change(forget))
     return _no_collection(name) if removed is None else JSONResponse({"removed": removed})
 
 
@@ -131,6 +137,7 @@ async def stats(
     namespace: Annotated[str | None, Query(description="Another tenant, for keys that may `admin`.")] = None,
 ) -> dict[str, Any]:
     """Texts, tiers and eviction, as ``blendrag stats`` has them."""
+    _known(request, "namespace")
     key = key_of(request)
     if namespace is not None and namespace != key.namespace and ADMIN not in key.rights:
         raise _no_namespace(namespace)
@@ -138,7 +145,13 @@ async def stats(
         blending = blending_of(request, namespace)
     except KeyError:
         raise _no_namespace(namespace) from None
-    return await blending.run(blending.library.stats)
+    return await _answered(blending.ask(blending.library.stats))
+
+
+def _known(request: Request, *names: str) -> None:
+    """Refuse other parameters: without the one that was meant, more would be done than was asked."""
+    for name in sorted(request.query_params.keys() - set(names)):
+        raise HTTPException(400, f"unknown parameter {name!r}{closest(name, names)}")
 
 
 def _no_namespace(name: str | None) -> HTTPException:
@@ -153,9 +166,13 @@ def _no_collection(name: str) -> JSONResponse:
 
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:
-    """Not where prompts are planned: another process may have the turn at changing the catalogue."""
+    """Not where prompts are planned: there may be many texts."""
+    return await _answered(asyncio.to_thread(work, blending_of(request).library))
+
+
+async def _answered(work: Awaitable[T]) -> T:
     try:
-        return await asyncio.to_thread(work, blending_of(request).library)
+        return await work
     except BlendragError as error:
         raise HTTPException(_status(error), str(error)) from None
 
@@ -183,8 +200,8 @@ class _Lines(Progress):
 
 
 async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -> Response:
-    """``work`` by the one thread that writes, and what it tells as lines of JSON. An error before the first
-    line is the answer's status; a later one, its last line."""
+    """``work`` by the one thread that writes, and what it tells as lines of JSON, each again while there is
+    no other. An error before the first line is the answer's status; a later one, its last line."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
 
     def put(line: dict[str, Any]) -> None:
@@ -201,7 +218,13 @@ async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -
 
     if not blending.ingest(run):
         raise HTTPException(503, "other documents are being taken in: put these again later")
-    first = await lines.get()
+
+    async def following(line: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(lines.get(), _SILENCE_S)
+        return line
+
+    first = await following({"doing": "waiting", "done": 0, "total": 0})
     if "error" in first:
         return JSONResponse({"error": {"message": first["error"]}}, first["status"])
 
@@ -211,6 +234,6 @@ async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -
             yield json.dumps(line) + "\n"
             if not line.keys().isdisjoint({"report", "error"}):
                 break
-            line = await lines.get()
+            line = await following(line)
 
     return StreamingResponse(told(), media_type="application/x-ndjson")

@@ -31,6 +31,7 @@ __all__ = [
     "VLLMClientError",
     "answers_of_all",
     "detokenizer",
+    "has_other_than_text",
     "output_ids_not_read",
     "process_dict_updates",
     "reasoning_parser",
@@ -81,6 +82,14 @@ def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) ->
     params = SamplingParams(skip_special_tokens=skip_special_tokens)
     request = SimpleNamespace(request_id="", prompt_token_ids=prompt, sampling_params=params)
     return FastIncrementalDetokenizer(tokenizer, request).decode_next
+
+
+def has_other_than_text(messages: Any) -> bool:
+    """Whether vLLM's server sees images and the like in a chat's messages. It ignores the prompt's token ids
+    then."""
+    from vllm.renderers.chat_utils import has_non_text_content
+
+    return bool(has_non_text_content(messages))
 
 
 def output_ids_not_read(runner: Any) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
-from blendrag.server.blending import is_chat
+from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import body_of
 
 CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
@@ -52,3 +52,21 @@ def test_value_of_a_wrong_kind_is_an_error_of_the_server(
         pass
     except Exception as error:
         assert type(error).__name__ == "VLLMValidationError"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE,
+        {"type": "text", "text": "Hello.", "image_url": None},
+        {"image_url": "http://x"},
+    ],
+)
+def test_prompt_is_planned_whose_token_ids_vllm_ignores(part: dict[str, Any]) -> None:
+    """It would be another prompt than that of the recipe."""
+    request = read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello."}, part]}])
+    assert _unplanned(request) == "prompts with other than text are prefilled plainly"
+    assert (
+        _unplanned(read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]))
+        is None
+    )

@@ -101,6 +101,8 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
         (["no-such-folder/model"], "no-such-folder/model"),
         (["--lora", "an/adapter"], "an/adapter"),
         (["--temperature", "0.5"], "temperature is for clients to say"),
+        (["--temperature", "0.5", "--docker"], "temperature is for clients to say"),
+        (["--tree-disk-bytes", "5000000000"], "tree_disk_bytes does nothing here"),
         (["--outcome-log"], "knows no conversations"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ def test_container_blends_otherwise_than_the_server_here(
     there = Settings.load(**json.loads(served)["settings"])
     assert (there.model, there.recompute_ratio, there.codec) == (MODEL, 0.4, "int8")
     assert f"{SERVED}={json.dumps(served)}" in instructions(image)["ENV"]
+
+
+def test_settings_of_clients_in_a_file_stop_a_server(model_dir: Path) -> None:
+    image, _ = printed(model_dir, temperature=0.7, top_k=3, tree_disk_bytes=5_000_000_000)
+    assert "temperature" not in image
+    assert "tree_disk_bytes" not in image
+
+
+def test_docker_or_kubernetes_puts_variables_into_values(model_dir: Path) -> None:
+    separator = "$HOME $(HOME) $$(HOME)"
+    image, values = printed(model_dir, "--chat-template", separator, separator=separator)
+    (line,) = (one for one in instructions(image)["ENV"] if one.startswith(f"{SERVED}="))
+    assert re.search(r"(?<!\\)\$", line) is None
+    served = json.loads(json.loads(line.partition("=")[2].replace(r"\$", "$")))
+    assert served["settings"]["separator"] == separator
+    model = the_model(values)
+    (there,) = (one["value"] for one in model["env"] if one["name"] == SERVED)
+    for text in (there, *model["vllmConfig"]["extraArgs"]):
+        assert "$" not in text.replace("$$", "")
+    assert json.loads(there.replace("$$", "$")) == served
+    assert model["vllmConfig"]["extraArgs"][-1].replace("$$", "$") == separator
 
 
 def test_command_is_not_one_of_vllm(model_dir: Path) -> None:

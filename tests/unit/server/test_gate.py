@@ -114,5 +114,11 @@ def test_limit_is_only_of_bodies_that_say_how_long_they_are() -> None:
     assert asyncio.run(_sent(1, **{"content-length": str(2 << 20)})) == 413
 
 
+@pytest.mark.parametrize("length", ["many", "-1", "1.5", pytest.param("9" * 5000, id="digits")])
+def test_length_that_is_no_number_is_an_error_of_the_server(length: str) -> None:
+    assert asyncio.run(_sent(1, **{"content-length": length})) == 200
+    assert asyncio.run(_sent(2, **{"content-length": length})) == 413
+
+
 def test_busy_server_does_not_say_when_to_come_again() -> None:
     assert TestClient(app(None)).post("/v1/kb/prefetch").headers["retry-after"] == "5"

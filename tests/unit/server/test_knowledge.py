@@ -1,0 +1,147 @@
+"""Routes of what the server keeps, over a library without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from blendrag.errors import EngineError
+from blendrag.server import knowledge
+from blendrag.server.blending import Blending
+from blendrag.server.gate import Gate
+from blendrag.serving.library import Library
+from blendrag.settings import Settings
+
+SETTINGS = Settings.load(max_model_len=512)
+PATH = "/v1/kb/collections/cities"
+
+
+@pytest.fixture
+def blending(tmp_path: Path, model_dir: Path) -> Iterator[Blending]:
+    library = Library(tmp_path / "kv", SETTINGS, shared=True)
+    engine: Any = None  # nothing here asks it
+    yield Blending(library, SETTINGS, engine, "model", "seal")
+    library.close()
+
+
+def asked(blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    app = FastAPI()
+    app.include_router(knowledge.router)
+    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.state.blendrag = {"": blending}
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            await talk(client)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def keep(blending: Blending, *ids: str) -> None:
+    """As a PUT does, without their KV."""
+    collection = knowledge.Collection(blending.library, "cities")
+    blending.library.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
+
+
+def test_misspelt_parameter_removes_all(blending: Blending) -> None:
+    keep(blending, "a", "b")
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        answer = await client.delete(PATH, params={"ids": "a"})
+        assert answer.status_code == 400
+        assert "did you mean id?" in answer.text
+        assert (await client.get(PATH)).json() == {"ids": ["a", "b"]}
+        assert (await client.delete(PATH, params={"id": "a"})).json() == {"removed": 1}
+        answer = await client.get("/v1/kb/stats", params={"namspace": "acme"})
+        assert answer.status_code == 400
+        assert "did you mean namespace?" in answer.text
+
+    asked(blending, talk)
+
+
+def test_changes_that_wait_stop_other_routes(blending: Blending) -> None:
+    keep(blending, *map(str, range(40)))
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        go, taken = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with blending.library._changing.mine():
+                taken.set()
+                go.wait(50)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        taken.wait(10)
+        try:
+            changes = [asyncio.create_task(client.delete(PATH, params={"id": str(n)})) for n in range(40)]
+            await asyncio.sleep(0.1)
+            for path in ("/v1/kb/stats", PATH):
+                assert (await asyncio.wait_for(client.get(path), 20)).status_code == 200
+            await asyncio.wait_for(asyncio.to_thread(int), 10)
+        finally:
+            go.set()
+        assert {(await change).status_code for change in changes} == {200}
+        holder.join()
+
+    asked(blending, talk)
+
+
+def test_stats_wait_where_prompts_are_planned(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def stats() -> dict[str, Any]:
+        go.wait(50)
+        raise EngineError("it ended")
+
+    monkeypatch.setattr(blending.library, "stats", stats)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        waiting = [asyncio.create_task(client.get("/v1/kb/stats")) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        try:
+            assert await asyncio.wait_for(blending.run(int), 10) == 0
+        finally:
+            go.set()
+        for answer in [await one for one in waiting]:
+            assert answer.status_code == 500
+            assert "it ended" in answer.text
+
+    asked(blending, talk)
+
+
+def test_ingest_that_waits_says_nothing(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge, "_SILENCE_S", 0.01)
+    go, begun = threading.Event(), threading.Event()
+
+    async def talk() -> None:
+        def work(progress: Any) -> Any:
+            begun.set()
+            progress.total(3)
+            progress.note("prefill")
+            go.wait(50)
+            raise EngineError("it ended")
+
+        first = threading.Event()
+        blending.ingest(lambda: first.wait(50) and None)
+        answer: Any = await knowledge._told(blending, work)
+        said: list[dict[str, Any]] = []
+        async for chunk in answer.body_iterator:
+            said.append(json.loads(chunk))
+            if len(said) == 3:
+                first.set()
+            if len(said) > 3 and said[-1] == said[-2] and said[-1].get("doing") == "prefill":
+                go.set()
+        assert said[:3] == [{"doing": "waiting", "done": 0, "total": 0}] * 3
+        assert said[-1] == {"error": "it ended", "status": 500}
+
+    asyncio.run(asyncio.wait_for(talk(), 60))
