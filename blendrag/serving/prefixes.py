@@ -52,6 +52,8 @@ class Prefixes:
         self.growth = Growth(client.engine, client.id, tree, self.expect, sliced=sliced)
         self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
         self._lock = threading.Lock()
+        self.failed = 0
+        """Prompts that went without it: its catalogue could not be used."""
 
     @classmethod
     def open(
@@ -68,7 +70,7 @@ class Prefixes:
         if emptied:
             warnings.warn(
                 f"the prefixes in {str(folder)!r} were another engine's (model, namespace, KV cache or"
-                " processor) and are removed: they grow again",
+                " processor), or damaged, and are removed: they grow again",
                 BlendragWarning,
                 stacklevel=2,
             )
@@ -160,6 +162,7 @@ class Prefixes:
             "bytes": totals.bytes,
             "grown": self.growth.grown,
             "waiting": self.growth.waiting,
+            "failed": self.failed,
             "tiers": self.client.stats(),
         }
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import StoreMismatchError
+from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -39,10 +39,11 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's."""
+        """The tree in ``root``; whether it is an empty one in place of another identity's,
+        or of a damaged one."""
         try:
             return cls(Catalogue.open(root, identity)), False
-        except StoreMismatchError:
+        except StoreError:
             shutil.rmtree(root, ignore_errors=True)
             return cls(Catalogue.open(root, identity)), True
 

@@ -93,6 +93,8 @@ class ExactPrefixes:
             skip = max(0, first - blocks.start)
             last = at == wanted[-1] or starts[at + 1] % self._cache.block_size == 0
             count = len(blocks) - (not last)  # the next node has the rest of that block
+            # A claim without the prompt's last token may have no block for that one.
+            count = min(count, len(order.block_ids) - blocks.start)
             if count > skip:
                 rows = record.rows.view(len(record.rows), len(blocks), -1)[:, skip:count]
                 self._cache.write_blocks(

@@ -144,6 +144,17 @@ def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> 
         assert tree.match(nodes) == 3
 
 
+def test_block_that_is_not_there_yet_is_written() -> None:
+    """Of the last token, which is not claimed with the others."""
+    ids, nodes = path(7)  # ends at 9, with one token in its third block
+    cache = make_cache()
+    with opened(cache) as (prefixes, tree):
+        save(prefixes, tree, nodes[:2], ids, [0, 1, 2])
+        expected = tokens_of(cache, [0, 1], 8)
+        assert load(prefixes, nodes[:2], ids, [10, 11], 0) is not None
+        assert all(map(torch.equal, tokens_of(cache, [10, 11], 8), expected))
+
+
 def test_half_of_a_prefix_is_put_into_blocks() -> None:
     """A node is missing: nothing is touched, and the request is told."""
     ids, nodes = path(6, 6)

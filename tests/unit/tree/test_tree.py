@@ -205,6 +205,12 @@ def test_blocks_of_another_layout_are_taken(tmp_path: Path) -> None:
         assert other.emptied and not other.tree.rows() and not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_damaged_catalogue_of_a_tree_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").write_text("no database")
+    with rig(root=tmp_path) as one:
+        assert one.emptied and one.tree.rows() == []
+
+
 def test_damaged_node_is_loaded(tmp_path: Path) -> None:
     with rig(TierSpec(kind="disk", bytes=1 << 20), root=tmp_path) as one:
         one.grow("ab")
