@@ -129,7 +129,7 @@ class Prefixes:
         documents = {node.document for node in path if node.document}
         # Deleting takes documents from the catalogue first, and nodes that it finds after.
         there = documents == self._catalogue.known(documents)
-        gone = self.tree.prune() if there else self.tree.withdraw(path[first:])
+        gone = self.tree.prune(path) if there else self.tree.withdraw(path[first:])
         if gone:
             self.client.delete_later(gone)
         return there
@@ -163,6 +163,7 @@ class Prefixes:
             "grown": self.growth.grown,
             "waiting": self.growth.waiting,
             "failed": self.failed,
+            "refused": len(self.growth.refused),
             "tiers": self.client.stats(),
         }
 

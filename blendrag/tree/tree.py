@@ -82,12 +82,13 @@ class Tree:
         """:meth:`forget` of all."""
         return self._release(sorted(self._catalogue.known()))
 
-    def prune(self) -> list[str]:
-        """:meth:`forget` of what is known and not stored, once that is too much."""
-        known = self._catalogue.known()
-        absent = known - self._catalogue.ready(known)
-        if len(absent) <= _SPARE + len(known) - len(absent):
+    def prune(self, path: Nodes = ()) -> list[str]:
+        """:meth:`forget` of what is known and not stored, but for this path's, once that is too much."""
+        totals = self._catalogue.totals()
+        if totals.chunks <= _SPARE + 2 * totals.ready:
             return []
+        known = self._catalogue.known()
+        absent = known - self._catalogue.ready(known) - {node.key for node in path}
         return self._release(sorted(absent))
 
     def _release(self, keys: Sequence[str]) -> list[str]:

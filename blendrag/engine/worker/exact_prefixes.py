@@ -153,9 +153,15 @@ class ExactPrefixes:
                 continue
             node = StoredNode(order.key, order.parent, order.start, order.token_ids)
             self._waiting.append(self._writer.submit(tree.put, node, rows))
+            self._waiting[-1].add_done_callback(_log_failure)
 
     def ended(self, requests: Iterable[str]) -> None:
         self._spoiled.difference_update(requests)
+
+
+def _log_failure(stored: Future[bool]) -> None:
+    if not stored.cancelled() and (error := stored.exception()):
+        _log.error("a node of an exact prefix could not be stored", exc_info=error)
 
 
 def behind(head: BlendReport, blend: BlendReport) -> BlendReport:

@@ -31,7 +31,9 @@ from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.data_plane import OPERATIONS
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.errors import StoreError
 from blendrag.settings import Settings
 
 PROMPT = 300  # tokens: three blocks
@@ -208,6 +210,34 @@ def test_claim_is_synchronous_where_no_step_is_taken_back(
     monkeypatch.setattr(scheduling, "is_cpu", lambda: on_cpu)
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - 1, asynchronous)
+
+
+def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> None:
+    """As one does that waited for it: it is scheduled anew, with its blocks."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    path = PrefixPath("tree", (("held", 200), ("next", 280)), 1, 2).transfer_params("ticket")
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": path})
+    one, blocks = Request("one", list(range(PROMPT)), sampling, None), ([1, 2, 3],)
+    given: Any = SimpleNamespace(get_block_ids=lambda: blocks)
+    assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 200
+    scheduler.update_state_after_alloc(one, given, 200)
+    reports = connector.BlendReports({"one": BlendReport.failed(RuntimeError("it is missing"), 0)})
+    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    scheduler.update_connector_output(output)
+    assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 0
+    scheduler.update_state_after_alloc(one, given, 0)
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    step = SimpleNamespace(
+        num_scheduled_tokens={"one": PROMPT}, finished_req_ids=set(), scheduled_cached_reqs=cached
+    )
+    metadata: Any = scheduler.build_connector_meta(step)
+    assert metadata.saves == []
+
+
+def test_data_parallel_engines_write_one_tree() -> None:
+    reader: Any = SimpleNamespace(_owner=False)
+    with pytest.raises(StoreError, match="data parallel"):
+        OPERATIONS["open_tree"](reader, "folder", {}, [])
 
 
 PATH = PrefixPath("tree", (("node", 900),), 1, 1).transfer_params("ticket")

@@ -212,6 +212,28 @@ def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
     assert library.prefixes is None
 
 
+def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: Path) -> None:
+    asked = Settings.load(tree_ram_bytes=1 << 20)
+    with pytest.warns(BlendragWarning, match="a server keeps none"):
+        Library(tmp_path / "served", asked, shared=True).close()
+    library = Library(tmp_path / "kv", asked)
+    several: Any = SimpleNamespace(facts=SimpleNamespace(blocks="", reason=None))
+    with pytest.warns(BlendragWarning, match="several devices"):
+        library._open_prefixes(several)
+    library.close()
+
+
+def test_prefixes_are_opened_behind_the_end(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path, Settings.load(tree_ram_bytes=1 << 20))
+    library.close()
+    monkeypatch.setattr(Prefixes, "open", lambda *_: pytest.fail("nobody closes them"))
+    engine: Any = SimpleNamespace()
+    library._open_prefixes(engine)
+    assert library.prefixes is None
+
+
 @pytest.mark.parametrize("name", ["tree_ram_bytes", "tree_disk_bytes"])
 def test_tree_of_a_negative_size_is_opened(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
