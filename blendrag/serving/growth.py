@@ -17,6 +17,7 @@ from blendrag.tree.tree import Tree
 
 _MOST = 64  # prompts that wait; of more, the latest
 _LOOK_S = 0.02  # how often it is looked whether the engine is idle
+_MOST_REFUSED = 65_536  # nodes that are remembered
 _STORED_S = 5.0  # so long a node may take from its last slice to its store
 _SLICE_BLOCKS = 2  # an arrival waits for one slice at most
 
@@ -49,12 +50,16 @@ class Growth:
         self._woken, self._closed = threading.Condition(), False
         self.grown = 0
         """Nodes, so far."""
+        self.refused: set[str] = set()
+        """Nodes that were computed and not stored: there is no room for them, or the disk fails."""
         self._thread = threading.Thread(target=self._run, name="blendrag-growth", daemon=True)
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
         """Have these nodes sometime. Returns at once."""
         with self._woken:
+            if self._closed:
+                return
             self._waiting.append(wanted)
             self._woken.notify_all()
 
@@ -98,6 +103,8 @@ class Growth:
         nodes, held = wanted.nodes, self._tree.match(wanted.nodes)
         if held == len(nodes):
             return False
+        if nodes[held].key in self.refused:
+            return False
         if not self._expect(nodes[: held + 1], held, wanted.token_ids):
             return False
         path = tuple((node.key, node.end) for node in nodes[: held + 1])
@@ -109,7 +116,13 @@ class Growth:
             self._engine.generate(
                 wanted.token_ids[:end], Sampling(max_tokens=1, path=kept), None, self._tree.identity.namespace
             )
-        return self._wait(lambda: self._tree.match(nodes) > held, _STORED_S)
+        stored = self._wait(lambda: self._tree.match(nodes) > held, _STORED_S)
+        if not stored and self._engine.alive and not self._closed:
+            if not self.refused:
+                _log.warning("a prefix was computed and could not be stored: is its tree too small, or full?")
+            if len(self.refused) < _MOST_REFUSED:
+                self.refused.add(nodes[held].key)
+        return stored
 
     def _slices(self, start: int, end: int) -> Iterator[int]:
         """Where they end."""

@@ -91,9 +91,11 @@ class Library:
         self.prefixes: Prefixes | None = None
         """While an engine runs, where they are switched on and this process has it to itself."""
         self._has_tree = bool(tree_stack(settings)) and not shared
-        if not settings.tree_disk_bytes:
+        if self._lock and not settings.tree_disk_bytes:  # else another process may have it open
             shutil.rmtree(tree_folder(root), ignore_errors=True)
-        self._warned = False
+        self._warned = self._tree_warned = self._closed = False
+        if shared and tree_stack(settings):
+            self._without_tree("a server keeps none yet")
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
@@ -106,10 +108,28 @@ class Library:
         if not self._has_tree or (self.prefixes is not None and self.prefixes.client.engine is engine):
             return
         with self._foreseeing:
-            if self.prefixes is None or self.prefixes.client.engine is not engine:
+            if not self._closed and (self.prefixes is None or self.prefixes.client.engine is not engine):
                 self._close_prefixes()
-                self.prefixes = Prefixes.open(self.root, self.settings, self.catalogue, engine)
+                try:
+                    self.prefixes = Prefixes.open(self.root, self.settings, self.catalogue, engine)
+                except StoreError as error:
+                    self._without_tree(error)
+                else:
+                    if self.prefixes is None:
+                        self._without_tree(
+                            engine.facts.reason or "an engine on several devices keeps none yet"
+                        )
                 self._has_tree = self.prefixes is not None
+
+    def _without_tree(self, reason: object) -> None:
+        """Prompts are answered without one. Warns once."""
+        if not self._tree_warned:
+            self._tree_warned = True
+            warnings.warn(
+                f"no exact prefixes, whatever tree_ram_bytes and tree_disk_bytes are: {reason}",
+                BlendragWarning,
+                stacklevel=2,
+            )
 
     def _close_prefixes(self) -> None:
         if self.prefixes is not None:
@@ -140,7 +160,9 @@ class Library:
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
         self._look_ahead(running=False)
-        self._close_prefixes()
+        with self._foreseeing:
+            self._closed = True
+            self._close_prefixes()
         self.session.close()
         self.catalogue.close()
         if self._lock:
@@ -356,7 +378,12 @@ class Library:
         there; else how it is blended, behind those that are (:meth:`Prefixes.path`)."""
         if self.prefixes is None or not self.prefixes.alive:
             return None, recipe
-        return self.prefixes.path(plan, recipe)
+        try:
+            return self.prefixes.path(plan, recipe)
+        except StoreError as error:  # a full disk, perhaps
+            self.prefixes.failed += 1
+            self._without_tree(error)
+            return None, recipe
 
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.

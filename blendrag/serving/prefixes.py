@@ -52,6 +52,8 @@ class Prefixes:
         self.growth = Growth(client.engine, client.id, tree, self.expect, sliced=sliced)
         self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
         self._lock = threading.Lock()
+        self.failed = 0
+        """Prompts that went without it: its catalogue could not be used."""
 
     @classmethod
     def open(
@@ -68,7 +70,7 @@ class Prefixes:
         if emptied:
             warnings.warn(
                 f"the prefixes in {str(folder)!r} were another engine's (model, namespace, KV cache or"
-                " processor) and are removed: they grow again",
+                " processor), or damaged, and are removed: they grow again",
                 BlendragWarning,
                 stacklevel=2,
             )
@@ -127,7 +129,7 @@ class Prefixes:
         documents = {node.document for node in path if node.document}
         # Deleting takes documents from the catalogue first, and nodes that it finds after.
         there = documents == self._catalogue.known(documents)
-        gone = self.tree.prune() if there else self.tree.withdraw(path[first:])
+        gone = self.tree.prune(path) if there else self.tree.withdraw(path[first:])
         if gone:
             self.client.delete_later(gone)
         return there
@@ -160,6 +162,8 @@ class Prefixes:
             "bytes": totals.bytes,
             "grown": self.growth.grown,
             "waiting": self.growth.waiting,
+            "failed": self.failed,
+            "refused": len(self.growth.refused),
             "tiers": self.client.stats(),
         }
 

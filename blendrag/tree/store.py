@@ -66,12 +66,16 @@ class NodeStore:
     def put(self, node: StoredNode, rows: torch.Tensor) -> bool:
         """Keep a node's blocks, uint8 [layers, bytes]; False if nobody wants it (any more), or there is no
         room."""
+        known = node.key in self._parents
         self._parents[node.key] = node.parent
         record = self.layout.node(node.key, node.token_ids, node.start, node.parent, rows)
         try:
-            return bool(self.kv.keep(record))
+            kept = bool(self.kv.keep(record))
         except StoreError:
-            return False
+            kept = False
+        if not kept and not known:
+            self._parents.pop(node.key, None)
+        return kept
 
     def load(self, nodes: Sequence[tuple[str, Sequence[int]]]) -> list[tuple[Record, Tier]]:
         """The records of consecutive nodes of a path, verified, and where they were. nodes: (key, all token

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import StoreMismatchError
+from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -39,10 +39,11 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's."""
+        """The tree in ``root``; whether it is an empty one in place of another identity's,
+        or of a damaged one."""
         try:
             return cls(Catalogue.open(root, identity)), False
-        except StoreMismatchError:
+        except StoreError:
             shutil.rmtree(root, ignore_errors=True)
             return cls(Catalogue.open(root, identity)), True
 
@@ -81,12 +82,13 @@ class Tree:
         """:meth:`forget` of all."""
         return self._release(sorted(self._catalogue.known()))
 
-    def prune(self) -> list[str]:
-        """:meth:`forget` of what is known and not stored, once that is too much."""
-        known = self._catalogue.known()
-        absent = known - self._catalogue.ready(known)
-        if len(absent) <= _SPARE + len(known) - len(absent):
+    def prune(self, path: Nodes = ()) -> list[str]:
+        """:meth:`forget` of what is known and not stored, but for this path's, once that is too much."""
+        totals = self._catalogue.totals()
+        if totals.chunks <= _SPARE + 2 * totals.ready:
             return []
+        known = self._catalogue.known()
+        absent = known - self._catalogue.ready(known) - {node.key for node in path}
         return self._release(sorted(absent))
 
     def _release(self, keys: Sequence[str]) -> list[str]:

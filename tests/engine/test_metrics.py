@@ -147,7 +147,9 @@ def test_report_of_a_request_that_has_ended_is_kept_for_ever(bench: Bench) -> No
     connector.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: [[0]]), tokens or 0)
     connector.request_finished(request, [])  # vLLM tells of the end first, of the same step's report after it
     reports = BlendReports({"r": BlendReport.failed(RuntimeError())})
-    connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=reports))
+    connector.update_connector_output(
+        SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    )
     assert not connector._results and not connector._ordered
     stats = connector.get_kv_connector_stats()
     assert stats is not None and stats.data["blendrag_requests"] == {"fallback": 1}

@@ -29,6 +29,7 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
+    "evict_blocks",
     "own_connector",
     "takes_back_steps",
 ]
@@ -45,6 +46,11 @@ def takes_back_steps(vllm_config: Any) -> bool:
     scheduling keeps the place of the token that the step gave; the second model runner counts on from it."""
     scheduled_ahead = vllm_config.scheduler_config.async_scheduling
     return is_cpu() and not scheduled_ahead and not vllm_config.use_v2_model_runner
+
+
+def evict_blocks(pool: Any, block_ids: set[int]) -> None:
+    """Nothing is found in these blocks any more, whoever has them. pool: vLLM's ``BlockPool``."""
+    pool.evict_blocks(block_ids)
 
 
 class FreeBlocks:

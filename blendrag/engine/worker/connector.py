@@ -24,6 +24,7 @@ from blendrag.engine.compat.connector import (
     KVConnectorRole,
     KVConnectorStats,
     KVConnectorWorkerMetadata,
+    evict_blocks,
     takes_back_steps,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
@@ -140,6 +141,7 @@ class BlendConnector(KVConnectorBase_V1):
                 raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
             exit_with_parent(of_server=True)
         # scheduler half
+        self._pool: Any = None
         self._order: PrefixOrder | None = None
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
@@ -160,6 +162,7 @@ class BlendConnector(KVConnectorBase_V1):
     # -- scheduler half -----------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
         blocks = FreeBlocks.of(gpu_block_pool) if self._prefix_forecasts else None
         self._order = None if blocks is None else PrefixOrder(blocks)
 
@@ -257,6 +260,10 @@ class BlendConnector(KVConnectorBase_V1):
         return BlendMetadata(orders, bool(self._running), follows, ended, loads, saves)
 
     def update_connector_output(self, connector_output: Any) -> None:
+        # They were named by their content when they were claimed. vLLM leaves that, and computes it in
+        # chunks, before whose end the request may go.
+        if connector_output.invalid_block_ids and self._pool is not None:
+            evict_blocks(self._pool, connector_output.invalid_block_ids)
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, BlendReports):
             for request_id, report in meta.reports.items():

@@ -276,6 +276,12 @@ class DataPlane:
             self._keep(order.ticket, report)
         return report
 
+    def open_tree(self, root: str, identity: dict[str, Any], stack: Sequence[dict[str, Any]]) -> str:
+        """Open the tree in folder ``root``; its id. Raises StoreError where several engines would write."""
+        if not self._owner:
+            raise StoreError("data parallel engines cannot share a tree")
+        return self.prefixes.open(root, identity, stack)
+
     def _keep(self, ticket: str, report: BlendReport) -> None:
         self._reports[ticket] = report
         if len(self._reports) > _KEPT_REPORTS:
@@ -320,7 +326,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "learn": DataPlane.learn,
     "stats": DataPlane.stats,
     "report": DataPlane.report,
-    "open_tree": lambda plane, *args: plane.prefixes.open(*args),
+    "open_tree": DataPlane.open_tree,
     "close_tree": lambda plane, *args: plane.prefixes.close_tree(*args),
     "delete_nodes": lambda plane, *args: plane.prefixes.delete(*args),
     "tree_stats": lambda plane, *args: plane.prefixes.stats(*args),

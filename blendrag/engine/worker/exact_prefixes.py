@@ -93,6 +93,8 @@ class ExactPrefixes:
             skip = max(0, first - blocks.start)
             last = at == wanted[-1] or starts[at + 1] % self._cache.block_size == 0
             count = len(blocks) - (not last)  # the next node has the rest of that block
+            # A claim without the prompt's last token may have no block for that one.
+            count = min(count, len(order.block_ids) - blocks.start)
             if count > skip:
                 rows = record.rows.view(len(record.rows), len(blocks), -1)[:, skip:count]
                 self._cache.write_blocks(
@@ -151,9 +153,15 @@ class ExactPrefixes:
                 continue
             node = StoredNode(order.key, order.parent, order.start, order.token_ids)
             self._waiting.append(self._writer.submit(tree.put, node, rows))
+            self._waiting[-1].add_done_callback(_log_failure)
 
     def ended(self, requests: Iterable[str]) -> None:
         self._spoiled.difference_update(requests)
+
+
+def _log_failure(stored: Future[bool]) -> None:
+    if not stored.cancelled() and (error := stored.exception()):
+        _log.error("a node of an exact prefix could not be stored", exc_info=error)
 
 
 def behind(head: BlendReport, blend: BlendReport) -> BlendReport:

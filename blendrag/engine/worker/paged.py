@@ -62,7 +62,7 @@ class PagedCache:
         at = torch.tensor(block_ids, device=self.device)
         rows = torch.empty(len(self.attentions), len(block_ids) * self.block_bytes, dtype=torch.uint8)
         for row, attention in zip(rows, self.attentions, strict=True):
-            row.copy_(attention.kv_cache[at].view(torch.uint8).view(-1))
+            row.copy_(attention.kv_cache[at].contiguous().view(torch.uint8).view(-1))
         return rows
 
     def write_blocks(self, block_ids: Sequence[int], rows: torch.Tensor) -> None:

@@ -46,6 +46,7 @@ class LocalTier(Tier):
         """Of records that form a tree: by key, that of the record that one stands behind. Only leaves leave,
         and nothing comes in whose parent is not here (RAGCache, section 5.1)."""
         self._children: Counter[str] = Counter()  # how many of a record's are held
+        self._counted: dict[str, str] = {}  # for which parent a record is
 
     @property
     def counted(self) -> bool:
@@ -210,7 +211,10 @@ class LocalTier(Tier):
             return size
 
     def _count_child(self, key: str, by: int) -> None:
-        if parent := self.parents.get(key):
+        parent = self.parents.get(key) if by > 0 else self._counted.pop(key, None)
+        if parent:
+            if by > 0:
+                self._counted[key] = parent
             self._children[parent] += by
             if not self._children[parent]:
                 del self._children[parent]

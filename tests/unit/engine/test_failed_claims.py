@@ -13,21 +13,27 @@ import pytest
 import torch
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat import connector as scheduling
 from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.compat.requests import SamplingParams
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.data_plane import OPERATIONS
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+from blendrag.errors import StoreError
 from blendrag.settings import Settings
 
 PROMPT = 300  # tokens: three blocks
@@ -204,3 +210,96 @@ def test_claim_is_synchronous_where_no_step_is_taken_back(
     monkeypatch.setattr(scheduling, "is_cpu", lambda: on_cpu)
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - 1, asynchronous)
+
+
+def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> None:
+    """As one does that waited for it: it is scheduled anew, with its blocks."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    path = PrefixPath("tree", (("held", 200), ("next", 280)), 1, 2).transfer_params("ticket")
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": path})
+    one, blocks = Request("one", list(range(PROMPT)), sampling, None), ([1, 2, 3],)
+    given: Any = SimpleNamespace(get_block_ids=lambda: blocks)
+    assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 200
+    scheduler.update_state_after_alloc(one, given, 200)
+    reports = connector.BlendReports({"one": BlendReport.failed(RuntimeError("it is missing"), 0)})
+    output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+    scheduler.update_connector_output(output)
+    assert scheduler.get_num_new_matched_tokens(one, 0)[0] == 0
+    scheduler.update_state_after_alloc(one, given, 0)
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    step = SimpleNamespace(
+        num_scheduled_tokens={"one": PROMPT}, finished_req_ids=set(), scheduled_cached_reqs=cached
+    )
+    metadata: Any = scheduler.build_connector_meta(step)
+    assert metadata.saves == []
+
+
+def test_data_parallel_engines_write_one_tree() -> None:
+    reader: Any = SimpleNamespace(_owner=False)
+    with pytest.raises(StoreError, match="data parallel"):
+        OPERATIONS["open_tree"](reader, "folder", {}, [])
+
+
+PATH = PrefixPath("tree", (("node", 900),), 1, 1).transfer_params("ticket")
+RECIPE = Recipe("store", (("chunk", 4, 800),)).transfer_params("ticket")
+
+
+@pytest.mark.parametrize(("params", "salt"), [(PATH, None), (RECIPE, "tenant:0123")])
+def test_blocks_that_were_never_filled_are_found_by_the_next_prompt(
+    model_dir: Path, params: dict[str, Any], salt: str | None
+) -> None:
+    """Of a request that ended before it had computed what could not be loaded."""
+    config = EngineArgs(
+        str(model_dir),
+        max_model_len=2048,
+        max_num_seqs=4,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=True,
+        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load())),
+    ).create_engine_config()
+    config.scheduler_config.async_scheduling = False
+    config.cache_config.num_gpu_blocks = 64
+    init_none_hash(sha256)
+    named = get_request_block_hasher(128, sha256)
+    scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
+    runner = Runner(BlendConnector(config, KVConnectorRole.WORKER, BLOCKS))
+
+    def start(order: BlendOrder, pace: Pace) -> Sliced:
+        yield from fails_at_once(pace)
+
+    def load(order: Any) -> None:
+        raise RuntimeError("it is missing")
+
+    plane: Any = SimpleNamespace(
+        queue=BlendQueue(start),
+        clock=StepClock(),
+        tiers=[],
+        take_forecasts=dict,
+        wait_for_device=lambda: None,
+        load=load,
+    )
+    runner.connector.bind(plane)
+
+    def add(name: str, extra: dict[str, Any]) -> Request:
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, extra_args=extra)
+        sampling.update_from_generation_config({}, 1)
+        made = Request(name, list(range(1000)), sampling, None, cache_salt=salt, block_hasher=named)
+        scheduler.add_request(made)
+        return made
+
+    def step() -> Any:
+        scheduled = scheduler.schedule()
+        output = runner.step(scheduled)
+        output.sampled_token_ids = [[] for _ in output.req_ids]
+        scheduler.update_from_output(scheduled, output)
+        return scheduled
+
+    one = add("one", {"kv_transfer_params": params})
+    assert step().num_scheduled_tokens["one"] < 256, "the claim is synchronous"
+    step()
+    computed = one.num_computed_tokens
+    assert 0 < computed < 800
+    scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
+    add("two", {})
+    found = {new.req_id: new.num_computed_tokens for new in step().scheduled_new_reqs}
+    assert found["two"] <= computed

@@ -120,6 +120,16 @@ def path(*lengths: int) -> tuple[tuple[int, ...], Nodes]:
     return ids, path_of(IDENTITY, ids, documents)
 
 
+def test_cache_whose_heads_lie_behind_its_tokens_leaves_no_node() -> None:
+    """As vLLM's do on GPUs: [blocks, heads, tokens, size], a token's heads side by side in memory."""
+    layers = [torch.randn(BLOCKS, BLOCK, 2, 2).permute(0, 2, 1, 3) for _ in range(2)]
+    cache = PagedCache([SimpleNamespace(kv_cache=layer) for layer in layers], None, BLOCK)
+    rows = cache.read_blocks([3, 1])
+    before = [layer[[3, 1]].clone() for layer in layers]
+    cache.write_blocks([7, 8], rows)
+    assert all(torch.equal(layer[[7, 8]], was) for layer, was in zip(layers, before, strict=True))
+
+
 def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> None:
     ids, nodes = path(6, 6)
     blocks = list(range(5))
@@ -132,6 +142,17 @@ def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> 
         prefixes.ended(["r"])
         save(prefixes, tree, nodes[1:], ids, blocks)
         assert tree.match(nodes) == 3
+
+
+def test_block_that_is_not_there_yet_is_written() -> None:
+    """Of the last token, which is not claimed with the others."""
+    ids, nodes = path(7)  # ends at 9, with one token in its third block
+    cache = make_cache()
+    with opened(cache) as (prefixes, tree):
+        save(prefixes, tree, nodes[:2], ids, [0, 1, 2])
+        expected = tokens_of(cache, [0, 1], 8)
+        assert load(prefixes, nodes[:2], ids, [10, 11], 0) is not None
+        assert all(map(torch.equal, tokens_of(cache, [10, 11], 8), expected))
 
 
 def test_half_of_a_prefix_is_put_into_blocks() -> None:

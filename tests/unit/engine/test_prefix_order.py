@@ -235,7 +235,7 @@ def connector(role: KVConnectorRole, **extra: Any) -> BlendConnector:
 
 def step(scheduler: BlendConnector, worker: BlendConnector) -> None:
     meta = worker.build_connector_worker_meta()
-    scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=meta))
+    scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=meta, invalid_block_ids=set()))
 
 
 @pytest.mark.parametrize(("said", "whose"), [("lively", "lively"), (None, "r")])

@@ -9,16 +9,18 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreMismatchError
+from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
+from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
 
 SETTINGS = Settings.load(max_model_len=512)
@@ -175,6 +177,61 @@ def test_document_that_is_deleted_without_an_engine_stays_in_exact_prefixes(
     for options in ({}, {"tree_ram_bytes": 1 << 20}):
         opened(**options).close()
         assert not node.exists()
+
+
+def test_tree_of_a_folder_that_is_open_elsewhere_is_removed(tmp_path: Path, model_dir: Path) -> None:
+    node = tmp_path / "tree" / "node"
+    with_tree = Library(tmp_path, Settings.load(tree_disk_bytes=1 << 20))
+    node.parent.mkdir()
+    node.touch()
+    Library(tmp_path, SETTINGS, shared=True).close()
+    with_tree.close()
+    assert node.exists()
+
+
+def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise StoreFullError("the catalogue failed: disk is full")
+
+    plan = library.plan([{"role": "user", "content": "Hello."}])
+    broken: Any = SimpleNamespace(alive=True, path=fails, failed=0, close=lambda: None)
+    library.prefixes = broken
+    with pytest.warns(BlendragWarning, match="disk is full"):
+        assert library.path(plan, None) == (None, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert library.path(plan, None) == (None, None) and broken.failed == 2  # once is enough
+    library.prefixes, library._tree_warned = None, False
+    library._has_tree = True
+    monkeypatch.setattr(Prefixes, "open", fails)
+    engine: Any = SimpleNamespace()
+    with pytest.warns(BlendragWarning, match="disk is full"):
+        library._open_prefixes(engine)
+    assert library.prefixes is None
+
+
+def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: Path) -> None:
+    asked = Settings.load(tree_ram_bytes=1 << 20)
+    with pytest.warns(BlendragWarning, match="a server keeps none"):
+        Library(tmp_path / "served", asked, shared=True).close()
+    library = Library(tmp_path / "kv", asked)
+    several: Any = SimpleNamespace(facts=SimpleNamespace(blocks="", reason=None))
+    with pytest.warns(BlendragWarning, match="several devices"):
+        library._open_prefixes(several)
+    library.close()
+
+
+def test_prefixes_are_opened_behind_the_end(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(tmp_path, Settings.load(tree_ram_bytes=1 << 20))
+    library.close()
+    monkeypatch.setattr(Prefixes, "open", lambda *_: pytest.fail("nobody closes them"))
+    engine: Any = SimpleNamespace()
+    library._open_prefixes(engine)
+    assert library.prefixes is None
 
 
 @pytest.mark.parametrize("name", ["tree_ram_bytes", "tree_disk_bytes"])

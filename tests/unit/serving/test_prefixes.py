@@ -18,6 +18,7 @@ from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.trees import TreeClient
 from blendrag.engine.recipe import Recipe
 from blendrag.prompt import PromptPlan, Segment
+from blendrag.serving import growth
 from blendrag.serving.prefixes import Prefixes
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.stack import TierSpec
@@ -149,6 +150,27 @@ def test_growth_that_fails_ends_growing(rig: Rig) -> None:
     assert prefixes.grow(plan(A)) == 0
     engine.generate = broken  # type: ignore[method-assign]
     assert prefixes.grow(plan(A)) == 2
+
+
+def test_node_that_cannot_be_stored_is_computed_again_and_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefixes, engine, _ = rig
+    monkeypatch.setattr(growth, "_STORED_S", 0.05)
+    monkeypatch.setattr(engine.store, "put", lambda *_: False)
+    for _ in range(2):
+        assert prefixes.grow(plan(A)) == 0
+    assert engine.asked == [3] and prefixes.stats()["refused"] == 1
+    assert len(caplog.records) == 1
+
+
+def test_growing_waits_for_a_growth_that_has_ended(rig: Rig) -> None:
+    prefixes, *_ = rig
+    prefixes.growth.close()
+    waits = threading.Thread(target=lambda: prefixes.grow(plan(A)), daemon=True)
+    waits.start()
+    waits.join(10)
+    assert not waits.is_alive()
 
 
 def test_closing_waits_for_an_engine_that_is_never_idle(rig: Rig) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from blendrag.eviction import POLICIES
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
+from blendrag.store.tiers.local import LocalTier
 from blendrag.tree.layout import NodeLayout
 from blendrag.tree.path import Node, path_of, place, placed
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
@@ -182,6 +183,29 @@ def test_node_that_is_being_saved_when_its_document_is_deleted_is_kept() -> None
         rows = torch.zeros(2, len(one.store.layout.blocks(2, 5)) * BYTES, dtype=torch.uint8)
         assert not one.store.put(StoredNode(nodes[1].key, nodes[1].parent, 2, ids[:5]), rows)
         assert one.tree.match(nodes) == 0 and not one.store.kv.tiers[0].has([nodes[1].key])
+        assert nodes[1].key not in one.store._parents, "for ever"
+
+
+def test_node_whose_child_is_not_known_any_more_never_leaves() -> None:
+    with rig() as one:
+        one.grow("ab")
+        (tier,), child = one.store.kv.tiers, path("ab")[-1].key
+        assert isinstance(tier, LocalTier)
+        del one.store._parents[child]
+        tier.delete([child])
+        assert path("ab")[1].key not in tier._children
+
+
+def test_node_that_is_about_to_be_stored_is_pruned() -> None:
+    with rig() as one:
+        ids, documents = prompt("abc")
+        for number in range(100):
+            others = prompt("ab", root=(number, 1))
+            one.tree.expect(path_of(IDENTITY, *others), others[0])
+        nodes = path_of(IDENTITY, ids, documents)
+        one.tree.expect(nodes, ids)
+        assert one.tree.prune(nodes)
+        assert {row.node.key for row in one.tree.rows()} == {node.key for node in nodes}
 
 
 def test_nodes_on_disk_are_lost_with_the_engine_or_those_in_memory_are_believed_in(tmp_path: Path) -> None:
@@ -203,6 +227,12 @@ def test_blocks_of_another_layout_are_taken(tmp_path: Path) -> None:
         one.grow("ab")
     with rig(disk, root=tmp_path / "tree", identity=replace(IDENTITY, prefix="blocks other")) as other:
         assert other.emptied and not other.tree.rows() and not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_damaged_catalogue_of_a_tree_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").write_text("no database")
+    with rig(root=tmp_path) as one:
+        assert one.emptied and one.tree.rows() == []
 
 
 def test_damaged_node_is_loaded(tmp_path: Path) -> None:
