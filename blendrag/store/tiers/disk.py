@@ -48,8 +48,7 @@ class DiskTier(LocalTier):
         self._names = itertools.count()
         try:
             for folder in (root, root / TEMPORARY):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700, parents=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             if spec.writes == "never" and root.is_dir():
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -54,6 +55,21 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 print(put(store, large) == size(large), same(get(store, large), large))
 store.close()
 """
+
+
+def test_folder_that_another_engine_makes_at_the_same_moment_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mkdir = os.mkdir
+
+    def second(path: Path, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        mkdir(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.mkdir", second)
+        DiskTier(TierSpec(kind="disk"), LAYOUT, tmp_path / "kv").close()
+    assert (tmp_path / "kv" / "tmp").is_dir()
 
 
 def test_full_disk_leaves_nothing_behind_and_later_puts_work(tmp_path: Path) -> None:
