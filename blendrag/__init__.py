@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from blendrag.options import BlendOptions
     from blendrag.progress import Progress, progress_bar
     from blendrag.remote.chat import RemoteChat, open_chat
+    from blendrag.remote.http import without_password
     from blendrag.serving.collection import Collection, KeptDocuments, SyncReport
     from blendrag.serving.evidence import Evidence
     from blendrag.serving.prefill import PrefillReport
@@ -51,6 +52,7 @@ __all__ = [
     "errors",
     "open_chat",
     "progress_bar",
+    "without_password",
 ]
 
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
     "SyncReport": "blendrag.serving.collection",
     "open_chat": "blendrag.remote.chat",
     "progress_bar": "blendrag.progress",
+    "without_password": "blendrag.remote.http",
 }
 
 

@@ -68,7 +68,7 @@ class Server:
         self._connect()
 
     def __str__(self) -> str:
-        return shown(self._url)
+        return without_password(self._url)
 
     def close(self) -> None:
         """End the connections. The next use makes others."""
@@ -194,8 +194,8 @@ class Server:
         return ServerError(f"{self} failed: {said or f'status {status}'}")
 
 
-def shown(url: str | httpx2.URL) -> str:
-    """Without user and password."""
+def without_password(url: str | httpx2.URL) -> str:
+    """The URL as it may be shown."""
     return str(httpx2.URL(url).copy_with(username=None, password=None, query=None))
 
 

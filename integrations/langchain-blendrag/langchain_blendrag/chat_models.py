@@ -18,9 +18,8 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
-from blendrag import ChatModel, Settings, open_chat
+from blendrag import ChatModel, Settings, open_chat, without_password
 from blendrag.errors import BlendragWarning
-from blendrag.remote.http import shown
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation
 from langchain_blendrag._request import chat_request
@@ -276,13 +275,13 @@ class ChatBlend(InConversation):
         fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "blend"}
         fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings", "base_url"}
         params = self.model_dump(include=fields)
-        return params | {"base_url": shown(self.base_url)} if self.base_url else params
+        return params | {"base_url": without_password(self.base_url)} if self.base_url else params
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings = self.settings
         params = LangSmithParams(
             ls_provider="blendrag",
-            ls_model_name=kwargs.get("model") or self.model or shown(str(self.base_url)),
+            ls_model_name=kwargs.get("model") or self.model or without_password(str(self.base_url)),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", settings.temperature),
             ls_max_tokens=kwargs.get("max_tokens") or settings.max_tokens,

@@ -24,8 +24,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.llms.llm import ToolSelection
 from pydantic import SecretStr, field_serializer
 
-from blendrag import ChatModel, Settings, open_chat
-from blendrag.remote.http import shown
+from blendrag import ChatModel, Settings, open_chat, without_password
 from llama_index.llms.blendrag.calls import Call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
@@ -129,7 +128,7 @@ class BlendLLM(StructuredByGrammar):
 
     @field_serializer("base_url")
     def _without_password(self, url: str | None) -> str | None:
-        return shown(url) if url else url
+        return without_password(url) if url else url
 
     @classmethod
     def class_name(cls) -> str:
