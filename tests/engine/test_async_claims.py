@@ -18,7 +18,7 @@ TESTS = (
     "test_exact_prefixes.py::test_many_at_once_are_other_answers_than_one_by_one",
     "test_boundaries.py::test_recomputing_every_token_gives_full_prefills_answer",
     "test_prefix_cache.py::test_the_same_recipe_again_hits_the_prefix_cache",
-    "test_prefix_cache.py::test_blend_that_fails_behind_a_prefix_hit_spoils_the_answer",
+    "test_prefix_cache.py::test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer",
     "test_prompts.py::test_a_damaged_file_is_recomputed_reported_and_replaced",
     "test_prompts.py::test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer",
     "test_serving.py::test_16_requests_at_once_give_the_texts_they_give_one_by_one",
