@@ -76,8 +76,9 @@ compat: setup
 		--ignore tests/unit/engine/test_paged_cache.py
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/engine/test_async_claims.py
 
+# Without xdist's reordering: one worker's engine would start before tests that start engines of their own.
 test: lint
-	$(BIN)/pytest -n auto --dist loadgroup -m "not models and not parallel and not (engine and gpu)"
+	$(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not models and not parallel and not (engine and gpu)"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

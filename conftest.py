@@ -91,9 +91,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One worker has all tests of the run's engine. Those that start engines of their own go first: they take
-    longest."""
-    items.sort(key=lambda item: item.get_closest_marker("own_engine") is None)
+    """One worker has all tests of the run's engine, behind those that start engines of their own, as a process
+    has one engine at a time; what needs none fills the other workers."""
+    order = ("own_engine", "engine")
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in order])
     for item in items:
         if item.get_closest_marker("engine"):
             item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]  # else some suite would start one that serves only
