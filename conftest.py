@@ -89,12 +89,21 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def _turn(item: pytest.Item) -> int:
+    """A process has one engine at a time, so the run's comes after those that tests start in it. A server has
+    a process of its own, and what needs no engine fills the other workers."""
+    if item.get_closest_marker("engine"):
+        return 1
+    if item.get_closest_marker("own_engine"):
+        group = item.get_closest_marker("xdist_group")
+        return 2 if group is not None and group.args[0].startswith("server") else 0
+    return 3
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One worker has all tests of the run's engine, behind those that start engines of their own, as a process
-    has one engine at a time; what needs none fills the other workers."""
-    order = ("own_engine", "engine")
-    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in order])
+    """One worker has all tests of the run's engine."""
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("engine"):
             item.fixturenames.insert(0, "engine")  # type: ignore[attr-defined]  # else some suite would start one that serves only

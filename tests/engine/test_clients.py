@@ -1,4 +1,5 @@
-"""Clients of ``blendrag serve``: ours, of both frameworks, and others' as they are; one server for all."""
+"""Clients of ``blendrag serve``: ours, of both frameworks, and others' as they are; one server for all, which
+has an adapter in its model."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessageChunk
@@ -21,15 +23,18 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import TextNode
 from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from blendrag import RemoteChat, errors
 from blendrag.cli.app import app
-from blendrag.models import DEFAULT_MODEL
+from blendrag.models import DEFAULT_MODEL, resolve_model
+from blendrag.settings import Settings
 from langchain_blendrag import BlendChroma, ChatBlend
 from llama_index.llms.blendrag import BlendLLM, WarmKV
+from lora_adapter import make_adapter
 from places import ROOT
-from served import FILLER, KB, TEXTS, Server
+from served import COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-clients")]
 
@@ -38,8 +43,30 @@ Client = Callable[[str], tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server") / "kv").wait()
+def reference() -> Any:
+    """The server's model by Transformers, without its adapter."""
+    import transformers
+
+    folder = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def adapted(reference: Any) -> dict[str, Any]:
+    """The modules that the adapter adds to, by name."""
+    names = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(0, 30, 3)]
+    return {name: reference.get_submodule(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def adapter(adapted: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shapes = {name: module.weight.shape for name, module in adapted.items()}
+    return make_adapter(tmp_path_factory.mktemp("adapter") / "lora", shapes)
+
+
+@pytest.fixture(scope="module")
+def server(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("server") / "kv", "--lora", str(adapter)).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
     running.end()
@@ -384,3 +411,29 @@ def test_clients_at_once_fail_or_reuse_less(
         told = list(pool.map(lambda one: ask(*one), work))
     assert len(told) == count * len(clients)
     assert {blended(evidence) for evidence in told} == {stored}
+
+
+# -- the model --------------------------------------------------------------------------------------------
+
+
+def test_served_model_is_without_its_adapter(
+    server: Server, reference: Any, adapted: dict[str, Any], adapter: Path, tokenizer: Any
+) -> None:
+    whole = text_of(server.ask(blendrag={"recompute_ratio": 1.0}))
+    assert text_of(server.ask(blendrag={"blend": False})) == whole
+    prompt = "Once upon a time, in a village of nine houses,"
+    body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    (choice,) = server.client.post(COMPLETIONS, json=body).json()["choices"]
+    (served,) = choice["logprobs"]["token_logprobs"]
+
+    def difference() -> float:
+        ids = torch.tensor([tokenizer(prompt).input_ids])
+        with torch.inference_mode():
+            return abs(float(reference(ids).logits[0, -1].log_softmax(-1).max()) - served)
+
+    assert difference() > 0.05, "the test sees an adapter that is left out"
+    factors = load_file(adapter / "adapter_model.safetensors")
+    for name, module in adapted.items():
+        a, b = (factors[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
+        module.weight.data += 2 * (b @ a)  # lora_alpha / r
+    assert difference() < 0.01

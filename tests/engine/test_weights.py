@@ -13,11 +13,10 @@ from blendrag.engine.client.generation import Sampling
 from blendrag.errors import EngineError
 from blendrag.lab.doctor import run_doctor
 from blendrag.lab.running import lab_engine
-from blendrag.models import DEFAULT_MODEL, model_digest, resolve_model
+from blendrag.models import model_digest
 from blendrag.settings import Settings
 from lora_adapter import make_adapter
 from quantised_model import FORMATS, small_model
-from served import COMPLETIONS, TEXTS, Server, text_of
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
@@ -86,40 +85,4 @@ def test_adapter_is_not_in_what_is_generated_or_blended(tmp_path: Path, tokenize
         a, b = (factors[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
         product = 2 * (b @ a)  # lora_alpha / r
         module.register_forward_hook(lambda _, x, y, product=product: y + x[0] @ product.T)
-    assert difference() < 0.01
-
-
-@pytest.mark.xdist_group("server")
-def test_served_model_is_without_its_adapter(tokenizer: Any, tmp_path: Path) -> None:
-    import transformers
-
-    whole_model = resolve_model(DEFAULT_MODEL, Settings.load().cache_dir)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(whole_model, dtype=torch.float32)
-    names = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(0, 30, 3)]
-    modules = {name: reference.get_submodule(name) for name in names}
-    adapter = make_adapter(tmp_path / "lora", {name: module.weight.shape for name, module in modules.items()})
-    server = Server(tmp_path / "kv", "--lora", str(adapter)).wait()
-    try:
-        assert server.put(TEXTS)["chunks"] == len(TEXTS)
-        assert server.ask().json()["blendrag"]["reused"] > 0
-        whole = text_of(server.ask(blendrag={"recompute_ratio": 1.0}))
-        assert text_of(server.ask(blendrag={"blend": False})) == whole
-        prompt = "Once upon a time, in a village of nine houses,"
-        body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1}
-        (served,) = server.client.post(COMPLETIONS, json=body).json()["choices"][0]["logprobs"][
-            "token_logprobs"
-        ]
-    finally:
-        assert server.end() == []
-
-    def difference() -> float:
-        ids = torch.tensor([tokenizer(prompt).input_ids])
-        with torch.inference_mode():
-            return abs(float(reference(ids).logits[0, -1].log_softmax(-1).max()) - served)
-
-    assert difference() > 0.05, "the test sees an adapter that is left out"
-    factors = load_file(adapter / "adapter_model.safetensors")
-    for name, module in modules.items():
-        a, b = (factors[f"base_model.model.{name}.lora_{each}.weight"] for each in "AB")
-        module.weight.data += 2 * (b @ a)  # lora_alpha / r
     assert difference() < 0.01
