@@ -160,10 +160,15 @@ class DataPlane:
             delete()
         return Deleted(chunks, tuple(unreachable))
 
-    def check(self, store: str, keys: Sequence[str]) -> Generator[bool, None, None]:
+    def check(
+        self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
+    ) -> Generator[bool | None, None, None]:
+        """Ingest those chunks that are nowhere (any more)."""
         opened = self._opened(store)
         if self._owner:
-            yield from self._by_owner(lambda: _stored(opened).check(keys))
+            keys = [key for key, *_ in chunks]
+            lost = set((yield from self._by_owner(lambda: _stored(opened).check(keys))))
+            yield from self.ingest(store, [chunk for chunk in chunks if chunk[0] in lost])
 
     def empty_ram(self, store: str) -> None:
         self.store(store).empty_ram()
