@@ -388,14 +388,15 @@ class Library:
     def repair(self, missing: Iterable[str]) -> int:
         """Prefill chunks again whose KV was found missing or damaged, or has to be another, beside prompts.
 
-        Returns their tokens.
+        Returns their tokens, without those of chunks that still have to be looked for.
         """
-        missing, store = list(missing), self.session.store
-        if store and (ready := self.catalogue.ready(missing)):
-            store.check(ready)
-        found = self.catalogue.entries_of(missing)
+        found, store = self.catalogue.entries_of(list(missing)), self.session.store
         entries = [entry for entry in found if entry.state == "pending"]
-        if entries and store:
-            for batch in batches(entries, self.settings.ingest_batch_tokens):
+        ready = [entry for entry in found if entry.state == "ready"]
+        if store:
+            most = self.settings.ingest_batch_tokens
+            for batch in batches(entries, most):
                 self.session.later(store.ingest_later(batch))
+            for batch in batches(ready, most):
+                self.session.later(store.check_later(batch))
         return sum(len(entry.token_ids) for entry in entries)

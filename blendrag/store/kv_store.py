@@ -18,7 +18,7 @@ from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
 from blendrag.store.replicas import Replicas
 from blendrag.store.stack import TierSpec, primary_at
-from blendrag.store.tiers import Context, DiskTier, Opened, RamTier, Tier, TierError, make_tier
+from blendrag.store.tiers import Context, DiskTier, GoneError, Opened, RamTier, Tier, TierError, make_tier
 from blendrag.store.tiers.local import LocalTier
 from blendrag.store.usage_log import UsageLog
 
@@ -166,10 +166,12 @@ class KVStore(KVReader):
             self.close_records([opened])
         return adopted
 
-    def check(self, keys: Iterable[str]) -> None:
+    def check(self, keys: Iterable[str]) -> list[str]:
         """A reader elsewhere could not use these chunks: read them again from every tier but RAM. What is
-        damaged is put aside, what is nowhere is wanted again."""
+        damaged is put aside. What no tier has, and none may have that cannot be reached now, is wanted again:
+        these keys."""
         keys = list(keys)
+        nowhere = dict.fromkeys(keys)
         for tier in self.tiers:
             if isinstance(tier, RamTier):
                 continue
@@ -179,13 +181,16 @@ class KVStore(KVReader):
                         raise opened
                     read_whole(opened)
                 except DamagedError:
-                    self.damaged(tier.name, key)
-                except TierError:
+                    self._put_aside(tier, key)
+                except GoneError:
                     continue
+                except TierError:
+                    nowhere.pop(key, None)  # it may be there
+                else:
+                    nowhere.pop(key, None)
                 finally:
                     self.close_records([opened] if isinstance(opened, Opened) else [])
-        for key in keys:
-            self._primary.lost(key)
+        return [key for key in nowhere if self._primary.lost(key)]
 
     def damaged(self, tier: str, key: str) -> None:
         for one in self.tiers:

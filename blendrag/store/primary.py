@@ -88,11 +88,13 @@ class Primary:
             left = self.tier.has(keys) if isinstance(self.tier, DiskTier) else set()
             self._catalogue.buried([key for key in keys if key not in left])
 
-    def lost(self, key: str) -> None:
-        """A chunk was not found anywhere: if it should be here, it is wanted again."""
+    def lost(self, key: str) -> bool:
+        """A chunk was not found anywhere: if it should be here, it is wanted again, and that is true."""
         with self._state, contextlib.suppress(StoreError, TierError):
             if not self.tier.has([key]) and self._catalogue.ready([key]):
                 self._catalogue.mark([key], "pending")
+                return True
+        return False
 
     def released(self) -> list[str]:
         """Chunks that nobody owns any more, whose records were not yet deleted from every tier."""

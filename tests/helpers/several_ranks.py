@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.ranks import Ranks, SeveralRanks
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
 from blendrag.errors import EngineError, StoreFullError
+from blendrag.store.identity import KVIdentity
+from blendrag.store.kv_reader import KVReader
 
 HEADS = 4
 _LIMIT_S = 120.0
@@ -125,9 +130,10 @@ def job(ranks: Ranks) -> list[bool]:
             yield None
         return "done"
 
-    number, ended = jobs.begin(work()), list[bool]()
+    name, ended = ("client", 1), list[bool]()
+    jobs.begin(name, work())
     while not (ended and ended[-1]):
-        ended.append(jobs.go_on(number)[0])
+        ended.append(jobs.go_on(name)[0])
     return ended
 
 
@@ -136,6 +142,53 @@ def fails_alone(ranks: Ranks) -> bool:
         if not ranks.first:
             raise MemoryError("on this rank alone")
     return ranks.first
+
+
+def opens_alone(ranks: Ranks) -> list[str]:
+    """What a store's opening gives that fails on one rank first."""
+    from blendrag.engine.worker.data_plane import DataPlane  # imports vLLM, which the other tests do without
+
+    root, opened, open_reader = tempfile.mkdtemp(), list[str](), KVReader.open
+    root = ranks.choose(root)
+    identity = KVIdentity("tiny", "weights-1", "bfloat16", num_layers=2, num_kv_heads=HEADS, head_size=4)
+    model = SimpleNamespace(ranks=ranks, decoder=SimpleNamespace(dtype=torch.bfloat16), cache=None)
+    plane = DataPlane(model)  # type: ignore[arg-type]
+    for fails in (True, False):
+        KVReader.open = _out_of_files if fails else open_reader  # type: ignore[method-assign, assignment]
+        try:
+            plane.open_store(root, asdict(identity), [{"kind": "disk"}])
+            opened.append("open")
+        except EngineError as error:
+            opened.append(str(error))
+    plane.close()
+    return opened
+
+
+def _out_of_files(*_: Any) -> KVReader:
+    raise OSError("too many open files")
+
+
+def checks_alone(ranks: Ranks) -> str | None:
+    """A self-check during which one rank has no memory left."""
+    from blendrag.engine.worker import selfcheck
+
+    def forward_error(*_: Any) -> float:
+        if not ranks.first:
+            raise torch.OutOfMemoryError("on this rank alone")
+        return 0.0
+
+    selfcheck.forward_error = forward_error
+    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
+
+
+def checks_unknown_structure(ranks: Ranks) -> str | None:
+    from blendrag.engine.worker import selfcheck
+
+    def forward_error(*_: Any) -> float:
+        raise AttributeError("no such norm")
+
+    selfcheck.forward_error = forward_error
+    return selfcheck.unfit_reason(None, SimpleNamespace(by_kernel=False), ranks)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

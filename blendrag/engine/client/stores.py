@@ -90,9 +90,10 @@ class StoreClient:
         found = self._call("delete", list(keys), everywhere)
         return Deleted(found["chunks"], tuple(found["unreachable"]))
 
-    def check(self, keys: Iterable[str]) -> None:
-        """Have the owner look at chunks that another engine could not use."""
-        self._call("check", list(keys))
+    def check_later(self, chunks: Iterable[Chunk]) -> Future[Any]:
+        """Have the owner look at chunks that another engine could not use; as :meth:`ingest_later` for those
+        that are nowhere."""
+        return self.engine.calls_later(("check", self.id, _plain(chunks)), ("flush", self.id))
 
     def empty_ram(self) -> None:
         """Have the RAM tier forget what a tier below it has too."""

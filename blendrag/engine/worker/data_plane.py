@@ -26,7 +26,7 @@ from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
-from blendrag.errors import ConfigError, StoreError
+from blendrag.errors import BlendragError, ConfigError, EngineError, StoreError
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
@@ -90,10 +90,27 @@ class DataPlane:
         if root not in self._stores:
             estimate = Estimator.of(Profile.model_validate(profile)) if profile else None
             specs = [TierSpec.model_validate(spec) for spec in stack]
-            kv = self._open_kv(Path(root), kind, specs, lock)
+            kv = self._open_on_all(lambda: self._open_kv(Path(root), kind, specs, lock))
             prefill = ChunkPrefill(self.model.decoder, self.model.cache, tuple(prefix))
             self._stores[root] = _OpenStore(kv, Prefetcher(kv), estimate, prefill)
         return root
+
+    def _open_on_all(self, open_kv: Callable[[], KVReader]) -> KVReader:
+        """On every rank, or on none: else only some would take part in what all do when it is tried again."""
+        kv, error = None, None
+        try:
+            kv = open_kv()
+        except BlendragError as problem:
+            error = problem
+        except Exception as problem:
+            error = EngineError(f"{type(problem).__name__}: {problem}")
+        error = next(filter(None, self.ranks.everyone(error)), None)
+        if error is not None:
+            if kv is not None:
+                kv.close()
+            raise error
+        assert kv is not None
+        return kv
 
     def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool) -> KVReader:
         """The owner's first, with the lock: the others find what it has made."""
@@ -160,10 +177,15 @@ class DataPlane:
             delete()
         return Deleted(chunks, tuple(unreachable))
 
-    def check(self, store: str, keys: Sequence[str]) -> Generator[bool, None, None]:
+    def check(
+        self, store: str, chunks: Sequence[tuple[str, Ids, Ids, str]]
+    ) -> Generator[bool | None, None, None]:
+        """Ingest those chunks that are nowhere (any more)."""
         opened = self._opened(store)
         if self._owner:
-            yield from self._by_owner(lambda: _stored(opened).check(keys))
+            keys = [key for key, *_ in chunks]
+            lost = set((yield from self._by_owner(lambda: _stored(opened).check(keys))))
+            yield from self.ingest(store, [chunk for chunk in chunks if chunk[0] in lost])
 
     def empty_ram(self, store: str) -> None:
         self.store(store).empty_ram()

@@ -70,7 +70,7 @@ class BlendWorker:
         ranks = ALONE if size == 1 else SeveralRanks(tensor_group())
         decoder = make_decoder(model, self.vllm_config)
         cache = PagedCache(decoder.attentions, self.model_runner, facts["block_size"])
-        facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache))), None)
+        facts["reason"] = next(filter(None, ranks.everyone(unfit_reason(decoder, cache, ranks))), None)
         if facts["reason"]:
             return facts
         connector = own_connector(BlendConnector)

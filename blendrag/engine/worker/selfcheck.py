@@ -16,19 +16,23 @@ from blendrag.engine.worker.decoder import Decoder, Projected, tapped
 from blendrag.engine.worker.indices import upload
 from blendrag.engine.worker.mask_choice import make_probe
 from blendrag.engine.worker.paged import PagedCache
+from blendrag.engine.worker.ranks import ALONE, Ranks
 
 # Two orders of the same bfloat16 sums, over many layers; a forgotten multiplier or norm is off by far more.
 _FORWARD_TOLERANCE = 0.1
 _PROBE = range(100, 148)
 # A bfloat16 rounds by 0.2 %.
 _MASK_TOLERANCE = 0.01
+# What running an unknown structure raises, on all ranks alike.
+_OF_STRUCTURE = (AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
-def unfit_reason(decoder: Decoder, cache: PagedCache) -> str | None:
+def unfit_reason(decoder: Decoder, cache: PagedCache, ranks: Ranks = ALONE) -> str | None:
     """Why this model's layers cannot be run apart from its own forward; None if they can. Milliseconds, but
-    where our kernel has to be compiled: there it is checked, too."""
+    where our kernel has to be compiled: there it is checked, too. ranks: which go through the layers."""
     try:
-        error = forward_error(decoder, cache)
+        with ranks.together(*_OF_STRUCTURE):
+            error = forward_error(decoder, cache)
         # Both sides of that attend the same way: it does not see a wrong mask.
         error_of_mask = mask_error(decoder, cache, tokens=2048, share=0.25) if cache.by_kernel else 0.0
     except Exception as problem:  # whatever an unknown structure may do, it must not end the worker

@@ -31,11 +31,25 @@ def test_rank_goes_by_its_own_clock(tmp_path: Path) -> None:
 
 def test_job_pauses_where_the_other_rank_would(tmp_path: Path) -> None:
     first, second = on_two_ranks("job", tmp_path)
-    assert first == second
+    assert first == second and first[-1] is True
 
 
 def test_rank_that_fails_alone_is_waited_for(tmp_path: Path) -> None:
     assert on_two_ranks("fails_alone", tmp_path) == [True, 1]
+
+
+def test_store_that_one_rank_could_not_open_is_open_on_the_others(tmp_path: Path) -> None:
+    both = ["OSError: too many open files", "open"]
+    assert on_two_ranks("opens_alone", tmp_path) == [both, both]
+
+
+def test_self_check_that_fails_on_one_rank_is_waited_for_by_the_others(tmp_path: Path) -> None:
+    assert on_two_ranks("checks_alone", tmp_path) == [None, 1]
+
+
+def test_structure_that_is_unknown_to_all_ranks_ends_the_engine(tmp_path: Path) -> None:
+    first, second = on_two_ranks("checks_unknown_structure", tmp_path)
+    assert first == second and "no such norm" in first
 
 
 class _Breaking(StoredLayers):

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
 from blendrag.serving.lease import default_kv_dir
@@ -290,3 +292,29 @@ def test_default_folder_is_not_shared_by_two_prefixes(model_dir: Path) -> None:
     ]
     assert folders[0] == folders[1]
     assert len(set(folders)) == 3
+
+
+class _Silent:
+    """An engine that takes what it is asked for and never answers; ``call``, which would wait, it has not."""
+
+    alive = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+
+    def calls_later(self, *calls: Any) -> Future[None]:
+        self.asked += [(operation, [chunk[0] for chunk in args[1]]) for operation, *args in calls if args[1:]]
+        return Future()
+
+
+def test_answer_waits_until_chunks_were_looked_for(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.register({"a": ["lost"], "b": ["unreachable"]})
+    key = {entry.text: entry.key for entry in library.catalogue.entries()}
+    library.catalogue.mark([key["unreachable"]], "ready")
+    engine = _Silent()
+    with monkeypatch.context() as patch:
+        patch.setattr(library.session, "_store", StoreClient(engine, "store"))  # type: ignore[arg-type]
+        patch.setattr(library.session, "later", lambda work: None)
+        tokens = library.repair(key.values())
+    assert engine.asked == [("ingest", [key["lost"]]), ("check", [key["unreachable"]])]
+    assert tokens == sum(len(entry.token_ids) for entry in library.catalogue.entries_of([key["lost"]]))

@@ -109,7 +109,7 @@ def test_owner_does_not_find_what_a_reader_could_not_use(tmp_path: Path) -> None
         last = file.read(1)
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
-    store.check([A.key, B.key, C.key])
+    assert store.check([A.key, B.key, C.key]) == [B.key, C.key]
     assert states(tmp_path) == {A.key: "ready", B.key: "pending", C.key: "pending"}
     assert quarantined(tmp_path)
     store.close()

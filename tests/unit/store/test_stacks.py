@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from blendrag.errors import ConfigError, StoreError
 from blendrag.store.record import Miss
-from blendrag.store.tiers import Opened, TierSpec
+from blendrag.store.tiers import Opened, TierError, TierSpec
 from stores import (
     RECORD,
     A,
@@ -141,6 +142,33 @@ def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) ->
     store.close()
     store = open_stack(tmp_path, home, shared(tmp_path / "below"))
     assert all(same(get(store, chunk), chunk) for chunk in (A, B))
+    store.close()
+
+
+@pytest.mark.parametrize("below", ["there", "damaged at home", "unreachable", "gone"])
+def test_chunk_that_a_slower_tier_may_have_is_called_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    register(tmp_path, [A, B])
+    store = open_stack(tmp_path, TierSpec(kind="disk", chunks=1), shared(tmp_path / "below"))
+    put(store, A)
+    if below == "damaged at home":
+        record_of(tmp_path, A.key).write_bytes(b"damaged")
+    else:
+        put(store, B)
+    if below == "gone":
+        store.tiers[1].delete([A.key])
+
+    def cools_down(keys: Sequence[str]) -> dict[str, Opened | Exception]:
+        raise TierError("not asked, it failed less than 30 s ago")
+
+    with monkeypatch.context() as patch:
+        if below == "unreachable":
+            patch.setattr(store.tiers[1], "open", cools_down)
+            assert get(store, A) == Miss("unavailable")
+        assert store.check([A.key]) == ([A.key] if below == "gone" else [])
+    assert states(tmp_path)[A.key] == ("pending" if below == "gone" else "ready")
+    assert same(get(store, A), A) == (below != "gone")
     store.close()
 
 
