@@ -65,7 +65,8 @@ class Turn:
             special = {"skip_special_tokens": reader.skip_special_tokens}
             sampling = replace(sampling, other={**sampling.other, **special})
         if forecaster := self._library.forecaster:
-            return forecaster.named(sampling, request.messages, self.plan, request.conversation)
+            name = forecaster.name(request.messages, self.plan, request.conversation)
+            return replace(sampling, conversation=name)
         return sampling
 
     def feed(self, delta: Delta) -> Piece:

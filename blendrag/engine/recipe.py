@@ -93,7 +93,7 @@ class Recipe:
 def conversation_of(request: Any) -> str:
     """Whose a vLLM request is; where its client did not say: its own."""
     said = (request.sampling_params.extra_args or {}).get(CONVERSATION)
-    return said or request.request_id
+    return said if isinstance(said, str) and said else request.request_id  # a server's clients send anything
 
 
 @dataclass(slots=True)
@@ -124,10 +124,10 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options), "head": head})
 
 
-def sealed(params: dict[str, Any], salt: str, secret: str) -> dict[str, Any]:
+def sealed(params: dict[str, Any], salt: str | None, secret: str) -> dict[str, Any]:
     """``transfer_params`` that only who knows the secret can have made: those of a server, which anyone may
     send requests to. Blended KV under another prompt's salt would be taken for that prompt's."""
-    return {**params, _SEAL: _seal(params, salt, secret)}
+    return {**params, _SEAL: _seal(params, salt or "", secret)}
 
 
 def is_sealed(params: dict[str, Any], salt: str | None, secret: str) -> bool:

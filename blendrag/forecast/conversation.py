@@ -50,20 +50,22 @@ def _ends(text: str) -> str:
     return text if len(text) <= _KEPT else text[: _KEPT // 2] + text[-_KEPT // 2 :]
 
 
-def conversation_id(messages: Messages, given: str | None = None) -> str | None:
-    """32 hex digits: of the id that the caller gave; else of the system prompt and the first user message.
+def conversation_id(messages: Messages, given: str | None = None, namespace: str = "") -> str | None:
+    """32 hex digits: of the id that the caller gave; else of the system prompt and the first user message. Of
+    each namespace their own.
 
     Those stay while a conversation grows. Conversations that open alike have one id: they share the KV of
     their opening, but one that goes on then speaks for those that do not; only an id tells them apart. None
     for a history without a user message.
     """
+    whose = b"%s\0\0\0" % namespace.encode() if namespace else b""
     if given:
-        return xxhash.xxh3_128_hexdigest(b"given\0" + _bytes(given))
+        return xxhash.xxh3_128_hexdigest(whose + b"given\0" + _bytes(given))
     opening = next(_texts(messages, "user"), None)
     if opening is None:
         return None
     system = "\0".join(_texts(messages, "system"))
-    return xxhash.xxh3_128_hexdigest(b"\0\0".join((b"opening", _bytes(system), _bytes(opening))))
+    return xxhash.xxh3_128_hexdigest(whose + b"\0\0".join((b"opening", _bytes(system), _bytes(opening))))
 
 
 def window_of(messages: Messages) -> Window:

@@ -21,6 +21,7 @@ import xxhash
 from blendrag.errors import PredictorError
 from blendrag.forecast.features import LAYOUT, VERSION, Rows
 from blendrag.private import make_file, make_folder
+from blendrag.store.sqlite import use_wal
 
 CAPACITY = 100_000  # prompts; with MiniLM's rows 200 MB
 ENDED_AFTER_S = 3600.0  # a conversation that was silent for so long does not go on
@@ -48,7 +49,7 @@ class Outcomes:
 
 class OutcomeLog:
     """The log of rows that one embedder made, in ``folder``. It may be written in another thread than
-    opened."""
+    opened, and by several processes."""
 
     def __init__(self, folder: Path, embedder: str, capacity: int = CAPACITY) -> None:
         made_by = f"{VERSION}\0{embedder}\0{LAYOUT}"
@@ -58,7 +59,7 @@ class OutcomeLog:
             make_folder(folder)
             make_file(self.path)
             self._db = sqlite3.connect(self.path, timeout=5.0, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
+            use_wal(self._db)
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
             with self._db:

@@ -24,6 +24,7 @@ from queue import Empty, Full, Queue
 import xxhash
 
 from blendrag.private import make_file, make_folder, write_whole
+from blendrag.store.lock import Turns
 
 LIMIT = 16_000_000  # bytes of each of the two files: about 70,000 prompts of six chunks
 CAPACITY = 4096  # prompts that wait to be written
@@ -71,7 +72,8 @@ class _Prompt:
 
 
 class TraceLog:
-    """Of one store, by the process that has it open. It writes in a thread of its own, every few seconds.
+    """Of one store, by the processes that have it open: several only if they are a server's. It writes in a
+    thread of its own, every few seconds.
 
     limit: bytes of a file; a full one takes the place of the older one. clock: seconds. Where it is set back,
     time stands still for one prompt and goes on from there; from one run of the program to the next as well.
@@ -91,6 +93,7 @@ class TraceLog:
         self._now = self._read if abs(self._read) < _FOR_EVER_S else 0.0
         self._shift = 0.0
         self._key = b""
+        self._turns = Turns(path.with_suffix(".lock"))
         self._queue: Queue[_Prompt | None] = Queue(capacity)
         self._counts, self._lock = TraceCounts(), threading.Lock()
         self._closing = threading.Event()
@@ -159,9 +162,11 @@ class TraceLog:
         if not prompts:
             return
         try:
-            if not self._key:
-                self._begin(prompts[0].at)
-            self._append("".join(map(self._line, prompts)).encode())
+            make_folder(self.path.parent)
+            with self._turns.mine():
+                if not self._key:
+                    self._begin(prompts[0].at)
+                self._append("".join(map(self._line, prompts)).encode())
         except OSError as error:
             reason = f"cannot write to {str(self.path)!r}: {error.strerror}"
             if reason != self.counts.reason:
@@ -189,7 +194,6 @@ class TraceLog:
 
     def _begin(self, at: float) -> None:
         """Go on where the program stopped the last time, were it in the middle of a line."""
-        make_folder(self.path.parent)
         make_file(self.path)
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from threading import BoundedSemaphore
 from typing import Any, TypeVar
 
@@ -18,11 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
 from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.recipe import FIELD, Recipe, sealed
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 from blendrag.options import Quality
-from blendrag.prompt import PromptPlan, decode
+from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
@@ -33,7 +36,7 @@ _log = logging.getLogger(__name__)
 FIELD_NAME = "blendrag"
 """Of the field, in the body of a request."""
 
-_COUNTS = ("prompt", "mode", "reused", "recomputed", "fresh", "prefix", "plain")
+_COUNTS = ("prompt", "mode", "reused", "exact", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace")
 
 _MOST_INGESTS = 8  # of a tenant, with the one that is being done
@@ -71,12 +74,18 @@ class BlendFields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Blended:
-    """What was planned of a request. recipe: None if it is prefilled plainly; plain says why."""
+    """What was planned of a request. recipe: None if it is prefilled plainly; plain says why. path: through
+    the tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
+    ``time.monotonic``."""
 
     plan: PromptPlan | None = None
     recipe: Recipe | None = None
+    path: PrefixPath | None = None
     plain: str | None = None
     ticket: str = ""
+    prompt: Messages | str = ""
+    conversation: str | None = None
+    begun: float = field(default_factory=time.monotonic)
 
     @property
     def planned(self) -> dict[str, Any]:
@@ -100,7 +109,12 @@ class Blending:
         self._asker = ThreadPoolExecutor(2, thread_name_prefix="blendrag-asker")
         self._changer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-changer")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
+        self._reader = ThreadPoolExecutor(2, thread_name_prefix="blendrag-reader")
         self._room = BoundedSemaphore(_MOST_INGESTS)
+
+    def close(self) -> None:
+        """When the engine has ended: nothing grows, and what was noted of prompts is written down."""
+        self.library.stop_beside()
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
         """Make of vLLM's ``request`` one that is blended, if there is something to blend. Whatever goes wrong
@@ -112,6 +126,9 @@ class Blending:
         request.cache_salt = f"{namespace}:" if namespace else None
         try:
             about = await self._planned(request, fields, renderer)
+            if about.plan is not None:
+                path, recipe = await self.run(partial(self.library.path, about.plan, about.recipe))
+                about = replace(about, path=path, recipe=recipe)
         except ConfigError:
             raise
         except Exception as error:
@@ -122,8 +139,13 @@ class Blending:
             params: dict[str, Any] = {}
             if recipe is not None:
                 request.cache_salt = self._engine.turns.salt(namespace, recipe, plan.token_ids)
-                params = sealed(recipe.transfer_params(about.ticket), request.cache_salt, self._seal)
+            if (what := recipe or about.path) is not None:
+                params = sealed(what.transfer_params(about.ticket), request.cache_salt, self._seal)
             _set_prompt(request, list(plan.token_ids), params)
+        if plan is not None and (forecaster := self.library.forecaster):
+            name = await self.run(lambda: forecaster.name(about.prompt, plan, about.conversation))
+            if name is not None:
+                request.vllm_xargs = {**(request.vllm_xargs or {}), CONVERSATION: name}
         return about
 
     async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
@@ -143,8 +165,11 @@ class Blending:
         }
 
     async def _planned(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
-        if request.kv_transfer_params or "kv_transfer_params" in (request.vllm_xargs or ()):
+        begun, others = time.monotonic(), request.vllm_xargs or {}
+        if request.kv_transfer_params or "kv_transfer_params" in others:
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
+        if CONVERSATION in others:
+            raise ConfigError(f"{CONVERSATION} is set by the server: see `conversation` in `blendrag`")
         if self.library.identity.namespace and any("uuid" in part for part in _parts(request)):
             raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
         given: RequestOptions = {
@@ -169,7 +194,9 @@ class Blending:
             return Blended(plain=f"tokenised apart, the documents take {more} tokens too many")
         options = wanted.options or self.settings.blending
         recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
-        return Blended(plan, recipe, reason, f"served-{secrets.token_hex(8)}")
+        ticket = f"served-{secrets.token_hex(8)}"
+        whose = _said(request), fields.conversation, begun
+        return Blended(plan, recipe, None, reason, ticket, *whose)
 
     @property
     def context_window(self) -> int:
@@ -179,6 +206,11 @@ class Blending:
     async def run(self, work: Callable[[], T]) -> T:
         """What takes longer than a moment, and waits for nothing."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """What may take seconds, of many texts; no prompt is planned behind it, and what vLLM does when the
+        server is told to end does not wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def ask(self, work: Callable[[], T]) -> T:
         """What waits for the engine; no prompt is planned behind it."""
@@ -213,7 +245,9 @@ class Blending:
         if about.plan is None:
             return {"plain": about.plain}, {}
         try:
-            evidence = evidence_of(about.plan, about.recipe, about.plain, await self._report(about, answer))
+            last = await self._report(about, answer)
+            evidence = evidence_of(about.plan, about.recipe, about.plain, last, about.path)
+            await self._answered(about, about.plan, answer)
             stored = 0
             if evidence.missing:
                 stored = await self.ask(lambda: self.library.repair(evidence.missing))
@@ -225,14 +259,24 @@ class Blending:
             "stored": stored
         }
 
+    async def _answered(self, about: Blended, plan: PromptPlan, answer: dict[str, Any]) -> None:
+        """Tell who forecasts whether the prompt's conversation goes on. Of a stream without usage, nobody
+        counts the answer's tokens."""
+        if (forecaster := self.library.forecaster) is None:
+            return
+        tokens, seconds = _usage(answer).get("completion_tokens") or 0, time.monotonic() - about.begun
+        whose = about.prompt, plan, about.conversation
+        await self.run(lambda: forecaster.answered(*whose, tokens, seconds))
+
     async def _report(self, about: Blended, answer: dict[str, Any]) -> Delta:
         """What the engine said of the prompt, as embedded engines have it in an answer's last piece."""
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
-        if about.recipe is not None and plain is None:
+        exact = about.path is not None and about.path.held > 0
+        if plain is None and (about.recipe is not None or exact):
             plain = await self._engine.acall("report", about.ticket)
-        usage = answer.get("usage")
-        prefix = ((usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        if about.recipe is not None and plain is None and usage is None:
+        usage = _usage(answer)
+        prefix = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if about.recipe is not None and plain is None and not usage:
             prefix = about.recipe.cached_end  # the prefix cache has held at least what is cached
         return Delta("", [], 0.0, "stop", prefix, BlendReport.from_plain(plain))
 
@@ -263,6 +307,18 @@ def _unplanned(request: Any) -> str | None:
     if is_chat(type(request)) and has_other_than_text(request.messages):
         return "prompts with other than text are prefilled plainly"
     return None
+
+
+def _usage(answer: dict[str, Any]) -> dict[str, Any]:
+    """Empty in a stream whose client did not ask for it."""
+    return answer.get("usage") or {}
+
+
+def _said(request: Any) -> Messages | str:
+    """What the client has sent, before vLLM's route or ours changes it."""
+    if not is_chat(type(request)):
+        return str(request.prompt)
+    return [message for message in request.messages if isinstance(message, dict)]
 
 
 def _asked(request: Any) -> int | None:

@@ -23,13 +23,15 @@ from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.server import MOST_MIB
 from blendrag.server.keys import Keys
-from blendrag.serving.forecaster import wants_forecasts
 from blendrag.serving.lease import default_kv_dir
 from blendrag.settings import Settings, closest
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
 ``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``most_bytes``: of a request's body."""
+
+# vLLM's short names of options that are settings here.
+_SHORT = {"-tp": "--tensor-parallel-size"}
 
 _PLUGINS = "VLLM_PLUGINS"
 # Whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
@@ -51,15 +53,13 @@ _APART = frozenset(
     }
 )  # fmt: skip
 
-# Settings that a server has no use for: its clients say them, or find documents themselves; and it has no
-# tree.
+# Settings that a server has no use for: its clients say them, or find documents themselves.
 CLIENTS = frozenset(
     {
         "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
         "temperature", "top_k",
     }
 )  # fmt: skip
-TREE = frozenset({"tree_disk_bytes", "tree_ram_bytes"})
 
 
 def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -69,6 +69,7 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     left = iter(options)
     for option in left:
         flag, equals, value = option.partition("=")
+        flag = _SHORT.get(flag, flag)
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
         if name not in Settings.model_fields and name.removeprefix("no_") not in Settings.model_fields:
             others.append(option)
@@ -88,8 +89,6 @@ def check_given(given: Mapping[str, Any]) -> None:
     may be for others."""
     for name in sorted(CLIENTS & given.keys()):
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
-    for name in sorted(TREE & given.keys()):
-        raise ConfigError(f"{name} does nothing here: with a server, there is no tree yet")
 
 
 def _value(text: str) -> Any:
@@ -172,11 +171,6 @@ def _check(settings: Settings, keys: bool) -> None:
     if keys and settings.namespace:
         raise ConfigError(
             f"with --keys, they say the namespace, and not the setting ({settings.namespace!r})"
-        )
-    if settings.outcome_log or settings.prefix_forecasts or wants_forecasts(settings.stack):
-        raise ConfigError(
-            "a server knows no conversations yet: no outcome_log, prefix_forecasts, or policy that goes by"
-            " forecasts"
         )
 
 

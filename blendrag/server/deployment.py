@@ -17,7 +17,7 @@ from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_MODEL
 from blendrag.server import MOST_MIB
-from blendrag.server.command import CLIENTS, TREE, ServeCommand, serve_command
+from blendrag.server.command import CLIENTS, ServeCommand, serve_command
 from blendrag.settings import Settings
 from blendrag.version import __version__
 
@@ -52,7 +52,7 @@ def container_command(
     named = {name for name, value in theirs.items() if value != usual[name]} | settings.engine_args.keys()
     for name in sorted(_NO_FILE & named):
         raise ConfigError(f"{name} is a secret, which is not printed: give it to the container")
-    apart = {"cache_dir", "tiers", *CLIENTS, *TREE}
+    apart = {"cache_dir", "tiers", *CLIENTS}
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude=apart)
     command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, most_mib=most_mib)
     variables = {name: value for name, value in command.variables.items() if "_CPU_" not in name}

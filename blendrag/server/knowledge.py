@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, HTTPException, Path, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,11 +26,20 @@ from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import closest
 
-router = APIRouter(prefix="/v1/kb", tags=["blendrag"])
-
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
+
+
+def known_parameters(request: Request) -> None:
+    """Refuse parameters that are not the route's: without the one that was meant, more would be done than was
+    asked."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in sorted(request.query_params.keys() - set(known)):
+        raise HTTPException(400, f"unknown parameter {name!r}{closest(name, known)}")
+
+
+router = APIRouter(prefix="/v1/kb", tags=["blendrag"], dependencies=[Depends(known_parameters)])
 
 Name = Annotated[str, Path(pattern=r"^[\w.-]{1,128}$", description="Of a collection.")]
 
@@ -79,7 +88,6 @@ async def get(name: Name, request: Request) -> Response:
 @router.delete("/collections/{name}")
 async def delete(name: Name, request: Request, id: Annotated[list[str] | None, Query()] = None) -> Response:
     """Forget documents of a collection, by default all."""
-    _known(request, "id")
     blending = blending_of(request)
 
     def forget() -> int | None:
@@ -137,7 +145,6 @@ async def stats(
     namespace: Annotated[str | None, Query(description="Another tenant, for keys that may `admin`.")] = None,
 ) -> dict[str, Any]:
     """Texts, tiers and eviction, as ``blendrag stats`` has them."""
-    _known(request, "namespace")
     key = key_of(request)
     if namespace is not None and namespace != key.namespace and ADMIN not in key.rights:
         raise _no_namespace(namespace)
@@ -146,12 +153,6 @@ async def stats(
     except KeyError:
         raise _no_namespace(namespace) from None
     return await _answered(blending.ask(blending.library.stats))
-
-
-def _known(request: Request, *names: str) -> None:
-    """Refuse other parameters: without the one that was meant, more would be done than was asked."""
-    for name in sorted(request.query_params.keys() - set(names)):
-        raise HTTPException(400, f"unknown parameter {name!r}{closest(name, names)}")
 
 
 def _no_namespace(name: str | None) -> HTTPException:
@@ -166,8 +167,8 @@ def _no_collection(name: str) -> JSONResponse:
 
 
 async def _run(request: Request, work: Callable[[Library], T]) -> T:
-    """Not where prompts are planned: there may be many texts."""
-    return await _answered(asyncio.to_thread(work, blending_of(request).library))
+    blending = blending_of(request)
+    return await _answered(blending.read(lambda: work(blending.library)))
 
 
 async def _answered(work: Awaitable[T]) -> T:

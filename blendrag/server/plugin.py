@@ -9,11 +9,12 @@ import multiprocessing
 import os
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from blendrag.engine.client.running import RunningEngine
@@ -59,7 +60,13 @@ class BlendPlugin:
                 responses=stock.responses,
             )
         app.include_router(knowledge.router)
-        app.add_api_route(_EXPLAIN, explained(*bodies), methods=["POST"], tags=["blendrag"])
+        app.add_api_route(
+            _EXPLAIN,
+            explained(*bodies),
+            methods=["POST"],
+            tags=["blendrag"],
+            dependencies=[Depends(knowledge.known_parameters)],
+        )
         served = _served()
         app.add_middleware(Gate, keys=_keys(served), most_bytes=served["most_bytes"])
 
@@ -69,10 +76,11 @@ class BlendPlugin:
         if multiprocessing.parent_process() is not None:  # one of several API servers
             exit_with_parent()
         served, alone = _served(), (args.api_server_count or 1) == 1
-        engine = await _Engine.of(Settings.load(**served["settings"]), engine_client, alone=alone)
+        settings, engines = Settings.load(**served["settings"]), args.data_parallel_size
+        engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
         name, *_ = args.served_model_name or [args.model]
-        engine.end_in_order()
         state.blendrag = {}
+        engine.end_in_order(state.blendrag)
         for namespace, (settings, folder) in _tenants(served).items():
             library = await asyncio.to_thread(_open, settings, folder, engine)
             blending = Blending(library, settings, engine, name, os.environ[SECRET])
@@ -93,28 +101,32 @@ class _Engine(RunningEngine):
         alone: bool,
     ) -> None:
         super().__init__(settings, alone=alone)
-        self._llm, self._loop, self.facts, self._alone = llm, loop, facts, alone
+        self._llm, self._loop, self.facts = llm, loop, facts
 
     @classmethod
-    async def of(cls, settings: Settings, llm: Any, *, alone: bool) -> _Engine:
+    async def of(cls, settings: Settings, llm: Any, *, alone: bool, engines: int) -> _Engine:
         """Bind the workers to their model. To be awaited in the server's loop. alone: whether there is no
-        other API server."""
+        other API server. engines: data parallel ones, which have no tree: each would keep nodes of its own
+        requests."""
         (facts, *_) = await llm.collective_rpc("blendrag_bind")
+        facts |= {"blocks": ""} if engines > 1 else {}
         return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
 
-    def end_in_order(self) -> None:
+    def end_in_order(self, tenants: Mapping[str, Blending]) -> None:
         """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
         running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
-        closes its connection at once."""
+        closes its connection at once. tenants: to be closed then."""
         llm, close = self._llm, self._llm.shutdown
 
         def shutdown(timeout: float | None = None) -> None:
             ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
-            several, answers = not self._alone, llm.output_processor
+            several, answers = not self.alone, llm.output_processor
             while several and answers.has_unfinished_requests() and time.monotonic() < ends:
                 time.sleep(_LOOK_S)
             self._closed = True
             close(timeout=timeout)
+            for tenant in list(tenants.values()):
+                tenant.close()
 
         llm.shutdown = shutdown
 

@@ -7,11 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blendrag.embedder import Embedder
-from blendrag.engine.client.generation import Sampling
 from blendrag.errors import BlendragError
 from blendrag.eviction import POLICIES
 from blendrag.eviction.hazard_file import NAME as HAZARD
@@ -91,7 +90,7 @@ class Forecaster:
 
         tokens: of the answer. seconds: since the prompt came.
         """
-        whose, said = _read(prompt, plan, conversation)
+        whose, said = self._read(prompt, plan, conversation)
         if self._traffic:
             chunks = [(key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key)]
             length = plan.cached_tokens + plan.fresh_tokens
@@ -99,13 +98,11 @@ class Forecaster:
         if whose is not None:
             self.ask(whose, plan.cached_keys, said)
 
-    def named(
-        self, sampling: Sampling, prompt: Messages | str, plan: PromptPlan, conversation: str | None
-    ) -> Sampling:
-        """The same, with the conversation's id for vLLM's prefix cache, where that goes by forecasts."""
+    def name(self, prompt: Messages | str, plan: PromptPlan, conversation: str | None) -> str | None:
+        """The conversation's id for vLLM's prefix cache, where that goes by forecasts."""
         if not self._settings.prefix_forecasts:
-            return sampling
-        return replace(sampling, conversation=_read(prompt, plan, conversation)[0])
+            return None
+        return self._read(prompt, plan, conversation)[0]
 
     def ask(self, conversation: str, chunks: Iterable[str], said: Window | str) -> None:
         """A prompt of the conversation, with these chunks in this order, was answered. Returns at once.
@@ -167,6 +164,21 @@ class Forecaster:
             if any(spec.evicts and POLICIES[spec.policy].learns() for spec in self._session.stack):
                 _log.warning("lpc+ goes by LRU: %s", error)
 
+    def _read(
+        self, prompt: Messages | str, plan: PromptPlan, conversation: str | None
+    ) -> tuple[str | None, Window | str]:
+        """Whose prompt it is, and what the user said.
+
+        conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to
+        none; of its prompt, what stands behind the last document counts as the user's.
+        """
+        documents, namespace = [segment.text for segment in plan.cached_segments], self._settings.namespace
+        if isinstance(prompt, str):
+            said = prompt.rpartition(documents[-1])[2] if documents else prompt
+            return conversation_id((), conversation, namespace), said
+        messages = without_documents(prompt, documents)
+        return conversation_id(messages, conversation, namespace), window_of(messages)
+
     def _open_log(self, predictor: Predictor) -> OutcomeLog:
         return OutcomeLog(self._folder, predictor.features.embedder.name)
 
@@ -182,21 +194,6 @@ class Forecaster:
             ]
         for part in _parts(forecasts):  # waits for each: what requests ask of the worker comes in between
             store.forecast(part)
-
-
-def _read(
-    prompt: Messages | str, plan: PromptPlan, conversation: str | None
-) -> tuple[str | None, Window | str]:
-    """Whose prompt it is, and what the user said.
-
-    conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to none;
-    of its prompt, what stands behind the last document counts as the user's.
-    """
-    documents = [segment.text for segment in plan.cached_segments]
-    if isinstance(prompt, str):
-        return conversation_id((), conversation), prompt.rpartition(documents[-1])[2] if documents else prompt
-    messages = without_documents(prompt, documents)
-    return conversation_id(messages, conversation), window_of(messages)
 
 
 def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:

@@ -90,12 +90,10 @@ class Library:
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self.prefixes: Prefixes | None = None
         """While an engine runs, where they are switched on and this process has it to itself."""
-        self._has_tree = bool(tree_stack(settings)) and not shared
+        self._has_tree = bool(tree_stack(settings))
         if self._lock and not settings.tree_disk_bytes:  # else another process may have it open
             shutil.rmtree(tree_folder(root), ignore_errors=True)
         self._warned = self._tree_warned = self._closed = False
-        if shared and tree_stack(settings):
-            self._without_tree("a server keeps none yet")
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
@@ -117,7 +115,7 @@ class Library:
                 else:
                     if self.prefixes is None:
                         self._without_tree(
-                            engine.facts.reason or "an engine on several devices keeps none yet"
+                            engine.facts.reason or "several devices, engines or API servers keep none yet"
                         )
                 self._has_tree = self.prefixes is not None
 
@@ -157,12 +155,16 @@ class Library:
                     self.catalogue.count(FORECASTS, self.forecaster.counted())
                 self.forecaster = None
 
-    def close(self) -> None:
-        """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
+    def stop_beside(self) -> None:
+        """End what is done beside prompts, for good: growing, and forecasts, whose notes are written."""
         self._look_ahead(running=False)
         with self._foreseeing:
             self._closed = True
             self._close_prefixes()
+
+    def close(self) -> None:
+        """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
+        self.stop_beside()
         self.session.close()
         self.catalogue.close()
         if self._lock:

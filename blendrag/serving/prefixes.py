@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import warnings
 from collections import OrderedDict
@@ -60,10 +61,13 @@ class Prefixes:
         cls, root: Path, settings: Settings, catalogue: Catalogue, engine: RunningEngine
     ) -> Prefixes | None:
         """Those of the library in ``root``, which has this catalogue; None where its engine keeps none: it
-        cannot blend, or has several ranks. What is left of another engine's is removed. Raises StoreError."""
+        cannot blend, has several ranks, or other clients. What is left of another engine's is removed. Raises
+        StoreError."""
         folder = tree_folder(root)
-        if not engine.facts.blocks:
+        if not engine.facts.blocks or not engine.alone:
             return None
+        if not settings.tree_disk_bytes:
+            shutil.rmtree(folder, ignore_errors=True)
         stack = tree_stack(settings)
         of_blocks = tree_identity(catalogue.identity, engine.facts.blocks)
         tree, emptied = Tree.open(folder, of_blocks)

@@ -47,7 +47,7 @@ def connect(path: Path) -> sqlite3.Connection:
         make_file(path)
         db = sqlite3.connect(path, timeout=_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
-            _use_wal(db)
+            use_wal(db)
             db.execute("PRAGMA synchronous=NORMAL")
             db.execute("PRAGMA foreign_keys=ON")
         except BaseException:
@@ -63,8 +63,9 @@ def connect(path: Path) -> sqlite3.Connection:
         raise StoreError(f"cannot open {str(path)!r}: {error}") from error
 
 
-def _use_wal(db: sqlite3.Connection) -> None:
-    """SQLite's timeout does not cover this switch: two processes that create a file meet here."""
+def use_wal(db: sqlite3.Connection) -> None:
+    """Let others read while one writes. SQLite's timeout does not cover this switch: two processes that
+    create a file meet here."""
     ends = time.monotonic() + _TIMEOUT_S
     while True:
         try:

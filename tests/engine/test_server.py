@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +12,37 @@ from typing import Any
 
 import pytest
 
-from blendrag.models import DEFAULT_MODEL
+from blendrag.forecast.classifier import save_weights
+from blendrag.forecast.features import Features
+from blendrag.forecast.words import open_embedder
+from blendrag.lab.eviction.learn_predictor import train_on_file
+from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from blendrag.settings import Settings
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
+from word_embedder import write_dialogs
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
 
+FORECAST_S = 60.0  # until a test gives up
+
 
 @pytest.fixture(scope="module")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("server") / "kv").wait()
+def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the models of all tests, and a predictor of its own."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "models").symlink_to(Settings.load().cache_dir.expanduser() / "models")
+    trained = train_on_file(
+        write_dialogs(folder / "dialogs.jsonl", 60), Features(open_embedder(DEFAULT_EMBEDDER)), held_out=0.0
+    )
+    save_weights(folder / "evictor", trained.classifier, trained.manifest)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With all that goes by forecasts."""
+    more = ("--eviction", "lpc", "--prefix-forecasts", "--outcome-log", "--cache-dir", str(cache))
+    running = Server(tmp_path_factory.mktemp("server") / "kv", *more).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
     if running.process.poll() is None:
@@ -139,6 +162,40 @@ def test_several_clients_disturb_each_other(server: Server) -> None:
     assert all(answer.status_code == 200 for answer in together)
     assert [text_of(answer) for answer in together] == [text_of(answer) for answer in alone]
     assert {answer.json()["blendrag"]["plain"] for answer in (*first, *alone, *together)} == {None}
+
+
+def test_conversation_of_a_request_is_told_to_nobody(server: Server, cache: Path) -> None:
+    def forecasts() -> tuple[int, int, int]:
+        """Prompts asked for, those that something became of, and what the policies were told."""
+        deadline = time.monotonic() + FORECAST_S
+        while time.monotonic() < deadline:
+            stats = server.client.get("/v1/kb/stats").json()
+            counts, told = stats["eviction"]["forecasts"], stats["policy_calls"]["forecast"]["calls"]
+            ended = counts["answered"] + counts["dropped"] + counts["unanswered"]
+            if ended == counts["asked"]:
+                break
+            time.sleep(0.1)
+        assert counts["reason"] == "", counts
+        return counts["asked"], counts["answered"], told
+
+    asked, answered, told = forecasts()
+    assert server.ask("Where is the hotel?", blendrag={"conversation": "ada of acme"}).status_code == 200
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    assert "[DONE]" in server.ask("Thanks bye", blendrag={"conversation": "ada of acme"}, **more).text
+    assert server.ask("Thanks bye", blendrag={"conversation": "eve of globex"}).status_code == 200
+    after = forecasts()
+    assert after[:2] == (asked + 3, answered + 3)
+    assert after[2] > told
+    (log,) = (cache / "evictor").glob("trace-*.jsonl")
+    deadline = time.monotonic() + FORECAST_S
+    while time.monotonic() < deadline:  # it is written every few seconds
+        one, same, other = ([None] * 3 + [json.loads(line) for line in log.open()])[-3:]
+        if one and same and one["conversation"] == same["conversation"]:
+            break
+        time.sleep(0.5)
+    assert one["conversation"] == same["conversation"] != other["conversation"]
+    assert [line["output_length"] for line in (one, same, other)] == [8, 8, 8]
+    assert "ada of acme" not in server.log.read_text() + log.read_text()
 
 
 def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None:

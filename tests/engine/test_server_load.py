@@ -16,7 +16,9 @@ from statistics import median
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from blendrag.cli.app import app
 from blendrag.models import DEFAULT_MODEL
 from served import COMPLETIONS, FILLER, TEXTS, Server
 
@@ -157,3 +159,5 @@ def test_server_killed_while_it_ingests_begins_again_with_a_broken_store(server:
     body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": 4}
     assert again.client.post(COMPLETIONS, json=body).json()["blendrag"]["reused"] > 0
     assert again.end() == []
+    verified = CliRunner().invoke(app, ["verify", "--index", str(server.folder)])
+    assert verified.exit_code == 0, verified.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import queue
 import time
 import uuid
@@ -24,7 +25,7 @@ from blendrag.engine.client.generation import (
 from blendrag.engine.client.launch import SERVING, WorkerExtension
 from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.operations import EngineFacts
-from blendrag.engine.recipe import Recipe
+from blendrag.engine.recipe import SECRET, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.errors import (
     ConfigError,
@@ -36,6 +37,8 @@ from blendrag.errors import (
 from blendrag.settings import Settings
 
 T = TypeVar("T")
+
+_TRANSFER = "kv_transfer_params"
 
 
 class RunningEngine:
@@ -50,7 +53,7 @@ class RunningEngine:
         self, settings: Settings, extension: WorkerExtension = SERVING, *, alone: bool = True
     ) -> None:
         """alone: whether the engine has no other client."""
-        self.settings, self.extension = settings, extension
+        self.settings, self.extension, self.alone = settings, extension, alone
         self._ids = itertools.count()
         self.turns = PriorTurns(alone=alone)
         self._slicing = asyncio.Lock()
@@ -240,6 +243,8 @@ class RunningEngine:
         ticket = f"blendrag-{next(self._ids)}"
         prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)
         params = vllm_sampling(sampling, room, recipe, ticket)
+        if (said := (params.extra_args or {}).get(_TRANSFER)) and (secret := os.environ.get(SECRET)):
+            params.extra_args[_TRANSFER] = sealed(said, prompt.get("cache_salt"), secret)
         exact = sampling.path is not None and sampling.path.held > 0
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:

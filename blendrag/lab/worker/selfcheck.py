@@ -19,16 +19,22 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> ModelCheck:
-    """Of a text, whose tokens from ``split`` on are a chunk."""
+    """Of a text, whose tokens from ``split`` on are a chunk. Errors are those of the worst rank."""
     model = data_plane.model
     chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
     whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
+    errors = (
+        relative_error(chunk[0], whole[0, :, split:]),
+        relative_error(chunk[-1], whole[-1, :, split:]),
+        mask_error(model.decoder, model.cache, tokens=300, share=0.2),
+    )
+    of_layer0, deeper, of_mask = map(max, zip(*model.ranks.everyone(errors), strict=True))
     return ModelCheck(
         layers=layers_of(model.decoder),
         attention=tuple(attention_of(model.decoder)),
-        layer0_deviation=relative_error(chunk[0], whole[0, :, split:]),
-        deeper_deviation=relative_error(chunk[-1], whole[-1, :, split:]),
-        mask_error=mask_error(model.decoder, model.cache, tokens=300, share=0.2),
+        layer0_deviation=of_layer0,
+        deeper_deviation=deeper,
+        mask_error=of_mask,
     )
 
 

@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
 from blendrag import ChatModel, Settings, open_chat, without_password
 from blendrag.errors import BlendragWarning
@@ -123,6 +123,14 @@ class ChatBlend(InConversation):
         _ = self.chat  # a wrong value is said now, not with the first question
         return self
 
+    @field_serializer("base_url")
+    def _without_password(self, url: str | None) -> str | None:
+        return without_password(url) if url else url
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, self._without_password(value) if name == "base_url" else value
+
     @property
     def settings(self) -> Settings:
         """What the engine is started with, and the defaults of requests."""
@@ -131,7 +139,8 @@ class ChatBlend(InConversation):
     @property
     def chat(self) -> ChatModel:
         """The framework-free chat under this one."""
-        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir", "base_url", "api_key"})
+        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir", "api_key"})
+        made_of["base_url"] = self.base_url
         if self._chat is None or self._chat_made_of != made_of:
             ours = {name: getattr(self, name) for name in _SETTINGS}
             given = {**self.more_settings, **ours, "model": self.model or None}
@@ -274,8 +283,7 @@ class ChatBlend(InConversation):
     def _identifying_params(self) -> dict[str, Any]:
         fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "blend"}
         fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings", "base_url"}
-        params = self.model_dump(include=fields)
-        return params | {"base_url": without_password(self.base_url)} if self.base_url else params
+        return self.model_dump(include=fields)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings = self.settings

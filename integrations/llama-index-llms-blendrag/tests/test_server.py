@@ -69,9 +69,10 @@ def test_key_is_shown(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
 
 
-def test_password_of_the_url_is_written_down() -> None:
+def test_password_of_the_url_is_shown() -> None:
     llm = BlendLLM(base_url="http://me:hidden@localhost:1/v1")
-    assert "hidden" not in f"{llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
+    assert "hidden" not in f"{llm!r} {llm} {llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
+    assert "base_url='http://localhost:1/v1'" in repr(llm)
     assert pickle.loads(pickle.dumps(llm)).base_url == llm.base_url
 
 

@@ -45,6 +45,9 @@ def test_different_conversations_do_not_share_an_id() -> None:
         conversation_id([user("a")], "1"),
         conversation_id([user("a")], "2"),
         conversation_id([], "a"),
+        conversation_id([], "a", "acme"),
+        conversation_id([], "a", "globex"),
+        conversation_id([user("a")], None, "acme"),
     ]
     assert len(set(ids)) == len(ids)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,25 @@ def test_ids_and_texts_cannot_be_read_from_the_file(tmp_path: Path) -> None:
     content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"secret" not in content and b"ada" not in content
     assert log.path.stat().st_mode & 0o077 == 0
+
+
+def test_logs_of_several_processes_lose_each_others_lines(tmp_path: Path) -> None:
+    """Servers of one engine begin at the same moment."""
+    made, at_once = features(), 8
+    begin = threading.Barrier(at_once)
+
+    def write(name: str) -> bytes:
+        begin.wait()
+        log = OutcomeLog(tmp_path, NAME)
+        for at in range(20):
+            say(log, made, (name, at))
+        log.close()
+        return log._salt
+
+    with ThreadPoolExecutor(at_once) as pool:
+        salts = set(pool.map(write, map(str, range(at_once))))
+    assert len(salts) == 1
+    assert OutcomeLog(tmp_path, NAME).count() == 20 * at_once
 
 
 def test_log_does_not_grow_for_ever(tmp_path: Path) -> None:

@@ -236,6 +236,29 @@ def test_full_disk_is_an_error_of_a_request_or_leaves_half_a_line(tmp_path: Path
     assert len(read_mooncake(path).requests) == written + 1, "what came when there was room again"
 
 
+_WRITES = """
+import sys, time
+from pathlib import Path
+from blendrag.forecast import trace_log
+trace_log._INTERVAL_S = 0.001
+log = trace_log.TraceLog(Path(sys.argv[1]), limit=60_000)
+for number in range(300):
+    log.note([(f"{sys.argv[2]} {number}", 100)], 500, 20)
+    time.sleep(0.001)
+log.close()
+assert log.counts.written == 300, log.counts
+"""
+
+
+def test_two_servers_of_one_engine_lose_each_others_lines(tmp_path: Path) -> None:
+    """When the file is full, too: one of them makes room."""
+    path = tmp_path / "log.jsonl"
+    servers = [subprocess.Popen([sys.executable, "-c", _WRITES, str(path), name]) for name in "ab"]
+    assert [server.wait(60) for server in servers] == [0, 0]
+    assert len(parts(path)) == 2
+    assert len({request.keys for request in read_mooncake(*parts(path)).requests}) == 600
+
+
 def test_line_that_a_killed_program_left_spoils_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     logged(path, (0, ONE), (10, ONE))

@@ -102,8 +102,6 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
         (["--lora", "an/adapter"], "an/adapter"),
         (["--temperature", "0.5"], "temperature is for clients to say"),
         (["--temperature", "0.5", "--docker"], "temperature is for clients to say"),
-        (["--tree-disk-bytes", "5000000000"], "tree_disk_bytes does nothing here"),
-        (["--outcome-log"], "knows no conversations"),
     ],
 )
 def test_wrong_setting_or_model_starts_a_server(words: list[str], said: str) -> None:

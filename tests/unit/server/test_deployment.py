@@ -81,9 +81,8 @@ def test_container_blends_otherwise_than_the_server_here(
 
 
 def test_settings_of_clients_in_a_file_stop_a_server(model_dir: Path) -> None:
-    image, _ = printed(model_dir, temperature=0.7, top_k=3, tree_disk_bytes=5_000_000_000)
+    image, _ = printed(model_dir, temperature=0.7, top_k=3)
     assert "temperature" not in image
-    assert "tree_disk_bytes" not in image
 
 
 def test_docker_or_kubernetes_puts_variables_into_values(model_dir: Path) -> None:

@@ -64,6 +64,12 @@ def test_misspelt_parameter_removes_all(blending: Blending) -> None:
         answer = await client.get("/v1/kb/stats", params={"namspace": "acme"})
         assert answer.status_code == 400
         assert "did you mean namespace?" in answer.text
+        told = await client.put(PATH, params={"sync": "true"}, json={"documents": {"c": "Of c."}})
+        found = await client.get(PATH, params={"ids": "a"})
+        for answer in (told, found):
+            assert answer.status_code == 400
+            assert "unknown parameter" in answer.text
+        assert (await client.get(PATH)).json() == {"ids": ["b"]}
 
     asked(blending, talk)
 
@@ -115,6 +121,26 @@ def test_stats_wait_where_prompts_are_planned(blending: Blending, monkeypatch: p
         for answer in [await one for one in waiting]:
             assert answer.status_code == 500
             assert "it ended" in answer.text
+
+    asked(blending, talk)
+
+
+def test_long_texts_hold_up_the_end_of_the_server(
+    blending: Blending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM ends its engine in a thread of the loop's own."""
+    go = threading.Event()
+    monkeypatch.setattr(knowledge, "encode_document", lambda *_: go.wait(50) and [])
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        body = {"texts": ["long"]}
+        waiting = [asyncio.create_task(client.post("/v1/kb/tokens", json=body)) for _ in range(40)]
+        await asyncio.sleep(0.1)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(int), 10)
+        finally:
+            go.set()
+        assert {(await one).status_code for one in waiting} == {200}
 
     asked(blending, talk)
 

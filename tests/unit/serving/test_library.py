@@ -216,13 +216,13 @@ def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
 
 def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: Path) -> None:
     asked = Settings.load(tree_ram_bytes=1 << 20)
-    with pytest.warns(BlendragWarning, match="a server keeps none"):
-        Library(tmp_path / "served", asked, shared=True).close()
-    library = Library(tmp_path / "kv", asked)
-    several: Any = SimpleNamespace(facts=SimpleNamespace(blocks="", reason=None))
-    with pytest.warns(BlendragWarning, match="several devices"):
-        library._open_prefixes(several)
-    library.close()
+    for blocks, alone in (("", True), ("blocks", False)):
+        library = Library(tmp_path / f"{alone}", asked, shared=not alone)
+        several: Any = SimpleNamespace(facts=SimpleNamespace(blocks=blocks, reason=None), alone=alone)
+        with pytest.warns(BlendragWarning, match="several devices, engines or API servers"):
+            library._open_prefixes(several)
+        assert library.prefixes is None
+        library.close()
 
 
 def test_prefixes_are_opened_behind_the_end(

@@ -82,9 +82,11 @@ def test_copy_has_another_server_or_none(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.model_dump()} {llm._identifying_params}"
 
 
-def test_password_of_the_url_is_told_to_traces() -> None:
+def test_password_of_the_url_is_shown() -> None:
     llm = ChatBlend(base_url="http://me:hidden@localhost:1/v1")
-    assert "hidden" not in f"{llm._identifying_params} {llm._get_ls_params()}"
+    shown = f"{llm!r} {llm} {llm.model_dump()} {llm.model_dump_json()} {llm.to_json()}"
+    assert "hidden" not in f"{shown} {llm._identifying_params} {llm._get_ls_params()}"
+    assert "base_url='http://localhost:1/v1'" in repr(llm)
     assert llm._identifying_params["base_url"] == "http://localhost:1/v1"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -129,6 +129,10 @@ class BlendLLM(StructuredByGrammar):
     @field_serializer("base_url")
     def _without_password(self, url: str | None) -> str | None:
         return without_password(url) if url else url
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, self._without_password(value) if name == "base_url" else value
 
     @classmethod
     def class_name(cls) -> str:

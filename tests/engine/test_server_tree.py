@@ -1,0 +1,63 @@
+"""Exact prefixes behind ``blendrag serve``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served import KB, TEXTS, Server, text_of
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-tree")]
+
+GROWN_S = 120.0  # until a test gives up
+
+
+@pytest.fixture(scope="module")
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server") / "kv"
+    running = Server(folder, "--tree-ram-bytes", "1000000000", "--no-prefix-caching").wait()
+    assert running.put(TEXTS)["chunks"] == len(TEXTS)
+    yield running
+    running.end()
+
+
+def asked(server: Server, question: str = "When was Alpha2 founded?", **said: Any) -> dict[str, Any]:
+    answer = server.ask(question, blendrag={"evidence": True, **said})
+    return {**answer.json()["blendrag"], "text": text_of(answer)}
+
+
+def tree(server: Server) -> dict[str, Any]:
+    """When nothing is left to grow."""
+    deadline = time.monotonic() + GROWN_S
+    while time.monotonic() < deadline:
+        stats: dict[str, Any] = server.client.get("/v1/kb/stats").json()["tree"]
+        if not stats["waiting"]:
+            return stats
+        time.sleep(0.1)
+    raise AssertionError(f"it does not end to grow: {stats}")
+
+
+def test_prompt_that_comes_again_is_blended_for_ever(server: Server) -> None:
+    plain = asked(server, blend=False)
+    assert (plain["mode"], plain["exact"]) == ("plain", 0)
+    assert asked(server)["mode"] == "blended"
+    assert tree(server)["nodes"] == 1 + len(TEXTS), "what stands before the first is one, too"
+    found = asked(server)
+    assert (found["mode"], found["recomputed"], found["text"]) == ("exact", 0, plain["text"])
+    assert found["exact"] == found["reused"] > 0.8 * found["prompt"]
+    assert sum(found[part] for part in ("reused", "fresh", "prefix")) == found["prompt"]
+    other = asked(server, "Who founded Alpha1?", blend=False)
+    assert (other["mode"], other["plain"]) == ("exact", None)
+    streamed = server.ask(stream=True, blendrag={"evidence": True}).text
+    assert '"mode": "exact"' in streamed
+
+
+def test_document_that_was_forgotten_stays_in_the_tree(server: Server) -> None:
+    assert server.client.delete(KB, params={"id": "city-1"}).json() == {"removed": 1}
+    assert tree(server)["nodes"] == 2
+    server.put(TEXTS)
+    assert asked(server)["mode"] == "mixed"
