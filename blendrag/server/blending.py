@@ -90,6 +90,8 @@ class Blended:
     @property
     def planned(self) -> dict[str, Any]:
         """For whoever sees the answer's beginning only."""
+        if self.plan is not None and self.path is not None and self.path.held:
+            return {"prompt": len(self.plan.token_ids), "exact": self.path.held_end}
         if self.plan is None or self.recipe is None:
             return {"plain": self.plain}
         return {"prompt": len(self.plan.token_ids), "cached": self.recipe.cached}
@@ -122,11 +124,11 @@ class Blending:
 
         Raises ConfigError for an option that cannot be used, and for fields that are the server's to set.
         """
-        namespace = self._namespace(request.cache_salt)
+        namespace, salted = self._namespace(request.cache_salt), bool(request.cache_salt)
         request.cache_salt = f"{namespace}:" if namespace else None
         try:
             about = await self._planned(request, fields, renderer)
-            if about.plan is not None:
+            if about.plan is not None and not salted:  # a tree is shared
                 path, recipe = await self.run(partial(self.library.path, about.plan, about.recipe))
                 about = replace(about, path=path, recipe=recipe)
         except ConfigError:

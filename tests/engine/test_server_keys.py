@@ -16,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from blendrag.models import DEFAULT_MODEL
+from blendrag.server.blending import BlendFields
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-keys")]
@@ -292,7 +293,7 @@ def test_malformed_request_is_a_500_or_stays_in_memory(ours: Server, count: int)
         name for kind in ("Chat", "") for name in schemas[f"Blended{kind}CompletionRequest"]["properties"]
     }
     fields = st.sampled_from(sorted(names - SLOW | {"documents", "sources", "sync", "texts"}))
-    inside = st.sampled_from(["documents", "blend", "quality", "recompute_ratio", "selector", "evidence"])
+    inside = st.sampled_from(sorted(BlendFields.model_fields))
     changes = st.dictionaries(fields | ANY_TEXT, JSON, max_size=3)
     changes |= st.fixed_dictionaries({"blendrag": st.dictionaries(inside | ANY_TEXT, JSON, max_size=2)})
     changes |= st.fixed_dictionaries({"messages": MESSAGES})

@@ -22,7 +22,8 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
     """Of a text, whose tokens from ``split`` on are a chunk. Errors are those of the worst rank."""
     model = data_plane.model
     chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
-    whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
+    with model.ranks.together():
+        whole, chunk = prefill_chunks(model.decoder, model.cache, chunks)
     errors = (
         relative_error(chunk[0], whole[0, :, split:]),
         relative_error(chunk[-1], whole[-1, :, split:]),
