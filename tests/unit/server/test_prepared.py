@@ -1,4 +1,4 @@
-"""A request's conversation, from the body to who forecasts whether it goes on. No engine is started here."""
+"""What becomes of a request between vLLM's route and its engine. No engine is started here."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
-from blendrag.engine.recipe import CONVERSATION
+from blendrag.engine.prefixes import PrefixPath, read_path
+from blendrag.engine.recipe import CONVERSATION, is_sealed
 from blendrag.errors import ConfigError
 from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.server.blending import Blending
@@ -135,3 +136,29 @@ def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
     blending = begin()
     asked(blending, blendrag={"conversation": "ada"})
     assert blending.library.forecaster is None
+
+
+PATH = PrefixPath("tree", (("root", 4), ("document", 60)), held=1, kept=2)
+
+
+@pytest.mark.parametrize(("namespace", "salt"), [("", None), ("acme", "acme:")])
+def test_scheduler_refuses_a_path_of_its_own_server(
+    begin: Open, monkeypatch: pytest.MonkeyPatch, namespace: str, salt: str | None
+) -> None:
+    blending = begin(namespace=namespace)
+    monkeypatch.setattr(blending.library, "path", lambda plan, recipe: (PATH, None))
+    blending._engine.acall = AsyncMock(return_value=None)  # type: ignore[method-assign]
+    request = asked(blending, COMPLETION, blendrag={})
+    params = extra(request)["kv_transfer_params"]
+    assert request.cache_salt == salt
+    assert is_sealed(params, salt, "seal") and not is_sealed(params, "other:", "seal")
+    assert read_path(params, 99) == PATH
+
+
+def test_client_with_a_salt_takes_exact_prefixes_of_others(
+    begin: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blending = begin()
+    monkeypatch.setattr(blending.library, "path", lambda plan, recipe: pytest.fail("it is shared"))
+    request = asked(blending, COMPLETION, blendrag={}, cache_salt="mine")
+    assert request.cache_salt.startswith("~") and extra(request) == {}
