@@ -113,7 +113,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=15)
     given = options.parse_args()
     known, rng = texts(given.model), random.Random(0)
-    documents = {str(number): text for number, text in enumerate(known)}
+    documents = {str(number): [text] for number, text in enumerate(known)}
     prompts = [
         "\n\n".join([*rng.sample(known, CHUNKS), QUESTIONS[number % len(QUESTIONS)]])
         for number in range(given.repeats + 1)

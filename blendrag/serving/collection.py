@@ -142,7 +142,10 @@ class Collection(KeptDocuments):
         return report
 
     def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
-        owned = {self._owner(id): texts for id, texts in documents.items()}
+        # A text is an iterable of texts, too, of its characters.
+        owned = {
+            self._owner(id): [texts] if isinstance(texts, str) else texts for id, texts in documents.items()
+        }
         return owned, {self._owner(id): source for id, source in (sources or {}).items()}
 
     def _owner(self, id: str) -> str:

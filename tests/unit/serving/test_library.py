@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from blendrag.engine.client.stores import StoreClient
 from blendrag.errors import BlendragWarning, ConfigError, StoreError, StoreFullError, StoreMismatchError
 from blendrag.options import BlendOptions
+from blendrag.serving.collection import Collection
 from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
@@ -53,6 +54,11 @@ def texts(library: Library) -> list[str]:
 def test_text_is_kept_with_the_blanks_around_it(library: Library) -> None:
     library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
     assert texts(library) == ["a text"]
+
+
+def test_text_alone_is_kept_letter_by_letter(library: Library) -> None:
+    library.register(*Collection(library, "c")._owned({"a": "Of a fjord.", "b": ["Of b."]}, None))
+    assert {entry.text for entry in library.catalogue.entries()} == {"Of a fjord.", "Of b."}
 
 
 def test_text_of_two_owners_goes_with_the_first_of_them(library: Library) -> None:
