@@ -115,7 +115,7 @@ class Blending:
         self._room = BoundedSemaphore(_MOST_INGESTS)
 
     def close(self) -> None:
-        """When the engine has ended: nothing grows, and what was noted of prompts is written down."""
+        """Before the engine ends: nothing grows any more, and what was noted of prompts is written down."""
         self.library.stop_beside()
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:

@@ -9,9 +9,10 @@ import multiprocessing
 import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 from fastapi import Depends, FastAPI
@@ -36,6 +37,7 @@ from blendrag.settings import Settings
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_CLOSING_S = 6.0
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 _EXPLAIN = "/v1/kb/explain"
 
@@ -115,7 +117,7 @@ class _Engine(RunningEngine):
     def end_in_order(self, tenants: Mapping[str, Blending]) -> None:
         """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
         running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
-        closes its connection at once. tenants: to be closed then."""
+        closes its connection at once. tenants: closed before the engine."""
         llm, close = self._llm, self._llm.shutdown
 
         def shutdown(timeout: float | None = None) -> None:
@@ -124,11 +126,18 @@ class _Engine(RunningEngine):
             while several and answers.has_unfinished_requests() and time.monotonic() < ends:
                 time.sleep(_LOOK_S)
             self._closed = True
+            # Apart: in the loop's own thread, as after an error, what waits for the loop would never end.
+            closing = Thread(target=_close, args=([*tenants.values()],), daemon=True)
+            closing.start()
+            closing.join(_CLOSING_S)
             close(timeout=timeout)
-            for tenant in list(tenants.values()):
-                tenant.close()
 
         llm.shutdown = shutdown
+
+
+def _close(tenants: Sequence[Blending]) -> None:
+    for tenant in tenants:
+        tenant.close()
 
 
 def _served() -> dict[str, Any]:

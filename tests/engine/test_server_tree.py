@@ -22,7 +22,7 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     running = Server(folder, "--tree-ram-bytes", "1000000000", "--no-prefix-caching").wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
-    running.end()
+    assert running.end() == [], "what grows is not waited for"
 
 
 def asked(server: Server, question: str = "When was Alpha2 founded?", **said: Any) -> dict[str, Any]:
