@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +14,11 @@ from llama_index.core import Document, MockEmbedding, PromptTemplate, StorageCon
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.node_parser import SentenceSplitter
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
-from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, SpeculativeRerank, WarmKV
+from llama_index.llms.blendrag import BlendChromaVectorStore, BlendLLM, WarmKV
 from llama_index.llms.blendrag.events import BlendCacheEvent
 
 pytestmark = pytest.mark.engine
@@ -208,66 +206,3 @@ def test_closed_and_used_again(llm: BlendLLM, engine_options: dict[str, Any], tm
         first = other.complete("Hello?", max_tokens=4).text
     assert other.complete("Hello?", max_tokens=4).text == first
     other.close()
-
-
-# -- answers begun while nodes are reranked ---------------------------------------------------------------
-
-
-class Reranker(BaseNodePostprocessor):
-    """Takes a moment; ``step``: what it does with the order; None: it fails."""
-
-    step: int | None = 1
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        time.sleep(0.05)
-        if self.step is None:
-            raise RuntimeError("the reranker is out of order")
-        return nodes[:: self.step][:2]
-
-
-def reranking(llm: BlendLLM, index: VectorStoreIndex, step: int | None, **options: Any) -> Any:
-    postprocessor = SpeculativeRerank(llm=llm, reranker=Reranker(step=step), top_n=2)
-    return index.as_query_engine(llm=llm, similarity_top_k=4, node_postprocessors=[postprocessor], **options)
-
-
-def asked_for(events: Any) -> list[str]:
-    return [event.evidence["speculation"] for event in events.of(BlendCacheEvent)]
-
-
-@pytest.mark.parametrize("way", ["query", "stream", "aquery"])
-def test_query_engine_asks_another_prompt_than_was_begun(
-    way: str, llm: BlendLLM, index: VectorStoreIndex, events: Any, engine: Any
-) -> None:
-    own = llm.model_copy()  # which has learned nothing yet
-    own._chat_made = None
-    template = PromptTemplate("{context_str}\nIn one word: {query_str}")
-    for text_qa_template in (None, template):
-        same = reranking(own, index, 1, streaming=way == "stream", text_qa_template=text_qa_template)
-        if text_qa_template is not None:
-            same._node_postprocessors[0].text_qa_template = text_qa_template
-        answers = []
-        for _ in range(2):
-            answer = asyncio.run(same.aquery(QUESTION)) if way == "aquery" else same.query(QUESTION)
-            answers.append(str(answer))
-        assert answers[0] == answers[1]
-    assert asked_for(events) == ["none", "adopted", "adopted", "adopted"]
-
-
-def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
-    llm: BlendLLM, index: VectorStoreIndex, events: Any, engine: Any
-) -> None:
-    own = llm.model_copy(update={"max_tokens": 2000})
-    own._chat_made = None
-    expected = own.speculate("ok", max_tokens=1)
-    time.sleep(0.02)
-    assert str(own.complete("ok", formatted=True, max_tokens=1)) and not expected.begun
-    with pytest.raises(RuntimeError, match="out of order"):
-        reranking(own, index, None).query(QUESTION)
-    deadline = time.monotonic() + 60
-    while not (engine.idle and engine.reset_prefix_cache()):
-        assert time.monotonic() < deadline, "an answer that nobody asked for holds KV"
-        time.sleep(0.05)
-    plain = index.as_query_engine(llm=llm, similarity_top_k=4, node_postprocessors=[Reranker(step=-1)])
-    assert str(reranking(llm, index, -1).query(QUESTION)) == str(plain.query(QUESTION))

@@ -1,24 +1,28 @@
-"""``SpeculativeRetriever`` in chains, on the real engine."""
+"""``SpeculativeRetriever`` in chains; only the engine is stood in for."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from langchain_core.documents import BaseDocumentCompressor, Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
+from begun import begins
 from blendrag.errors import ConfigError
-from langchain_blendrag import BlendChroma, ChatBlend, SpeculativeRetriever
-from one_engine import ENGINE, kv_dir
-from workbench import real_texts
+from blendrag.prompt import decode
+from langchain_blendrag import ChatBlend, SpeculativeRetriever
+from langchain_rig import Scripted
+from prompt_shapes import DOCUMENTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no KV")
 
 PROMPT = ChatPromptTemplate.from_template("From these pages:\n\n{context}\n\nAnswer: {question}")
 QUESTION = "What are they about?"
@@ -71,20 +75,28 @@ def asked(documents: Sequence[Document], question: str) -> Any:
     return PROMPT.invoke({"context": joined(documents), "question": question})
 
 
-@pytest.fixture(scope="module")
-def documents(tokenizer: Any) -> list[Document]:
-    texts = [tokenizer.decode(ids).strip() for ids in real_texts(tokenizer, tokens=160, per_package=1)]
-    return [Document(text, id=f"s{number}") for number, text in enumerate(texts[:4])]
+@pytest.fixture
+def documents() -> list[Document]:
+    return [Document(text) for text in DOCUMENTS.values()]
 
 
 @pytest.fixture
-def llm(engine: Any, documents: list[Document]) -> Iterator[ChatBlend]:
-    """One of the test's own, which has learned nothing yet."""
-    made = ChatBlend(**ENGINE, kv_dir=kv_dir(), max_tokens=16, min_cached_tokens=16)
-    kb = BlendChroma("speculative", DeterministicFakeEmbedding(size=8), llm=made)
-    kb.add_documents(documents)
-    yield made
-    kb.delete_collection()
+def engine(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    scripted = Scripted(recorded_llm.chat.library.tokenizer)
+    monkeypatch.setattr(recorder, "start", lambda progress=None: scripted)
+    monkeypatch.setattr(recorder, "idle", True, raising=False)
+    return scripted
+
+
+@pytest.fixture
+def begun(engine: Scripted) -> list[Future[None]]:
+    return begins(engine)
+
+
+@pytest.fixture
+def llm(recorded_llm: ChatBlend, begun: list[Future[None]]) -> ChatBlend:
+    """One that has learned nothing yet."""
+    return ChatBlend(kv_dir=recorded_llm.kv_dir)
 
 
 def chain(retriever: BaseRetriever, llm: Runnable[Any, Any]) -> Runnable[str, Any]:
@@ -111,14 +123,6 @@ def speculation(answer: Any) -> str:
     return str(answer.response_metadata["blendrag"]["speculation"])
 
 
-def assert_frees_the_engine(engine: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not (engine.idle and engine.reset_prefix_cache()):
-        assert time.monotonic() < deadline, "an answer that nobody asked for holds KV"
-        time.sleep(0.05)
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize("way", [invoke, ainvoke, stream])
 @pytest.mark.parametrize("kind", ["reranker", "retriever"])
 def test_chain_asks_another_prompt_than_was_begun(
@@ -134,48 +138,60 @@ def test_chain_asks_another_prompt_than_was_begun(
     assert retriever.invoke(QUESTION) == documents[:2]
 
 
-@pytest.mark.engine
-def test_reranked_answer_is_one_to_the_provisional_documents(
-    llm: ChatBlend, documents: list[Document], engine: Any
+def test_answer_to_other_documents_is_adopted_or_goes_on(
+    llm: ChatBlend, documents: list[Document], engine: Scripted, begun: list[Future[None]]
 ) -> None:
     fast = Found(documents=documents)
     same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
     other = same.model_copy(update={"slow": Reranker(does=last_two)})
     invoke(chain(same, llm), QUESTION)
-    answer = invoke(chain(other, llm), QUESTION)
+    assert other.invoke(QUESTION) == documents[:-3:-1] and begun[-1].cancelled()
+    answer = llm.invoke(asked(documents[:-3:-1], QUESTION))
     assert speculation(answer) == "discarded"
-    assert answer.text == llm.invoke(asked(documents[:-3:-1], QUESTION)).text
-    assert_frees_the_engine(engine)
+    assert documents[-1].page_content in decode(engine.tokenizer, engine.asked[-1].token_ids)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("way", [invoke, ainvoke])
+@pytest.mark.parametrize("slow", [Reranker(does=fails), Failing()])
 def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
-    way: Any, llm: ChatBlend, documents: list[Document], engine: Any
+    way: Any, slow: Any, llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
-    fast, endless = Found(documents=documents), llm.bind(max_tokens=3000, ignore_eos=True)
+    fast = Found(documents=documents)
     same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
     invoke(chain(same, llm), QUESTION)
-    for slow in (Reranker(does=fails), Failing()):
-        broken = SpeculativeRetriever(llm=endless, prompt=asked, fast=fast, slow=slow, k=2)
-        with pytest.raises(RuntimeError, match="out of order"):
-            way(chain(broken, endless), QUESTION)
-        assert_frees_the_engine(engine)
+    broken = same.model_copy(update={"slow": slow})
+    with pytest.raises(RuntimeError, match="out of order"):
+        way(chain(broken, llm), QUESTION)
+    assert [task.cancelled() for task in begun] == [True]
 
 
-@pytest.mark.engine
-def test_wrong_prompt_of_the_user_changes_an_answer(
-    llm: ChatBlend, documents: list[Document], engine: Any
+async def test_cancelled_search_leaves_an_answer_running(
+    llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
+) -> None:
+    found = Found(documents=documents, seconds=0.02)
+    slow = Found(documents=documents, seconds=2.0)
+    retriever = SpeculativeRetriever(llm=llm, prompt=asked, fast=found, slow=found)
+    await chain(retriever, llm).ainvoke(QUESTION)
+    task = asyncio.create_task(retriever.model_copy(update={"slow": slow}).ainvoke(QUESTION))
+    while not begun:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert begun[-1].cancelled()
+
+
+def test_wrong_prompt_of_the_user_is_adopted(
+    llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
     def other(documents: Sequence[Document], question: str) -> str:
         return f"{question} {joined(documents)}"
 
     slow = Reranker(does=first_two)
     retriever = SpeculativeRetriever(llm=llm, prompt=other, fast=Found(documents=documents), slow=slow, k=2)
-    plain = chain(Found(documents=documents[:2]), llm).invoke(QUESTION)
     for _ in range(3):
-        answer = invoke(chain(retriever, llm), QUESTION)
-        assert (answer.text, speculation(answer)) == (plain.text, "none")
+        assert speculation(invoke(chain(retriever, llm), QUESTION)) == "none"
+    assert not begun
 
 
 def test_model_that_begins_no_answers_is_taken(documents: list[Document]) -> None:
