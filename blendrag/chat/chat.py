@@ -95,7 +95,7 @@ class Chat(ChatModel):
         return request
 
     def speculate(self, request: ChatRequest) -> Speculation:
-        def begin(freed: bool) -> Turn | None:
+        def begin(request: ChatRequest, freed: bool) -> Turn | None:
             library = self._library or self._lease.opened(self.settings, self.kv_dir)
             if library is None or not (freed or library.session.idle):
                 return None

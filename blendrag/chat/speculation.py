@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,8 @@ class Speculation:
     """What may soon be asked, as :meth:`ChatModel.speculate` gives it. Thread-safe."""
 
     def __init__(self, request: ChatRequest, lock: threading.RLock | None = None) -> None:
-        self.request, self._lock = request, lock or threading.RLock()
+        # A copy: messages may be changed in place before they are asked.
+        self.request, self._lock = copy.deepcopy(request), lock or threading.RLock()
         self.turn: Turn | None = None
         """Its answer, if that was begun, until it is adopted."""
         self.over = False
@@ -59,8 +61,8 @@ class Speculations:
         self._latest: Speculation | None = None
         self._saved_s = 0.0
 
-    def expect(self, request: ChatRequest, begin: Callable[[bool], Turn | None]) -> Speculation:
-        """begin: gives the answer, under way; told whether another one was ended for it."""
+    def expect(self, request: ChatRequest, begin: Callable[[ChatRequest, bool], Turn | None]) -> Speculation:
+        """begin: gives the answer, under way, if it can; told whether another one was ended for it."""
         with self._lock:
             latest = self._latest
             if latest is not None:
@@ -69,8 +71,9 @@ class Speculations:
                 latest.end()
             self._latest = expected = Speculation(request, self._lock)
             if self._saved_s > 0.0:
+                freed = latest is not None and latest.turn is not None
                 with contextlib.suppress(BlendragError):  # who asks will be told
-                    expected.turn = begin(latest is not None and latest.turn is not None)
+                    expected.turn = begin(expected.request, freed)
             return expected
 
     def turn(self, request: ChatRequest, make: Callable[[ChatRequest], Turn]) -> Turn:

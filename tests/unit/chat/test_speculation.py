@@ -45,7 +45,7 @@ class Told:
         self.all = Speculations()
 
     def expect(self, request: ChatRequest = PROMPT) -> Speculation:
-        def begin(freed: bool) -> Any:
+        def begin(request: ChatRequest, freed: bool) -> Any:
             self.begun.append(Answering())
             return self.begun[-1]
 
@@ -159,11 +159,19 @@ def test_closed_chat_leaves_an_answer_running(told: Told) -> None:
 
 
 def test_prompt_that_cannot_be_begun_fails_before_it_is_asked(told: Told) -> None:
-    def begin(freed: bool) -> Any:
+    def begin(request: ChatRequest, freed: bool) -> Any:
         raise PromptTooLongError("too long")
 
     told.trusted()
     assert not told.all.expect(PROMPT, begin).begun
+
+
+def test_messages_changed_in_place_get_the_answer_to_the_old_ones(told: Told) -> None:
+    told.trusted()
+    messages = [{"role": "user", "content": "Is it open?"}]
+    told.expect(ChatRequest(messages))
+    messages[0]["content"] = "Is it closed?"
+    assert told.ask(ChatRequest(messages)).speculation == "discarded"
 
 
 def test_copy_of_a_chat_shares_its_speculation_or_fails(told: Told) -> None:
