@@ -129,7 +129,6 @@ def test_ended_or_closed_answer_holds_blocks(chat: Chat, bench: Bench, texts: li
     stream.close()
     bench.reset()
 
-    trusted(chat, texts[3])
     assert chat.speculate(request).begun
     chat.close()
     bench.reset()
