@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from blendrag.chat.chat import Chat
     from blendrag.chat.interface import ChatModel
     from blendrag.chat.request import ChatRequest, Source
+    from blendrag.chat.speculation import Speculation
     from blendrag.engine.client.generation import Grammar, Sampling
     from blendrag.index.index import BlendIndex
     from blendrag.index.ingest import IngestReport
@@ -47,6 +48,7 @@ __all__ = [
     "Sampling",
     "Settings",
     "Source",
+    "Speculation",
     "SyncReport",
     "__version__",
     "errors",
@@ -75,6 +77,7 @@ _HOMES = {
     "Sampling": "blendrag.engine.client.generation",
     "Settings": "blendrag.settings",
     "Source": "blendrag.chat.request",
+    "Speculation": "blendrag.chat.speculation",
     "SyncReport": "blendrag.serving.collection",
     "open_chat": "blendrag.remote.chat",
     "progress_bar": "blendrag.progress",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from blendrag.chat.interface import ChatModel
+from blendrag.chat.speculation import Speculation, Speculations, in_thread
 from blendrag.errors import (
     BlendragError,
     EngineBusyError,
@@ -40,6 +41,7 @@ class Chat(ChatModel):
         self, settings: Settings, kv_dir: Path | None = None, *, library: Library | None = None
     ) -> None:
         self.settings, self.kv_dir, self._lease, self._library = settings, kv_dir, Lease(), library
+        self._speculations = Speculations()
 
     @property
     def library(self) -> Library:
@@ -82,6 +84,7 @@ class Chat(ChatModel):
 
     def close(self) -> None:
         """End the engine, for all who share it. The next use starts it again. Safe to call twice."""
+        self._speculations.end()
         self._lease.close()
 
     def request(self, messages: Messages | str, **options: Unpack[RequestOptions]) -> ChatRequest:
@@ -91,17 +94,28 @@ class Chat(ChatModel):
         check_variables(request.chat_template_kwargs)
         return request
 
+    def speculate(self, request: ChatRequest) -> Speculation:
+        def begin(request: ChatRequest, freed: bool) -> Turn | None:
+            library = self._library or self._lease.opened(self.settings, self.kv_dir)
+            if library is None or not (freed or library.session.idle):
+                return None
+            turn = self._turn(request)
+            turn.begin()
+            return turn
+
+        return self._speculations.expect(request, begin)
+
     def _pieces(self, request: ChatRequest) -> Generator[Piece]:
-        turn = self._turn(request)
-        deltas = turn.engine.stream(turn.plan.token_ids, turn.sampling, turn.recipe, turn.namespace)
-        with contextlib.closing(deltas):
+        turn = self._speculations.turn(request, self._turn)
+        with contextlib.closing(turn.deltas()) as deltas:
             for delta in deltas:
                 yield turn.feed(delta)
 
     async def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        turn = await asyncio.to_thread(self._turn, request)
-        deltas = turn.engine.astream(turn.plan.token_ids, turn.sampling, turn.recipe, turn.namespace)
-        async with contextlib.aclosing(deltas):
+        from blendrag.chat.turn import Turn
+
+        turn = await in_thread(lambda: self._speculations.turn(request, self._turn), Turn.cancel)
+        async with contextlib.aclosing(turn.adeltas()) as deltas:
             async for delta in deltas:
                 ends = delta.finish_reason is not None  # may look into the store
                 yield await asyncio.to_thread(turn.feed, delta) if ends else turn.feed(delta)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Unpack
 
+from blendrag.chat.speculation import Speculation, in_thread
 from blendrag.errors import BlendragError
 from blendrag.settings import Settings
 
@@ -107,6 +108,19 @@ class ChatModel(ABC):
                 if given or not left or wait_s is None:
                     raise
                 await asyncio.sleep(wait_s)
+
+    def speculate(self, request: ChatRequest) -> Speculation:
+        """Say what will be asked soon, if nothing changes: its answer is begun, and kept back, if the engine
+        has nothing to do and such prompts have come often enough to pay. Asking exactly this adopts it.
+        Ended by the next call of this, unless that says the same, and by anything else that is asked.
+
+        Starts no engine; what is wrong with the request, who asks is told. A server begins nothing.
+        """
+        return Speculation(request)
+
+    async def aspeculate(self, request: ChatRequest) -> Speculation:
+        """``speculate`` for any event loop, which is not blocked."""
+        return await in_thread(lambda: self.speculate(request), Speculation.end)
 
     @abstractmethod
     def _pieces(self, request: ChatRequest) -> Generator[Piece]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import replace
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logprobs
@@ -11,10 +12,11 @@ from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import TemplateFacts, answer_grammar, read_answer, visible, with_tools
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.pieces import Pieces
 from blendrag.engine.client.reasoning import Reasoning
 from blendrag.errors import BlendragError
 from blendrag.prompt import PromptPlan
-from blendrag.serving.evidence import evidence_of
+from blendrag.serving.evidence import Speculated, evidence_of
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -51,6 +53,11 @@ class Turn:
         )
         self._reasoning, self._text, self._shown, self._tokens = "", "", 0, 0
         self._logprobs: list[TokenLogprob] = []
+        self._pieces: Pieces | None = None
+        self._first_s: float | None = None
+        self.speculation: Speculated = "none"
+        self.on_first_token: Callable[[float], None] = lambda ttft_s: None
+        """Told of the engine's TTFT, in seconds."""
 
     @property
     def sampling(self) -> Sampling:
@@ -69,8 +76,47 @@ class Turn:
             return replace(sampling, conversation=name)
         return sampling
 
+    # -- the engine's pieces ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Generate from now on, whoever reads it."""
+        self._pieces = self.engine.begin(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
+
+    def adopt(self) -> None:
+        """What was begun is asked for now."""
+        self._begin, self.speculation = time.perf_counter(), "adopted"
+
+    def cancel(self) -> None:
+        """Stop what was begun."""
+        if self._pieces is not None:
+            self._pieces.cancel()
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was begun has ended with an error."""
+        return self._pieces is not None and self._pieces.failed
+
+    def deltas(self) -> Generator[Delta]:
+        """Closing the iterator stops the generation."""
+        if self._pieces is not None:
+            return self._pieces.stream()
+        return self.engine.stream(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
+
+    def adeltas(self) -> AsyncGenerator[Delta]:
+        """``deltas`` for any event loop."""
+        if self._pieces is not None:
+            return self._pieces.astream()
+        return self.engine.astream(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
+
+    # -- the answer's -------------------------------------------------------------------------------------
+
     def feed(self, delta: Delta) -> Piece:
         """The part of the answer that is certain by now; with the last piece, the rest and the whole."""
+        if self._first_s is None:
+            self._first_s = delta.ttft_s
+            self.on_first_token(delta.ttft_s)
+            if self.speculation == "adopted":
+                self._first_s = time.perf_counter() - self._begin
         thought, said = self._reader.feed(delta) if self._reader else ("", delta.text)
         self._reasoning += thought
         self._text += said
@@ -83,7 +129,9 @@ class Turn:
         return Piece(piece, reasoning=thought)
 
     def _end(self, last: Delta, thought: str) -> Piece:
-        evidence = evidence_of(self.plan, self.recipe, self._plain, last, self._path)
+        evidence = replace(
+            evidence_of(self.plan, self.recipe, self._plain, last, self._path), speculation=self.speculation
+        )
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
@@ -103,7 +151,7 @@ class Turn:
             self._reasoning or None,
             sources=self._request.sources,
             finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
-            ttft_s=last.ttft_s,
+            ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,
             evidence=evidence,

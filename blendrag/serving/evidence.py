@@ -13,6 +13,7 @@ from blendrag.load.trace import Event
 from blendrag.prompt import PromptPlan
 
 Mode = Literal["exact", "mixed", "blended", "plain"]
+Speculated = Literal["adopted", "discarded", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Evidence:
     ms: where the fused prefill spent its time: load, select, recompute.
     tiers: chunks loaded, by the tier they came from. decision: why the controller loaded these and no others.
     trace: if it was asked for, what was loaded and computed when (see ``load.trace``).
+    speculation: whether the answer had been begun before it was asked for (adopted); or one had, that nobody
+    asked for then (discarded).
     """
 
     prompt: int
@@ -46,6 +49,7 @@ class Evidence:
     tiers: dict[str, int] = field(default_factory=dict)
     decision: str = ""
     trace: tuple[Event, ...] = ()
+    speculation: Speculated = "none"
 
     @property
     def computed(self) -> int:

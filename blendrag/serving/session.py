@@ -61,6 +61,12 @@ class EngineSession:
     def running(self) -> bool:
         return self._engine is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the engine runs, with nothing to do."""
+        engine = self._engine
+        return engine is not None and engine.alive and engine.idle
+
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running. Raises EngineClosedError after :meth:`close`."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""``blendrag bench load`` and ``bench beside``, tiny, on the engine that the other tests use."""
+"""``blendrag bench load``, ``beside`` and ``speculate``, tiny, on the engine that the other tests use."""
 
 from __future__ import annotations
 
@@ -71,3 +71,12 @@ def test_decodes_end_before_the_arrivals_or_go_on_after_them(
     assert set(results["ratios"]) == set(conditions) - {"alone"}
     assert engine.reset_prefix_cache(), "decodes were left behind"
     assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids
+
+
+def test_answer_begun_early_saves_nothing_or_is_left_behind(engine: Engine, bench_run: Run) -> None:
+    waits = bench_run("speculate", "--repeats", "4")["waits"]
+    assert len(waits) == 3
+    longest = waits[-1]
+    assert longest["wait_s"] > longest["ttft_s"] > 0
+    assert longest["saved_s"]["1.0"]["mean"] > 0
+    assert engine.reset_prefix_cache(), "requests were left behind"

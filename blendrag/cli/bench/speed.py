@@ -1,5 +1,5 @@
-"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``kernels`` and ``context``: what blending saves, what it
-costs others, and where both come from."""
+"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``speculate``, ``kernels`` and ``context``: what blending
+saves, what it costs others, and where both come from."""
 
 from __future__ import annotations
 
@@ -119,6 +119,26 @@ def beside(
     settings = Settings.load(model=model, prefix_caching=True)
     table = pasted(print_beside, "beside", paste)
     measured(lambda progress: run_beside(settings, wanted, progress), table, json, plot, draw_beside)
+
+
+def speculate(
+    chunks: options.Chunks = 6,
+    chunk_tokens: options.ChunkTokens = 512,
+    repeats: options.Repeats = 16,
+    model: options.Model = None,
+    json: options.Json = False,
+    paste: options.Paste = None,
+    seed: options.Seed = 0,
+) -> None:
+    """What it saves to begin answers from provisional documents, by how many of their lists come true."""
+    from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
+    from blendrag.lab.report import pasted
+    from blendrag.settings import Settings
+
+    wanted = SpeculateOptions(chunks, chunk_tokens, repeats=repeats, seed=seed)
+    settings = Settings.load(model=model, prefix_caching=True)
+    table = pasted(print_speculate, "speculate", paste)
+    measured(lambda progress: run_speculate(settings, wanted, progress), table, json)
 
 
 def kernels(

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import os
-import queue
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from blendrag.engine.client.generation import (
     vllm_sampling,
 )
 from blendrag.engine.client.launch import SERVING, WorkerExtension
+from blendrag.engine.client.pieces import Pieces, Put
 from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import SECRET, Recipe, sealed
@@ -165,43 +165,30 @@ class RunningEngine:
         """``generate`` for any event loop. Cancelling it stops the generation."""
         return await asyncio.wrap_future(self._submit(self._whole(token_ids, sampling, recipe, namespace)))
 
+    def begin(
+        self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
+    ) -> Pieces:
+        """Generate from now on, whoever reads it."""
+        return Pieces(lambda put: self._submit(self._feed(put, token_ids, sampling, recipe, namespace)))
+
     def stream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Generator[Delta]:
         """Pieces as they come. Closing the iterator stops the generation."""
-        pieces: queue.Queue[Delta | BaseException | None] = queue.Queue()
-        task = self._submit(self._feed(pieces.put, token_ids, sampling, recipe, namespace))
-        try:
-            while (piece := pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-        finally:
-            task.cancel()
+        yield from self.begin(token_ids, sampling, recipe, namespace).stream()
 
     async def astream(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> AsyncGenerator[Delta]:
         """``stream`` for any event loop."""
-        pieces: asyncio.Queue[Delta | BaseException | None] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def put(piece: Delta | BaseException | None) -> None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
-        task = self._submit(self._feed(put, token_ids, sampling, recipe, namespace))
-        try:
-            while (piece := await pieces.get()) is not None:
-                if isinstance(piece, BaseException):
-                    raise piece
+        pieces = self.begin(token_ids, sampling, recipe, namespace).astream()
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
                 yield piece
-        finally:
-            task.cancel()
 
     async def _feed(
         self,
-        put: Callable[[Delta | BaseException | None], Any],
+        put: Put,
         token_ids: Sequence[int],
         sampling: Sampling,
         recipe: Recipe | None,

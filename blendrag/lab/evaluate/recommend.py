@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL, LMCACHE, REUSE
-from blendrag.lab.evaluate.bootstrap import Interval
 from blendrag.lab.evaluate.summary import ArmSummary
 
 DEFAULT_TOLERANCE = 0.10  # nats: the right answer's tokens are 10 % less likely

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL
-from blendrag.lab.evaluate.bootstrap import Interval
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.report import table_with, where
 

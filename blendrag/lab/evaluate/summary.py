@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from blendrag.errors import ConfigError
+from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
 from blendrag.lab.evaluate.arms import FULL, REUSE
-from blendrag.lab.evaluate.bootstrap import Interval, difference, gap_closed, mean
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.scores import f1, rouge_l, same_text

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from langchain_blendrag.chat_models import ChatBlend
+    from langchain_blendrag.retrievers import SpeculativeRetriever
     from langchain_blendrag.vectorstores import BlendChroma
     from langchain_blendrag.warming import warm
 
-__all__ = ["BlendChroma", "ChatBlend", "warm"]
+__all__ = ["BlendChroma", "ChatBlend", "SpeculativeRetriever", "warm"]
 
 _HOMES = {
     "BlendChroma": "langchain_blendrag.vectorstores",
     "ChatBlend": "langchain_blendrag.chat_models",
+    "SpeculativeRetriever": "langchain_blendrag.retrievers",
     # Not a module "warm": importing it would put the module where the function is expected.
     "warm": "langchain_blendrag.warming",
 }

@@ -21,12 +21,12 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer
 from blendrag import ChatModel, Settings, open_chat, without_password
 from blendrag.errors import BlendragWarning
 from langchain_blendrag import _convert
-from langchain_blendrag._conversation import InConversation
+from langchain_blendrag._conversation import InConversation, with_conversation
 from langchain_blendrag._request import chat_request
 from langchain_blendrag._tools import bound_tools, structured
 
 if TYPE_CHECKING:  # imports torch
-    from blendrag import ChatRequest
+    from blendrag import ChatRequest, Speculation
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
@@ -194,6 +194,15 @@ class ChatBlend(InConversation):
             async for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
                     yield _convert.chat_chunk(piece)
+
+    def speculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
+        """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
+        exactly this adopts it; anything else, or ``end()`` of what is returned, ends it."""
+        return self.chat.speculate(self._request_of(input, with_conversation(None, kwargs)))
+
+    async def aspeculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
+        """``speculate`` for an event loop."""
+        return await self.chat.aspeculate(self._request_of(input, with_conversation(None, kwargs)))
 
     # -- tools and structured output ----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.recommend import recommend
 from blendrag.lab.evaluate.run import Evaluation

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.plot import draw
 from blendrag.lab.evaluate.report import print_evaluation
 from blendrag.lab.evaluate.run import Evaluation

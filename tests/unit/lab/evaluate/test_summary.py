@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llama_index.llms.blendrag.base import BlendLLM
+    from llama_index.llms.blendrag.rerank import SpeculativeRerank
     from llama_index.llms.blendrag.transform import WarmKV
     from llama_index.llms.blendrag.vector_store import BlendChromaVectorStore
 
-__all__ = ["BlendChromaVectorStore", "BlendLLM", "WarmKV"]
+__all__ = ["BlendChromaVectorStore", "BlendLLM", "SpeculativeRerank", "WarmKV"]
 
 _HOMES = {
     "BlendChromaVectorStore": "llama_index.llms.blendrag.vector_store",
     "BlendLLM": "llama_index.llms.blendrag.base",
+    "SpeculativeRerank": "llama_index.llms.blendrag.rerank",
     "WarmKV": "llama_index.llms.blendrag.transform",
 }
 

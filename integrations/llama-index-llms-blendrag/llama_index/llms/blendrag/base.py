@@ -32,7 +32,7 @@ from llama_index.llms.blendrag.structured import StructuredByGrammar
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
 
-    from blendrag import KeptDocuments
+    from blendrag import KeptDocuments, Speculation
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
@@ -258,6 +258,15 @@ class BlendLLM(StructuredByGrammar):
             async for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
                     yield call.feed(piece)
+
+    def speculate(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> Speculation:
+        """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
+        exactly this adopts it; anything else, or ``end()`` of what is returned, ends it."""
+        return self._chat.speculate(self._call(messages, kwargs).request)
+
+    async def aspeculate(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> Speculation:
+        """``speculate`` for an event loop."""
+        return await self._chat.aspeculate(self._call(messages, kwargs).request)
 
     # -- tools --------------------------------------------------------------------------------------------
 

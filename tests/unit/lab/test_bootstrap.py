@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.evaluate.bootstrap import Interval, difference, gap_closed, mean
+from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
 rows = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=40)

@@ -1,0 +1,200 @@
+"""What answers begun from provisional documents save, while the final ones are waited for, and what they cost
+where these are others (RAGCache, section 5.3)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from blendrag.chat.chat import Chat
+from blendrag.chat.request import ChatRequest
+from blendrag.engine.client.engine import Engine
+from blendrag.lab.arms import reset
+from blendrag.lab.bootstrap import Interval, difference
+from blendrag.lab.experiment import in_turn
+from blendrag.lab.prompts import QUESTIONS, PromptMaker
+from blendrag.lab.report import table_with, where
+from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import temporary_folder
+from blendrag.lab.setup import Setup
+from blendrag.lab.texts import text_pieces
+from blendrag.progress import SILENT, Progress
+from blendrag.prompt import decode
+from blendrag.serving.library import Library
+from blendrag.serving.prefill import PrefillReport
+from blendrag.settings import Settings
+from blendrag.store.stack import TierSpec
+
+ACCEPTED = (0.0, 0.5, 1.0)
+_WAITS = (0.5, 1.0, 2.0)  # in TTFTs
+_CALIBRATE = 3
+_POOL = 4  # chunks that there are, per chunk of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculateOptions:
+    """chunks, chunk_tokens: of every prompt. max_tokens: of every answer. repeats: questions per arm and
+    wait."""
+
+    chunks: int = 6
+    chunk_tokens: int = 512
+    max_tokens: int = 64
+    repeats: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A wait for the final documents, in seconds. ttft_s: median, where nothing is begun before they are
+    there. saved_s: by the share of provisional lists that are the final ones, mean over questions."""
+
+    wait_s: float
+    ttft_s: float
+    saved_s: dict[float, Interval]
+
+    def of_most(self, accepted: float) -> float:
+        """What was saved, as a part of what can be; where no list comes true, as a part of the TTFT."""
+        most = accepted * min(self.wait_s, self.ttft_s) or self.ttft_s
+        return self.saved_s[accepted].mean / most
+
+    def to_dict(self) -> dict[str, Any]:
+        of_most = {accepted: self.of_most(accepted) for accepted in self.saved_s}
+        return asdict(self) | {"saved_of_most": of_most}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculateResults:
+    waits: tuple[Waited, ...]
+    setup: Setup[SpeculateOptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"waits": [wait.to_dict() for wait in self.waits]} | self.setup.to_dict()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """final: what is asked. other: the same with its documents in another order. comes: by the share that
+    does, whether ``final`` is the provisional prompt, too."""
+
+    final: str
+    other: str
+    comes: dict[float, bool]
+
+
+def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progress) -> SpeculateResults:
+    """Measure. Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError."""
+    with (
+        blending_engine(settings, progress) as engine,
+        _library(settings, engine, options) as (library, pool),
+    ):
+        chat = Chat(settings, library=library)
+        rng = random.Random(options.seed)
+        progress.note("calibrating")
+        tuned = [
+            _asked(engine, chat, trial, None, 0.0, options)
+            for trial in _trials(pool, rng, options, _CALIBRATE)
+        ]
+        waits = []
+        for wait_s in (factor * median(tuned) for factor in _WAITS):
+            arms = {None: chat} | {accepted: Chat(settings, library=library) for accepted in ACCEPTED}
+            took: dict[float | None, list[float]] = {accepted: [] for accepted in arms}
+            for turn in in_turn(arms, _trials(pool, rng, options, options.repeats + 1), progress):
+                seconds = _asked(engine, turn.arm, turn.trial, turn.key, wait_s, options)
+                if not turn.warms_up:
+                    took[turn.key].append(seconds)
+            plain = took.pop(None)
+            saved = {
+                accepted: difference(plain, own) for accepted, own in took.items() if accepted is not None
+            }
+            waits.append(Waited(wait_s, median(plain) - wait_s, saved))
+        return SpeculateResults(tuple(waits), Setup.of(engine, settings, options, ()))
+
+
+@contextmanager
+def _library(
+    settings: Settings, engine: Engine, options: SpeculateOptions
+) -> Iterator[tuple[Library, list[str]]]:
+    """One whose texts are prefilled, and these."""
+    tokenizer = PromptMaker.of(engine, settings).tokenizer
+    pieces = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
+    texts = [decode(tokenizer, ids).strip() for ids in pieces]
+    with (
+        temporary_folder(settings, TierSpec(kind="disk")) as folder,
+        closing(Library(folder / "kv", settings)) as library,
+    ):
+        library.register({str(at): [text] for at, text in enumerate(texts)})
+        library.prefill(PrefillReport(), SILENT)
+        yield library, texts
+
+
+def _trials(pool: list[str], rng: random.Random, options: SpeculateOptions, count: int) -> list[_Trial]:
+    comes: dict[float, list[bool]] = {}
+    for accepted in ACCEPTED:
+        kept = [at < accepted * (count - 1) for at in range(count - 1)]
+        rng.shuffle(kept)
+        comes[accepted] = [accepted > 0.0, *kept]  # the first one warms up
+    trials = []
+    for number in range(count):
+        chosen = rng.sample(pool, options.chunks)
+        question = QUESTIONS[number % len(QUESTIONS)]
+        final, other = ("\n\n".join((*texts, question)) for texts in (chosen, [*chosen[1:], chosen[0]]))
+        trials.append(_Trial(final, other, {accepted: comes[accepted][number] for accepted in ACCEPTED}))
+    return trials
+
+
+def _asked(
+    engine: Engine,
+    chat: Chat,
+    trial: _Trial,
+    accepted: float | None,
+    wait_s: float,
+    options: SpeculateOptions,
+) -> float:
+    """Seconds from the question to its first token; accepted: None if nothing is begun before."""
+
+    def request(prompt: str) -> ChatRequest:
+        sampling = {"ignore_eos": True}
+        return chat.request(
+            [{"role": "user", "content": prompt}], max_tokens=options.max_tokens, other=sampling
+        )
+
+    reset(engine)
+    begin = time.perf_counter()
+    if accepted is not None:
+        comes = trial.comes[accepted]
+        expected = chat.speculate(request(trial.final if comes else trial.other))
+    time.sleep(max(0.0, begin + wait_s - time.perf_counter()))
+    if accepted is not None and not comes:
+        expected.end()
+    with closing(chat.stream(request(trial.final))) as pieces:
+        next(pieces)
+        return time.perf_counter() - begin
+
+
+def print_speculate(results: SpeculateResults, console: Console) -> None:
+    """A row per wait and share."""
+    table = table_with("waits", "TTFT", "come true", "saved", "95 %", "of what can be")
+    for waited in results.waits:
+        for accepted, saved in waited.saved_s.items():
+            table.add_row(
+                f"{1e3 * waited.wait_s:,.0f} ms",
+                f"{1e3 * waited.ttft_s:,.0f} ms",
+                f"{accepted:.0%}",
+                f"{1e3 * saved.mean:,.0f} ms",
+                f"{1e3 * saved.low:,.0f} to {1e3 * saved.high:,.0f}",
+                f"{waited.of_most(accepted):.0%}" + ("" if accepted else " of TTFT"),
+            )
+    console.print(table)
+    options, machine = results.setup.options, results.setup.machine
+    console.print(
+        f"{options.chunks} x {options.chunk_tokens} tokens, {options.repeats} questions each; a provisional"
+        f" list that does not come true has another order. {where(machine)}.",
+        markup=False,
+    )

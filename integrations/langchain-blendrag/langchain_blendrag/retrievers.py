@@ -1,0 +1,133 @@
+"""``SpeculativeRetriever``: the answer is begun while the final documents are still looked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
+from pydantic import model_validator
+
+from blendrag.errors import ConfigError
+from langchain_blendrag.chat_models import ChatBlend
+
+if TYPE_CHECKING:
+    from blendrag import Speculation
+
+
+class SpeculativeRetriever(BaseRetriever):
+    """Gives the documents of a slow retriever or reranker. Meanwhile, the model may begin to answer from
+    those of a fast one: if they turn out to be the same, the chain finds its answer begun; else it is thrown
+    away.
+
+    Whether anything is begun is the chat's to say: only while its engine has nothing else to do, and only as
+    long as it saves time. Else the KV of the fast one's documents is read ahead.
+
+    Example:
+        ```python
+        def asked(documents, question):
+            return prompt.invoke({"context": format_docs(documents), "question": question})
+
+
+        retriever = SpeculativeRetriever(
+            llm=llm, prompt=asked, fast=kb.as_retriever(search_kwargs={"k": 20}), slow=reranker, k=5
+        )
+        ```
+    """
+
+    llm: Runnable[LanguageModelInput, Any]
+    """The ``ChatBlend`` that the chain asks, or what ``bind`` made of it."""
+    prompt: Callable[[Sequence[Document], str], LanguageModelInput]
+    """What the chain asks the model, of documents and the question. A prompt that differs from the chain's
+    saves nothing, and changes no answer."""
+    fast: BaseRetriever
+    """Finds provisional documents."""
+    slow: BaseRetriever | BaseDocumentCompressor
+    """Finds the final documents; or makes them of the provisional ones, as rerankers do."""
+    k: int | None = None
+    """How many of the provisional documents would be final ones; None: all."""
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        _ = self._model  # a wrong one is said now, not with the first question
+        return self
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        callbacks, slow = run_manager.get_child(), self.slow
+        config = RunnableConfig(callbacks=callbacks)
+        if not isinstance(slow, BaseRetriever):
+            found = self.fast.invoke(query, config)
+            with self._expecting(found, query) as final:
+                final += slow.compress_documents(found, query, callbacks)
+            return final
+        with ContextThreadPoolExecutor(1) as thread:
+            later = thread.submit(slow.invoke, query, config)
+            with self._expecting(self.fast.invoke(query, config), query) as final:
+                final += later.result()
+        return final
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
+    ) -> list[Document]:
+        callbacks, slow = run_manager.get_child(), self.slow
+        config = RunnableConfig(callbacks=callbacks)
+        if not isinstance(slow, BaseRetriever):
+            found = await self.fast.ainvoke(query, config)
+            with await self._aexpecting(found, query) as final:
+                final += await slow.acompress_documents(found, query, callbacks)
+            return final
+        later = asyncio.create_task(slow.ainvoke(query, config))
+        try:
+            with await self._aexpecting(await self.fast.ainvoke(query, config), query) as final:
+                final += await later
+        finally:
+            later.cancel()
+        return final
+
+    # Both may begin the answer, and give a list to be filled with the final documents.
+
+    def _expecting(self, found: Sequence[Document], query: str) -> AbstractContextManager[list[Document]]:
+        asked = self.prompt(found[: self.k], query)
+        return self._settled(found, query, asked, self._model.speculate(asked, **self._bound))
+
+    async def _aexpecting(
+        self, found: Sequence[Document], query: str
+    ) -> AbstractContextManager[list[Document]]:
+        asked = self.prompt(found[: self.k], query)
+        return self._settled(found, query, asked, await self._model.aspeculate(asked, **self._bound))
+
+    @contextmanager
+    def _settled(
+        self, found: Sequence[Document], query: str, asked: LanguageModelInput, expected: Speculation
+    ) -> Iterator[list[Document]]:
+        """What was begun for other documents than the final ones, or before an error, is ended."""
+        final: list[Document] = []
+        same = False
+        try:
+            if not expected.begun:
+                self._model.chat.prefetch(document.page_content for document in found[: self.k])
+            yield final
+            same = self.prompt(final, query) == asked
+        finally:
+            if not same:
+                expected.end()
+
+    @property
+    def _model(self) -> ChatBlend:
+        model = self.llm.bound if isinstance(self.llm, RunnableBinding) else self.llm
+        if not isinstance(model, ChatBlend):
+            raise ConfigError("llm must be the ChatBlend that the chain asks, or what bind() made of it")
+        return model
+
+    @property
+    def _bound(self) -> Mapping[str, Any]:
+        return self.llm.kwargs if isinstance(self.llm, RunnableBinding) else {}

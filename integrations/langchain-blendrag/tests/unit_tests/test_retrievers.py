@@ -1,0 +1,200 @@
+"""``SpeculativeRetriever`` in chains; only the engine is stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from begun import begins
+from blendrag.errors import ConfigError
+from blendrag.prompt import decode
+from langchain_blendrag import ChatBlend, SpeculativeRetriever
+from langchain_rig import Scripted
+from prompt_shapes import DOCUMENTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no KV")
+
+PROMPT = ChatPromptTemplate.from_template("From these pages:\n\n{context}\n\nAnswer: {question}")
+QUESTION = "What are they about?"
+
+
+class Found(BaseRetriever):
+    """Always the same documents, after a moment."""
+
+    documents: list[Document]
+    seconds: float = 0.0
+
+    def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+        time.sleep(self.seconds)
+        return self.documents
+
+
+class Failing(BaseRetriever):
+    def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+        time.sleep(0.05)
+        raise RuntimeError("this retriever is out of order")
+
+
+class Reranker(BaseDocumentCompressor):
+    """Takes a moment, and does with the documents what it is told."""
+
+    does: Callable[[Sequence[Document]], Sequence[Document]]
+
+    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Any = None) -> Any:
+        time.sleep(0.05)
+        return self.does(documents)
+
+
+def first_two(documents: Sequence[Document]) -> Sequence[Document]:
+    return documents[:2]
+
+
+def last_two(documents: Sequence[Document]) -> Sequence[Document]:
+    return documents[:-3:-1]
+
+
+def fails(documents: Sequence[Document]) -> Sequence[Document]:
+    raise RuntimeError("the reranker is out of order")
+
+
+def joined(documents: Sequence[Document]) -> str:
+    return "\n\n".join(document.page_content for document in documents)
+
+
+def asked(documents: Sequence[Document], question: str) -> Any:
+    return PROMPT.invoke({"context": joined(documents), "question": question})
+
+
+@pytest.fixture
+def documents() -> list[Document]:
+    return [Document(text) for text in DOCUMENTS.values()]
+
+
+@pytest.fixture
+def engine(recorded_llm: ChatBlend, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    scripted = Scripted(recorded_llm.chat.library.tokenizer)
+    monkeypatch.setattr(recorder, "start", lambda progress=None: scripted)
+    monkeypatch.setattr(recorder, "idle", True, raising=False)
+    return scripted
+
+
+@pytest.fixture
+def begun(engine: Scripted) -> list[Future[None]]:
+    return begins(engine)
+
+
+@pytest.fixture
+def llm(recorded_llm: ChatBlend, begun: list[Future[None]]) -> ChatBlend:
+    """One that has learned nothing yet."""
+    return ChatBlend(kv_dir=recorded_llm.kv_dir)
+
+
+def chain(retriever: BaseRetriever, llm: Runnable[Any, Any]) -> Runnable[str, Any]:
+    context = retriever | RunnableLambda(joined)
+    return {"context": context, "question": RunnablePassthrough()} | PROMPT | llm
+
+
+def invoke(chain: Runnable[str, Any], question: str) -> Any:
+    return chain.invoke(question, {"configurable": {"thread_id": "t"}})
+
+
+def ainvoke(chain: Runnable[str, Any], question: str) -> Any:
+    return asyncio.run(chain.ainvoke(question, {"configurable": {"thread_id": "t"}}))
+
+
+def stream(chain: Runnable[str, Any], question: str) -> Any:
+    first, *rest = chain.stream(question)
+    for chunk in rest:
+        first += chunk
+    return first
+
+
+def speculation(answer: Any) -> str:
+    return str(answer.response_metadata["blendrag"]["speculation"])
+
+
+@pytest.mark.parametrize("way", [invoke, ainvoke, stream])
+@pytest.mark.parametrize("kind", ["reranker", "retriever"])
+def test_chain_asks_another_prompt_than_was_begun(
+    way: Any, kind: str, llm: ChatBlend, documents: list[Document]
+) -> None:
+    model = llm.bind(stop=["never"], max_tokens=12)
+    slow: Any = (
+        Reranker(does=first_two) if kind == "reranker" else Found(documents=documents[:2], seconds=0.05)
+    )
+    retriever = SpeculativeRetriever(llm=model, prompt=asked, fast=Found(documents=documents), slow=slow, k=2)
+    ask = chain(retriever, model)
+    assert [speculation(way(ask, QUESTION)) for _ in range(2)] == ["none", "adopted"]
+    assert retriever.invoke(QUESTION) == documents[:2]
+
+
+def test_answer_to_other_documents_is_adopted_or_goes_on(
+    llm: ChatBlend, documents: list[Document], engine: Scripted, begun: list[Future[None]]
+) -> None:
+    fast = Found(documents=documents)
+    same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
+    other = same.model_copy(update={"slow": Reranker(does=last_two)})
+    invoke(chain(same, llm), QUESTION)
+    assert other.invoke(QUESTION) == documents[:-3:-1] and begun[-1].cancelled()
+    answer = llm.invoke(asked(documents[:-3:-1], QUESTION))
+    assert speculation(answer) == "discarded"
+    assert documents[-1].page_content in decode(engine.tokenizer, engine.asked[-1].token_ids)
+
+
+@pytest.mark.parametrize("way", [invoke, ainvoke])
+@pytest.mark.parametrize("slow", [Reranker(does=fails), Failing()])
+def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
+    way: Any, slow: Any, llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
+) -> None:
+    fast = Found(documents=documents)
+    same = SpeculativeRetriever(llm=llm, prompt=asked, fast=fast, slow=Reranker(does=first_two), k=2)
+    invoke(chain(same, llm), QUESTION)
+    broken = same.model_copy(update={"slow": slow})
+    with pytest.raises(RuntimeError, match="out of order"):
+        way(chain(broken, llm), QUESTION)
+    assert [task.cancelled() for task in begun] == [True]
+
+
+async def test_cancelled_search_leaves_an_answer_running(
+    llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
+) -> None:
+    found = Found(documents=documents, seconds=0.02)
+    slow = Found(documents=documents, seconds=2.0)
+    retriever = SpeculativeRetriever(llm=llm, prompt=asked, fast=found, slow=found)
+    await chain(retriever, llm).ainvoke(QUESTION)
+    task = asyncio.create_task(retriever.model_copy(update={"slow": slow}).ainvoke(QUESTION))
+    while not begun:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert begun[-1].cancelled()
+
+
+def test_wrong_prompt_of_the_user_is_adopted(
+    llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
+) -> None:
+    def other(documents: Sequence[Document], question: str) -> str:
+        return f"{question} {joined(documents)}"
+
+    slow = Reranker(does=first_two)
+    retriever = SpeculativeRetriever(llm=llm, prompt=other, fast=Found(documents=documents), slow=slow, k=2)
+    for _ in range(3):
+        assert speculation(invoke(chain(retriever, llm), QUESTION)) == "none"
+    assert not begun
+
+
+def test_model_that_begins_no_answers_is_taken(documents: list[Document]) -> None:
+    other, found = FakeListChatModel(responses=["?"]), Found(documents=documents)
+    with pytest.raises(ConfigError, match="ChatBlend"):
+        SpeculativeRetriever(llm=other, prompt=asked, fast=found, slow=found)

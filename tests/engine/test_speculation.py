@@ -1,0 +1,174 @@
+"""Answers begun before they are asked for, on the real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendrag import Answer, Chat, ChatRequest, Settings
+from blendrag.engine.client.engine import Engine
+from blendrag.serving import forecaster
+from workbench import Bench
+
+pytestmark = pytest.mark.engine
+
+QUESTION = "What are these about?"
+
+
+@pytest.fixture
+def chat(bench: Bench, engine_options: dict[str, Any], texts: list[str], tmp_path: Path) -> Iterator[Chat]:
+    settings = Settings.load(**engine_options, min_cached_tokens=16, max_tokens=24, outcome_log=True)
+    made = Chat(settings, tmp_path / "kv")
+    made.collection("kb").add({str(at): text for at, text in enumerate(texts)})
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecaster, "default_folder", lambda settings: tmp_path / "evictor")
+    monkeypatch.setattr("blendrag.serving.library.default_folder", lambda settings: tmp_path / "evictor")
+
+
+def prompt(chat: Chat, *texts: str, **options: Any) -> ChatRequest:
+    return chat.request([{"role": "user", "content": "\n\n".join((*texts, QUESTION))}], **options)
+
+
+def trusted(chat: Chat, *texts: str) -> None:
+    """Have a prompt come that was expected: from now on, answers are begun."""
+    request = prompt(chat, *texts, max_tokens=1)
+    assert not chat.speculate(request).begun
+    time.sleep(0.02)
+    assert chat.complete(request).evidence.speculation == "none"
+
+
+def until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def whole(chat: Chat, request: ChatRequest) -> Answer:
+    return chat.complete(request)
+
+
+def streamed(chat: Chat, request: ChatRequest) -> Answer:
+    pieces = list(chat.stream(request))
+    assert len(pieces) > 4
+    answer = pieces[-1].answer
+    assert answer is not None and "".join(piece.text for piece in pieces) == answer.text
+    return answer
+
+
+def awaited(chat: Chat, request: ChatRequest) -> Answer:
+    return asyncio.run(chat.acomplete(request))
+
+
+@pytest.mark.parametrize("way", [whole, streamed, awaited])
+@pytest.mark.parametrize("ahead", ["begun", "done"])
+@pytest.mark.parametrize("blend", [True, False])
+def test_adopted_answer_differs_from_one_that_was_asked_for(
+    chat: Chat,
+    bench: Bench,
+    texts: list[str],
+    engine: Engine,
+    way: Callable[[Chat, ChatRequest], Answer],
+    ahead: str,
+    blend: bool,
+) -> None:
+    trusted(chat, texts[3])
+    request = prompt(chat, *texts[:3], blend=blend, logprobs=2)
+    bench.reset()
+    fresh = way(chat, request)
+    bench.reset()
+    assert chat.speculate(request).begun
+    if ahead == "done":
+        until(lambda: engine.idle)
+    adopted = way(chat, prompt(chat, *texts[:3], blend=blend, logprobs=2))
+    assert adopted.evidence.speculation == "adopted"
+    assert (adopted.text, adopted.usage, adopted.finish_reason) == (
+        fresh.text,
+        fresh.usage,
+        fresh.finish_reason,
+    )
+    assert [one.token for one in adopted.logprobs] == [one.token for one in fresh.logprobs]
+    for counted in ("prompt", "mode", "reused", "recomputed", "fresh", "prefix", "plain", "documents"):
+        assert getattr(adopted.evidence, counted) == getattr(fresh.evidence, counted)
+    assert adopted.ttft_s <= adopted.total_s
+    bench.reset()
+
+
+def test_answer_that_nobody_asked_for_holds_blocks(chat: Chat, bench: Bench, texts: list[str]) -> None:
+    trusted(chat, texts[3])
+    endless = {"max_tokens": 2000, "other": {"ignore_eos": True}}
+    assert chat.speculate(prompt(chat, *texts[:3], **endless)).begun
+    second = chat.speculate(prompt(chat, *texts[1:4], **endless))
+    assert second.begun, "in the place of the first"
+    assert chat.complete(prompt(chat, texts[0])).evidence.speculation == "discarded"
+    assert not second.begun
+    bench.reset()
+
+
+def test_ended_or_closed_answer_holds_blocks(chat: Chat, bench: Bench, texts: list[str]) -> None:
+    trusted(chat, texts[3])
+    request = prompt(chat, *texts[:3], max_tokens=2000, other={"ignore_eos": True})
+    expected = chat.speculate(request)
+    assert expected.begun
+    expected.end()
+    bench.reset()
+
+    assert chat.speculate(request).begun
+    stream = chat.stream(request)
+    next(stream)
+    stream.close()
+    bench.reset()
+
+    assert chat.speculate(request).begun
+    chat.close()
+    bench.reset()
+
+
+async def test_cancelled_call_leaves_an_adopted_answer_running(
+    chat: Chat, bench: Bench, texts: list[str]
+) -> None:
+    await asyncio.to_thread(trusted, chat, texts[3])
+    request = prompt(chat, *texts[:3], max_tokens=2000, other={"ignore_eos": True})
+    for wait_s in (0.0, 0.2):
+        assert (await chat.aspeculate(request)).begun
+        task = asyncio.create_task(chat.acomplete(request))
+        await asyncio.sleep(wait_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        chat.speculate(prompt(chat, "")).end()  # what the call had no time to adopt
+        await asyncio.to_thread(bench.reset)
+
+
+def test_answer_is_begun_beside_others_requests(chat: Chat, bench: Bench, texts: list[str]) -> None:
+    trusted(chat, texts[3])
+    other = chat.stream(prompt(chat, texts[1], max_tokens=2000, other={"ignore_eos": True}))
+    next(other)
+    assert not chat.speculate(prompt(chat, *texts[:3])).begun
+    other.close()
+    bench.reset()
+
+
+def test_adopted_answer_is_counted_twice_or_a_discarded_one_once(chat: Chat, texts: list[str]) -> None:
+    def asked() -> int:
+        return int(chat.library.eviction()["forecasts"]["asked"])
+
+    trusted(chat, texts[3])
+    before = asked()
+    request = prompt(chat, *texts[:3])
+    assert chat.speculate(request).begun
+    assert chat.complete(request).evidence.speculation == "adopted"
+    assert asked() == before + 1
+    assert chat.speculate(request).begun
+    chat.complete(prompt(chat, texts[5]))
+    assert asked() == before + 2
