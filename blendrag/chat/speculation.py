@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SHARE = 0.125  # of the latest prompt in the running mean
-_VAIN = 0.25  # of a TTFT that an answer begun in vain costs at least
+_VAIN = 0.25  # of a TTFT: what an answer begun in vain costs besides, so that it has to pay clearly
 
 
 class Speculation:
@@ -104,7 +104,7 @@ class Speculations:
                 latest.end()
 
     def _learn(self, came: bool, waited_s: float, ttft_s: float) -> None:
-        saved = min(waited_s, ttft_s) if came else -max(ttft_s - waited_s, _VAIN * ttft_s)
+        saved = min(waited_s, ttft_s) if came else -max(ttft_s - waited_s, 0.0) - _VAIN * ttft_s
         with self._lock:
             self._saved_s += _SHARE * (saved - self._saved_s)
 
