@@ -14,15 +14,16 @@ class Observed:
     """One layer, as the last pass over a prompt leaves it. Q and K are with RoPE.
 
     query: [window, heads, d], of the observation window: the prompt's last tokens.
-    key, value: [n, kv_heads, d], of all its tokens, the window's among them.
+    key: [n, kv_heads, d], of all its tokens, the window's among them.
     scale: what products of queries and keys are multiplied by.
-    output: [hidden, heads * d], the weight of the output projection; None unless a scorer reads it.
+    value: like the keys; output: [hidden, heads * d], the weight of the output projection. None unless a
+        scorer reads them.
     """
 
     query: torch.Tensor
     key: torch.Tensor
-    value: torch.Tensor
     scale: float
+    value: torch.Tensor | None = None
     output: torch.Tensor | None = None
 
     @property
@@ -34,10 +35,10 @@ class Observed:
 class Scorer(ABC):
     """Says which tokens a head keeps first.
 
-    reads_output: whether it needs ``Observed.output``.
+    reads_values: whether it needs ``Observed.value`` and ``Observed.output``.
     """
 
-    reads_output: bool = False
+    reads_values: bool = False
 
     @abstractmethod
     def score(self, layer: Observed) -> torch.Tensor:

@@ -28,10 +28,10 @@ class Critical(Window):
     """CriticalKV: the window's attention times the L1 norm of what a token adds to the layer's output, the
     mean over the heads that share a KV head."""
 
-    reads_output = True
+    reads_values = True
 
     def score(self, layer: Observed) -> torch.Tensor:
-        assert layer.output is not None, "a scorer that reads the output projection is given it"
+        assert layer.value is not None and layer.output is not None, "a scorer that reads them is given them"
         norms = projected_norms(layer.value[: layer.candidates], layer.output)
         return super().score(layer) * norms.unflatten(0, (layer.key.shape[1], -1)).mean(1)
 

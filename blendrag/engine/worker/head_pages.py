@@ -31,7 +31,7 @@ class HeadPages:
     def __init__(self, attentions: Sequence[Any], caches: Sequence[torch.Tensor]) -> None:
         first = min(cache.storage_offset() for cache in caches)
         self._layers = np.array([cache.storage_offset() - first for cache in caches])
-        self._attentions = attentions
+        self.attentions = attentions
         self.num_layers, like = len(caches), caches[0]
         self.num_blocks, self.kv_heads, self.block_size, self._width = like.shape
         self._block, self._head = like.stride()[:2]
@@ -65,41 +65,80 @@ class HeadPages:
         slots = (pages[:, None] * self.block_size + np.arange(self.block_size)).ravel()
         # The kernels take K and V by rows of heads.
         rows = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
-        write_kv(self._attentions[layer], *rows, self.view, upload(slots, self.device))
+        write_kv(self.attentions[layer], *rows, self.view, upload(slots, self.device))
 
 
 class PageReader:
-    """K and V out of whole pages, in whichever order the backend keeps a page's numbers.
+    """K and V out of pages, in whichever order the backend keeps a page's numbers.
 
     order: [2, block_size, head_size] int64, where in a page each number of K and of V is.
     """
 
     def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
-        self._pages, self._order = pages, order
+        self._pages, self._view, self._order = pages, pages.view, order
+        across, along = pages.view.stride()[2:]
+        width = pages.view.shape[3]
+        self._places = pages.view.storage_offset() + order // width * across + order % width * along
+        numbers = pages.view.untyped_storage().nbytes() // pages.view.element_size()
+        self._memory = pages.view.as_strided((numbers,), (1,), 0)
 
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
         """Learnt by having the backend write numbers that are all different into ``scratch``, [1, 1,
-        block_size, 2 * head_size]; None if it does not keep them as they are."""
-        block, width = pages.block_size, scratch.shape[3]
+        block_size, 2 * head_size]; None if it does not keep them as they are, or along no lines."""
+        block, width = scratch.shape[2:]
         bits = _BITS.get(scratch.element_size())
         if bits is None or block * width >= 1 << 15:
             return None
         numbers = torch.arange(1, block * width + 1, dtype=bits, device=scratch.device)
         key, value = numbers.view(scratch.dtype).view(2, block, 1, width // 2)
-        slots = torch.arange(block, device=scratch.device)
-        write_kv(pages._attentions[0], key, value, scratch, slots)
-        found = scratch.flatten().view(bits)
-        ordered = found.sort()
-        if not ordered.values.equal(numbers):
-            return None
-        return cls(pages, ordered.indices.view(2, block, width // 2))
+        write_kv(pages.attentions[0], key, value, scratch, torch.arange(block, device=scratch.device))
+        ordered = scratch.flatten().view(bits).sort()
+        order = ordered.indices.view(2, block, width // 2)
+        here = torch.arange(block * width, device=scratch.device)
+        lines = all(_along_lines(here, part).equal(part) for part in order)
+        return cls(pages, order) if lines and ordered.values.equal(numbers) else None
 
-    def read(self, ids: Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of these pages, one behind the other: [pages * block_size, head_size] each."""
-        found = self._pages.view[upload(ids, self._pages.device)].flatten(1)
-        both = found[:, self._order.to(found.device)]  # [pages, 2, block_size, head_size]
-        return both[:, 0].flatten(0, 1), both[:, 1].flatten(0, 1)
+    def keys(self, ids: Ints) -> torch.Tensor:
+        """Those of these pages, one behind the other: [pages * block_size, head_size]."""
+        return self._whole(0, ids)
+
+    def values(self, ids: Ints) -> torch.Tensor:
+        """Like :meth:`keys`."""
+        return self._whole(1, ids)
+
+    def _whole(self, part: int, ids: Ints) -> torch.Tensor:
+        pages = self._view[upload(ids, self._view.device)].flatten(1)
+        return _along_lines(pages, self._order[part]).flatten(0, -2)
+
+    def rows(self, ids: Ints, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some of the tokens in these pages, [n] of their numbers: [n, head_size] each."""
+        block = self._pages.block_size
+        pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)
+        key, value = (
+            self._memory[places[tokens % block] + pages[:, None]] for places in self._places.unbind()
+        )
+        return key, value
+
+
+def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The numbers of [..., size] that ``order``, [block_size, head_size], names, if each digit of the two
+    indices has one step: then what is a permutation is a strided view, and copied a few times sooner."""
+    sizes, steps, first = [], [], int(order[0, 0])
+    for count, along in zip(order.shape, (lambda at: order[at, 0], lambda at: order[0, at]), strict=True):
+        for digit, at in _digits(count):
+            sizes.append(digit)
+            steps.append(int(along(at)) - first)
+    lead = pages.shape[:-1]
+    lines = pages.as_strided((*lead, *sizes), (*pages.stride()[:-1], *steps), first)
+    return lines.reshape(*lead, *order.shape)
+
+
+def _digits(count: int) -> list[tuple[int, int]]:
+    """The digits of a number below ``count``, in base 2 but for the highest: each one's count and worth."""
+    low = (count & -count).bit_length() - 1  # as often it is divided by two
+    twos = [(2, 1 << bit) for bit in reversed(range(low))]
+    return [(count >> low, 1 << low), *twos] if count >> low > 1 else twos
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ def layer(seed: int = 0) -> Observed:
     heads = KV_HEADS * GROUP
     key, value = torch.randn(2, N, KV_HEADS, SIZE)
     return Observed(
-        torch.randn(WINDOW, heads, SIZE), key, value, SIZE**-0.5, torch.randn(HIDDEN, heads * SIZE)
+        torch.randn(WINDOW, heads, SIZE), key, SIZE**-0.5, value, torch.randn(HIDDEN, heads * SIZE)
     )
 
 
@@ -51,7 +51,7 @@ def test_window_attends_to_what_lies_behind_it_or_forgets_a_group() -> None:
 
 def test_critical_tokens_are_not_those_that_change_the_output() -> None:
     case = layer()
-    assert case.output is not None and SCORERS["critical"].reads_output
+    assert case.value is not None and case.output is not None and SCORERS["critical"].reads_values
     plain, critical = make_scorer("window").score(case), make_scorer("critical").score(case)
     for head in range(KV_HEADS):
         parts = [case.output[:, h * SIZE : (h + 1) * SIZE] for h in range(head * GROUP, (head + 1) * GROUP)]
@@ -86,12 +86,12 @@ def test_scores_and_kept_tokens_differ_from_those_of_the_authors_code() -> None:
     """Two KV heads, four query heads, 40 tokens, window 4, pool 3, 12 tokens a head."""
     with np.load(DATA / "adakv" / "tiny_h2_n40.npz") as file:
         known = {name: torch.from_numpy(file[name]) for name in file.files}
-    query, key, value = (known[name][0].transpose(0, 1) for name in "qkv")
+    query, key = (known[name][0].transpose(0, 1) for name in "qk")
 
     class Narrow(Window):
         pool = 3
 
-    scores = Narrow().score(Observed(query[-4:], key, value, key.shape[2] ** -0.5))
+    scores = Narrow().score(Observed(query[-4:], key, key.shape[2] ** -0.5))
     torch.testing.assert_close(scores, known["score"][0], rtol=1e-4, atol=1e-6)
     counts = make_allocator("ada", 0.0).allocate(page_gains(scores, 1)[None], 8)[0]
     assert (counts + 4).tolist() == known["headlens_a0.0"].tolist()

@@ -112,10 +112,23 @@ def test_what_is_read_of_a_page_is_not_what_was_written(dtype: torch.dtype) -> N
     key, value = torch.randn(2, 2 * BLOCK, SIZE).to(dtype)
     ids = pages.ids(1, np.array([5, 2]), 1)
     pages.write(1, ids, key, value)
-    for read, written in zip(reader_of(pages).read(ids), (key, value), strict=True):
-        assert read.equal(written)
-    for read, written in zip(reader_of(pages).read(ids[1:]), (key, value), strict=True):
-        assert read.equal(written[BLOCK:])
+    reader, rows = reader_of(pages), torch.tensor([3, 40, 63])
+    assert reader.keys(ids).equal(key) and reader.values(ids[1:]).equal(value[BLOCK:])
+    for read, written in zip(reader.rows(ids, rows), (key, value), strict=True):
+        assert read.equal(written[rows])
+
+
+@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
+def test_order_of_a_processors_pages_is_not_learnt(isa: str) -> None:
+    found = modules(dtype=torch.bfloat16)
+    for attention in found:
+        attention.isa = isa
+    pages = HeadPages.of(found)
+    assert pages is not None
+    key, value = torch.randn(2, BLOCK, SIZE).bfloat16()
+    ids = pages.ids(2, np.array([9]), 0)
+    pages.write(2, ids, key, value)
+    assert reader_of(pages).keys(ids).equal(key) and reader_of(pages).values(ids).equal(value)
 
 
 def test_backend_that_changes_numbers_is_read_all_the_same() -> None:
