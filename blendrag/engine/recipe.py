@@ -96,6 +96,15 @@ def conversation_of(request: Any) -> str:
     return said if isinstance(said, str) and said else request.request_id  # a server's clients send anything
 
 
+@dataclass(frozen=True, slots=True)
+class EvictionOrder:
+    """A prompt whose last token the step at hand computes: ``tokens`` of them, in these blocks."""
+
+    request_id: str
+    block_ids: list[int]
+    tokens: int
+
+
 @dataclass(slots=True)
 class BlendOrder:
     """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there.

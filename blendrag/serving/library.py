@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blendrag.compress import make_allocator, make_scorer
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe, spans_of
@@ -363,6 +364,8 @@ class Library:
         """How a plan is blended with these options; or None, and why it is not. ConfigError for a wrong
         selector, whatever the prompt holds: a typing error is no slow answer."""
         make_selector(options)
+        make_scorer(options.kv_scorer)
+        make_allocator(options.kv_allocator, options.kv_alpha)
         engine = self.start()
         if not options.blend:
             return None, "blending is switched off"

@@ -50,6 +50,9 @@ _OTHER_MODEL = frozenset(
 # Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
 _CPU_SEQS = 32
 
+# Tokens in a block where KV is evicted, which is by blocks: the fewest that vLLM's CPU kernels take.
+_CPU_BLOCK = 32
+
 # Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
 _EXACT_TAIL = 256
 
@@ -71,7 +74,8 @@ SERVING = WorkerExtension()
 
 def engine_key(settings: Settings) -> tuple[Any, ...]:
     """What two settings must have in common to share an engine: a process has one for all that do."""
-    return tuple(_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
+    names = (_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
+    return *names, settings.kv_budget is not None
 
 
 def _hashable(value: Any) -> Any:
@@ -180,6 +184,8 @@ def engine_args(
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
+    if on_cpu and settings.kv_budget is not None and "block_size" not in settings.engine_args:
+        args["block_size"] = _CPU_BLOCK
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})

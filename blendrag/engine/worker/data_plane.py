@@ -23,6 +23,7 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
+from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
@@ -61,6 +62,7 @@ class DataPlane:
     ) -> None:
         """owner: whether this engine stores; of data parallel ones the first does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
+        self.compression = Compression.of(model.decoder, model.cache)
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)
@@ -284,7 +286,9 @@ class DataPlane:
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         order, exact = self.prefixes.put_head(order)
         request = self.blend_of(order)
-        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace)
+        window = self.compression.window(order)
+        note = None if window is None else window.note
+        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace, note)
         report = yield from blend.run()
         if exact is not None:
             report = behind(exact, report)

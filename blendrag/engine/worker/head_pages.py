@@ -77,8 +77,10 @@ class PageReader:
     def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
         self._pages, self._view, self._order = pages, pages.view, order
         across, along = pages.view.stride()[2:]
-        width = pages.view.shape[3]
-        self._places = pages.view.storage_offset() + order // width * across + order % width * along
+        width, first = pages.view.shape[3], pages.view.storage_offset()
+        self._keys_at, self._values_at = (
+            first + part // width * across + part % width * along for part in order
+        )
         numbers = pages.view.untyped_storage().nbytes() // pages.view.element_size()
         self._memory = pages.view.as_strided((numbers,), (1,), 0)
 
@@ -115,10 +117,8 @@ class PageReader:
         """K and V of some of the tokens in these pages, [n] of their numbers: [n, head_size] each."""
         block = self._pages.block_size
         pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)
-        key, value = (
-            self._memory[places[tokens % block] + pages[:, None]] for places in self._places.unbind()
-        )
-        return key, value
+        at, pages = tokens % block, pages[:, None]
+        return self._memory[self._keys_at[at] + pages], self._memory[self._values_at[at] + pages]
 
 
 def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ class KeptPages:
     table: Ints
 
     @classmethod
-    def of(cls, pages: HeadPages, blocks: Sequence[int], counts: Ints) -> Self:
+    def of(cls, pages: HeadPages, blocks: Sequence[int] | Ints, counts: Ints) -> Self:
         """Hand the pages of ``blocks`` out. They go by layers and heads: with as many for each head as there
         are blocks, each has its own."""
         kept = np.asarray(blocks, np.int64)
