@@ -47,6 +47,7 @@ from blendrag.engine.worker.metrics import (
     Tally,
     TierMeter,
     merge,
+    of_eviction,
     of_outcome,
     of_report,
     summary,
@@ -298,6 +299,7 @@ class BlendConnector(KVConnectorBase_V1):
                         self._prefixes.forget(request_id)
                         self._freeing.forget(request_id)
             for request_id, eviction in meta.evictions.items():
+                merge(self._tally, of_eviction(eviction))
                 self._freeing.free(request_id, eviction)
                 if request_id in self._results:
                     self._results[request_id] = self._results[request_id].evicted(eviction)
