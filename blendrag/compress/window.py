@@ -44,7 +44,8 @@ def observed_attention(layer: Observed) -> torch.Tensor:
     query = layer.query.unflatten(1, (kv_heads, -1))  # [window, kv_heads, group, d]
     observed = []
     for head in range(kv_heads):
-        products = torch.einsum("wgd,nd->gwn", query[:, head], layer.key[:, head]).float() * layer.scale
+        rows = query[:, head].transpose(0, 1).flatten(0, 1)  # [group * window, d]
+        products = (rows @ layer.key[:, head].T).float().mul_(layer.scale).unflatten(0, (-1, window))
         products[..., layer.candidates :].masked_fill_(later, float("-inf"))
         observed.append(products.softmax(-1)[..., : layer.candidates].mean((0, 1)))
     return torch.stack(observed)

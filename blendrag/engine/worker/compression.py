@@ -70,6 +70,14 @@ class Compression:
 
     @classmethod
     def of(cls, decoder: Decoder, cache: PagedCache) -> Self:
+        """Raises nothing: who asks for no eviction is not to hear of it."""
+        try:
+            return cls._of(decoder, cache)
+        except Exception as error:
+            return cls(decoder, None, f"{type(error).__name__}: {error}")
+
+    @classmethod
+    def _of(cls, decoder: Decoder, cache: PagedCache) -> Self:
         attentions = decoder.attentions
         scores = [scores_of(attention) for attention in attentions]
         if not reads_by_heads(attentions):
@@ -166,13 +174,13 @@ class Compression:
         scorer, pages, layers = make_scorer(options.kv_scorer), parts.pages, []
         for layer, attention in enumerate(self._decoder.attentions):
             ids = [pages.ids(layer, blocks, head) for head in range(pages.kv_heads)]
-            key = torch.stack([parts.reader.keys(each) for each in ids], 1)[: seen.end]
+            key = torch.stack([parts.reader.keys(each) for each in ids]).transpose(0, 1)[: seen.end]
             value = output = None
             if scorer.reads_values:
                 output = output_weight(self._decoder.layers[layer], attention)
                 if output is None:
                     raise _WholeError(f"scorer {options.kv_scorer} finds no output projection")
-                value = torch.stack([parts.reader.values(each) for each in ids], 1)[: seen.end]
+                value = torch.stack([parts.reader.values(each) for each in ids]).transpose(0, 1)[: seen.end]
             observed = Observed(seen[layer], key, attention.impl.scale, value, output)
             layers.append(scorer.score(observed)[:, :most])
         return torch.stack(layers)

@@ -23,7 +23,8 @@ dispatcher = get_dispatcher(__name__)
 # Options by blendrag's own names; what is none of them is vLLM's.
 _OPTIONS = (
     "blend", "quality", "recompute_ratio", "selector", "kv_budget", "chat_template_kwargs", "max_retries",
-    "max_tokens", "temperature", "top_p", "stop", "seed", "timeout", "logprobs", "grammar", "tools", "tool_choice",
+    "max_tokens", "temperature", "top_p", "stop", "seed", "timeout", "logprobs", "grammar", "tools",
+    "tool_choice",
 )  # fmt: skip
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
