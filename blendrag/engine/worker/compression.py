@@ -69,8 +69,10 @@ class Compression:
         self._seen: dict[str, WindowQueries] = {}
 
     @classmethod
-    def of(cls, decoder: Decoder, cache: PagedCache) -> Self:
+    def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1) -> Self:
         """Raises nothing: who asks for no eviction is not to hear of it."""
+        if ranks > 1:  # each would have to hear that another could not
+            return cls(decoder, None, "its heads are on several devices")
         try:
             return cls._of(decoder, cache)
         except Exception as error:

@@ -72,8 +72,8 @@ _log = logging.getLogger(__name__)
 class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
     follows: whether it comes right after the last one, as it does while an answer is being generated;
-    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes; preempted: requests that
-    have lost their blocks; evictions: prompts whose last token the step computes."""
+    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes; preempted: requests
+    that have lost their blocks; evictions: prompts whose last token the step computes."""
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
@@ -368,12 +368,18 @@ class BlendConnector(KVConnectorBase_V1):
         clock.leave()
 
     def wait_for_save(self) -> None:
-        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them."""
+        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them; then
+        prompts that it has completed are evicted."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
         if self._data_plane is not None:
             self._data_plane.prefixes.save(metadata.saves, self._failed_blocks)
             self._data_plane.prefixes.ended(metadata.ended)
+            for order in metadata.evictions:
+                eviction = self._data_plane.compression.evict(order)
+                self._evictions[order.request_id] = eviction
+                if eviction.spoilt:
+                    self._failed_blocks.update(order.block_ids)
 
     def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
@@ -389,17 +395,6 @@ class BlendConnector(KVConnectorBase_V1):
         whose blocks the scheduler keeps until it hears of them."""
         arrived, self._arrived = self._arrived, set()
         return None, arrived or None
-
-    def wait_for_save(self) -> None:
-        """Nothing is saved. The step's forward has been launched: prompts that it completes are evicted."""
-        metadata = self._get_connector_metadata()
-        if self._data_plane is None or not isinstance(metadata, BlendMetadata):
-            return
-        for order in metadata.evictions:
-            eviction = self._data_plane.compression.evict(order)
-            self._evictions[order.request_id] = eviction
-            if eviction.spoilt:
-                self._failed_blocks.update(order.block_ids)
 
     def _block_size(self) -> int:
         return int(self._vllm_config.cache_config.block_size)

@@ -62,7 +62,7 @@ class DataPlane:
     ) -> None:
         """owner: whether this engine stores; of data parallel ones the first does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
-        self.compression = Compression.of(model.decoder, model.cache)
+        self.compression = Compression.of(model.decoder, model.cache, model.ranks.size)
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)

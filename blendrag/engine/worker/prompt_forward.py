@@ -100,7 +100,7 @@ Note = Callable[[int, Ints, torch.Tensor], None]
 @dataclass(frozen=True)
 class PromptForward:
     """Of one prompt, once or several times. dense: whether rows attend to all K and V of a layer put together
-    instead of the pages; ``pace`` says when to pause, and knows the other ranks; ``note`` is told of all Q."""
+    instead of the pages; ``pace`` says when to pause, and knows the other ranks; ``note`` is told of Q."""
 
     decoder: Decoder
     tokens: PromptTokens
