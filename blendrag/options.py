@@ -10,6 +10,9 @@ from blendrag.errors import ConfigError
 Metric = Literal["v", "k", "kv"]
 Quality = Literal["fast", "balanced", "close"]
 
+# Options that say from how much of its KV a prompt's answer is decoded.
+BUDGET = ("kv_budget", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window")
+
 
 class Step(NamedTuple):
     """What a quality stands for (measured: docs/results.md)."""

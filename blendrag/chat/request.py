@@ -10,13 +10,13 @@ from typing import Any, TypedDict
 from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
-from blendrag.options import BlendOptions, Quality, step_of
+from blendrag.options import BUDGET, BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings, closest
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
-_BLENDING = ("blend", "recompute_ratio", "selector", "kv_budget")
+_BLENDING = ("blend", "recompute_ratio", "selector", *BUDGET)
 
 
 class RequestOptions(TypedDict, total=False):
@@ -24,7 +24,8 @@ class RequestOptions(TypedDict, total=False):
 
     blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
     settings; a ratio or selector given with a quality is taken instead of the quality's.
-    kv_budget: as the setting; one that is longer than the prompt keeps all of its KV.
+    kv_budget: as the setting, which the engine has to be started with; one that is longer than the prompt
+    keeps all of its KV. kv_allocator, kv_scorer, kv_alpha, kv_window: as the settings.
     chat_template_kwargs: variables of the model's chat template, beside the setting's, by name.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
@@ -42,6 +43,10 @@ class RequestOptions(TypedDict, total=False):
     recompute_ratio: float | None
     selector: str | None
     kv_budget: int | None
+    kv_allocator: str | None
+    kv_scorer: str | None
+    kv_alpha: float | None
+    kv_window: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Iterable[str] | None
     conversation: str | None

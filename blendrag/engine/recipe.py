@@ -98,7 +98,8 @@ def conversation_of(request: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EvictionOrder:
-    """A prompt whose last token the step at hand computes: ``tokens`` of them, in these blocks."""
+    """A prompt of ``tokens``, all of them computed, in the first of these blocks: the step at hand computes
+    what follows."""
 
     request_id: str
     block_ids: list[int]

@@ -58,7 +58,11 @@ class BlendFields(BaseModel):
     conversation: str | None = Field(
         default=None, description="The caller's id of the conversation that the prompt belongs to."
     )
-    kv_budget: int | None = Field(default=None, ge=1)
+    kv_budget: int | None = None
+    kv_allocator: str | None = None
+    kv_scorer: str | None = None
+    kv_alpha: float | None = None
+    kv_window: int | None = None
     evidence: bool = Field(
         default=False, description="What became of each document; in a stream, a last chunk that says it."
     )
@@ -181,6 +185,10 @@ class Blending:
             "recompute_ratio": fields.recompute_ratio,
             "selector": fields.selector,
             "kv_budget": fields.kv_budget,
+            "kv_allocator": fields.kv_allocator,
+            "kv_scorer": fields.kv_scorer,
+            "kv_alpha": fields.kv_alpha,
+            "kv_window": fields.kv_window,
             "documents": fields.documents,
         }
         wanted = make_request(self.settings, "", given)

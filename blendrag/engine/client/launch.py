@@ -87,7 +87,10 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
 
     def describe(one: Settings, other: Settings) -> str:
         pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
-        return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+        shown = [f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs]
+        if (one.kv_budget is None) != (other.kv_budget is None):
+            shown.append(f"kv_budget={one.kv_budget!r}")
+        return ", ".join(shown)
 
     return EngineBusyError(
         f"an engine with {describe(running, wanted)} has this device, so none with"
@@ -229,6 +232,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "blend_share": settings.blend_share,
             "claim": settings.claim,
             "prefix_forecasts": settings.prefix_forecasts,
+            "evicts": settings.kv_budget is not None,
         },
     }
 

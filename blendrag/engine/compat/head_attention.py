@@ -1,7 +1,8 @@
 """Attention of sequences that are one KV head each, by the stock CPU backend's own kernel.
 
-``register`` puts a subclass in the stock backend's place, under its name. It differs in one look: whether a
-step's rows attend by heads (:class:`HeadAttention`); else it is the stock backend.
+``register`` puts a subclass in the stock backend's place, under its name. Only an engine that is started to
+evict has layers of it, and they differ in one look: whether a step's rows attend by heads
+(:class:`HeadAttention`); else it is the stock backend.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from copy import copy
 from typing import Any, Protocol
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -49,7 +51,16 @@ class HeadAttentionImpl(CPUAttentionBackendImpl):
 class HeadAttentionBackend(CPUAttentionBackend):
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
-        return HeadAttentionImpl
+        return HeadAttentionImpl if started_to_evict() else CPUAttentionBackendImpl
+
+
+def started_to_evict() -> bool:
+    """Whether the engine whose layers are being made is: its connector's options say it, which may be a child
+    of vLLM's ``MultiConnector``."""
+    transfer = get_current_vllm_config().kv_transfer_config
+    extra = {} if transfer is None else transfer.kv_connector_extra_config
+    children = [child.get("kv_connector_extra_config", {}) for child in extra.get("connectors", ())]
+    return any(each.get("evicts") for each in (extra, *children))
 
 
 def register() -> None:
@@ -59,9 +70,13 @@ def register() -> None:
         register_backend(AttentionBackendEnum.CPU_ATTN, name)
 
 
-def reads_by_heads(attentions: Sequence[Any]) -> bool:
-    """Whether these modules' backend is ours."""
-    return all(isinstance(attention.impl, HeadAttentionImpl) for attention in attentions)
+def not_by_heads(attentions: Sequence[Any]) -> str | None:
+    """Why these modules do not attend by heads; None if they can."""
+    if all(isinstance(attention.impl, HeadAttentionImpl) for attention in attentions):
+        return None
+    if isinstance(attentions[0].impl, CPUAttentionBackendImpl):
+        return "the engine was started without kv_budget"
+    return f"backend {attentions[0].attn_backend.get_name()} does not read by heads"
 
 
 def bind(attentions: Sequence[Any], by_heads: HeadAttention) -> None:

@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from blendrag.compress import Observed, kept_tokens, make_allocator, make_scorer, page_gains
-from blendrag.engine.compat.head_attention import HeadKernel, bind, reads_by_heads
+from blendrag.compress import Observed, kept_tokens, least_budget, make_allocator, make_scorer, page_gains
+from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
 from blendrag.engine.compat.model import output_weight, scores_of
 from blendrag.engine.recipe import BlendOrder, EvictionOrder
 from blendrag.engine.report import Eviction
@@ -81,10 +81,9 @@ class Compression:
     @classmethod
     def _of(cls, decoder: Decoder, cache: PagedCache) -> Self:
         attentions = decoder.attentions
+        if reason := not_by_heads(attentions):
+            return cls(decoder, None, reason)
         scores = [scores_of(attention) for attention in attentions]
-        if not reads_by_heads(attentions):
-            name = attentions[0].attn_backend.get_name()
-            return cls(decoder, None, f"backend {name} does not read by heads")
         if any(each is None or not each.bare or each.window is not None for each in scores):
             return cls(decoder, None, "its attention has windows, caps, sinks or ALiBi")
         pages = HeadPages.of(attentions)
@@ -136,8 +135,7 @@ class Compression:
         keep = options.kv_budget // size - 1
         if seen.end != order.tokens - 1:
             raise _WholeError("the question is left to the engine")
-        if keep * size < options.kv_window:
-            least = size * (-(-options.kv_window // size) + 1)
+        if options.kv_budget < (least := least_budget(options.kv_window, size)):
             raise _WholeError(f"kv_budget is below {least}, the window and one block of {size}")
         if keep >= last:
             raise _WholeError("the prompt is no longer than the budget")

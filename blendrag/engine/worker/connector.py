@@ -73,7 +73,7 @@ class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
     follows: whether it comes right after the last one, as it does while an answer is being generated;
     ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes; preempted: requests
-    that have lost their blocks; evictions: prompts whose last token the step computes."""
+    that have lost their blocks; evictions: prompts whose KV is evicted before the step's forward."""
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
@@ -313,7 +313,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         self._prefixes.forget(request.request_id)
         result = self._results.pop(request.request_id, None)
-        self._freeing.forget(request.request_id)
+        if self._freeing.forget(request.request_id) and result is not None:
+            result = result.evicted(Eviction(whole="the answer ended with its first token"))
         for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
         if request.request_id in self._ordered:
@@ -333,9 +334,15 @@ class BlendConnector(KVConnectorBase_V1):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        if self._data_plane is not None and isinstance(connector_metadata, BlendMetadata):
-            # Before the step's forward: their blocks may be others' in it.
-            self._data_plane.compression.forget(connector_metadata.ended | connector_metadata.preempted)
+        if self._data_plane is None or not isinstance(connector_metadata, BlendMetadata):
+            return
+        # Before the step's forward, which may have their blocks as others', and reads what is left.
+        compression = self._data_plane.compression
+        compression.forget(connector_metadata.ended | connector_metadata.preempted)
+        for order in connector_metadata.evictions:
+            eviction = self._evictions[order.request_id] = compression.evict(order)
+            if eviction.spoilt:
+                self._failed_blocks.update(order.block_ids)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -368,18 +375,12 @@ class BlendConnector(KVConnectorBase_V1):
         clock.leave()
 
     def wait_for_save(self) -> None:
-        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them; then
-        prompts that it has completed are evicted."""
+        """Nodes of exact prefixes are copied out of the blocks of the step that has completed them."""
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, BlendMetadata)
         if self._data_plane is not None:
             self._data_plane.prefixes.save(metadata.saves, self._failed_blocks)
             self._data_plane.prefixes.ended(metadata.ended)
-            for order in metadata.evictions:
-                eviction = self._data_plane.compression.evict(order)
-                self._evictions[order.request_id] = eviction
-                if eviction.spoilt:
-                    self._failed_blocks.update(order.block_ids)
 
     def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer

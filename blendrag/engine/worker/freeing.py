@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from blendrag.engine.compat.connector import RequestBlocks
@@ -17,20 +18,20 @@ class BlockFreeing:
         self._expected: dict[str, Any] = {}  # requests whose prompt is blended now, by id
 
     def expect(self, request: Any, recipe: Recipe) -> None:
-        """A prompt that is blended: evicted when its last token is computed, if that is asked for."""
+        """A prompt that is blended: evicted once its first token is there, if that is asked for."""
         if recipe.options.kv_budget is not None and self._blocks is not None:
             self._expected[request.request_id] = request
 
-    def forget(self, request_id: str) -> None:
-        """It has ended, or has failed, or has to be blended again."""
-        self._expected.pop(request_id, None)
+    def forget(self, request_id: str) -> bool:
+        """It has ended, or has failed, or has to be blended again. Whether its KV was to be evicted yet."""
+        return self._expected.pop(request_id, None) is not None
 
-    def orders(self, scheduled: dict[str, int]) -> list[EvictionOrder]:
-        """Of the step that computes so many tokens of each: requests whose prompt's last is among them."""
+    def orders(self, scheduled: Collection[str]) -> list[EvictionOrder]:
+        """Requests whose prompt was computed, of a step that goes on with these: their first token has left,
+        and does not wait for the choice of what is kept."""
         orders = []
         for request_id, request in tuple(self._expected.items()):
-            computed = request.num_computed_tokens + scheduled.get(request_id, 0)
-            if request_id in scheduled and computed >= request.num_prompt_tokens:
+            if request_id in scheduled and request.num_computed_tokens >= request.num_prompt_tokens:
                 assert self._blocks is not None, "else none is expected"
                 orders.append(
                     EvictionOrder(request_id, self._blocks.ids(request_id), request.num_prompt_tokens)

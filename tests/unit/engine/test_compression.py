@@ -29,7 +29,9 @@ LAYERS, HEADS = 3, 4
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedModel]:
     """With all layers' KV in one allocation, as an engine has it."""
     head_attention.register()
-    found = small_model(tmp_path_factory.mktemp("model"), LAYERS)
+    with pytest.MonkeyPatch.context() as started:
+        started.setattr(head_attention, "started_to_evict", lambda: True)
+        found = small_model(tmp_path_factory.mktemp("model"), LAYERS)
     AttentionBackendEnum.CPU_ATTN.clear_override()
     like = found.decoder.attentions[0].kv_cache
     memory = torch.zeros(LAYERS, *like.shape)

@@ -38,10 +38,10 @@ def request(name: str, tokens: int) -> Request:
 
 
 def started(manager: KVCacheManager, name: str, tokens: int) -> Request:
-    """A prompt in its blocks, its last token about to be computed."""
+    """A prompt in its blocks, all of it computed."""
     found = request(name, tokens)
     assert manager.allocate_slots(found, tokens) is not None
-    found.num_computed_tokens = tokens - 1
+    found.num_computed_tokens = tokens
     return found
 
 
@@ -57,7 +57,7 @@ def freeing(manager: KVCacheManager) -> BlockFreeing:
 
 def evicted(half: BlockFreeing, found: Request) -> Eviction:
     half.expect(found, RECIPE)
-    (order,) = half.orders({found.request_id: 1})
+    (order,) = half.orders([found.request_id])
     return Eviction(tokens=96, first=2, last=(order.tokens - 1) // BLOCK, first_block=order.block_ids[0])
 
 
@@ -118,18 +118,20 @@ def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
     assert free_blocks(manager) == BLOCKS - 1
 
 
-def test_prompt_is_evicted_before_its_last_token_or_when_nobody_asked(manager: KVCacheManager) -> None:
+def test_prompt_is_evicted_before_its_first_token_or_when_nobody_asked(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 100)
     half.expect(found, Recipe("store", RECIPE.spans))
-    assert half.orders({"a": 1}) == []
+    assert half.orders(["a"]) == [] and not half.forget("a")
     half.expect(found, RECIPE)
-    found.num_computed_tokens = 60
-    assert half.orders({}) == half.orders({"a": 39}) == half.orders({"b": 100}) == []
-    assert [order.tokens for order in half.orders({"a": 40})] == [100]
-    assert half.orders({"a": 40}) == [], "once"
+    found.num_computed_tokens = 99
+    assert half.orders(["a"]) == [], "the step computes its last token"
+    found.num_computed_tokens = 100
+    assert half.orders([]) == half.orders(["b"]) == [], "it is not in the step"
+    assert [order.tokens for order in half.orders(["a"])] == [100]
+    assert half.orders(["a"]) == [] and not half.forget("a"), "once"
     half.expect(found, RECIPE)
-    half.forget("a")
-    assert half.orders({"a": 40}) == []
+    assert half.forget("a")
+    assert half.orders(["a"]) == []
 
 
 def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
@@ -138,5 +140,5 @@ def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
     half = BlockFreeing(None)
     asked: Any = request("a", 100)
     half.expect(asked, RECIPE)
-    assert half.orders({"a": 100}) == []
+    assert half.orders(["a"]) == []
     half.free("a", Eviction(1, 1, 2, 0))
