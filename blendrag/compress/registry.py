@@ -27,7 +27,7 @@ def make_allocator(name: str, alpha: float) -> Allocator:
 
 
 def least_budget(observed: int, block_size: int) -> int:
-    """Tokens: what a head has to keep, of an observation window of so many, and the block that is written on."""
+    """Tokens: what a head has to keep, of a window of so many observed, and the block that is written on."""
     return block_size * (-(-observed // block_size) + 1)
 
 

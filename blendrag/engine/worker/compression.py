@@ -50,12 +50,12 @@ class WindowQueries:
         return self._query[layer]
 
 
-class _WholeError(Exception):
+class WholeError(Exception):
     """Nothing is evicted; says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     pages: HeadPages
     reader: PageReader
     reading: HeadReading
@@ -64,7 +64,7 @@ class _Parts:
 class Compression:
     """Of one loaded model. reason: why its KV is always kept whole; None if it is not."""
 
-    def __init__(self, decoder: Decoder, parts: _Parts | None, reason: str | None) -> None:
+    def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason
         self._seen: dict[str, WindowQueries] = {}
 
@@ -95,7 +95,7 @@ class Compression:
             return cls(decoder, None, "its backend's KV is not read back")
         reading = HeadReading(attentions, pages, HeadKernel(attentions[0], cache.runner))
         bind(attentions, reading)
-        return cls(decoder, _Parts(pages, reader, reading), None)
+        return cls(decoder, Parts(pages, reader, reading), None)
 
     def window(self, order: BlendOrder) -> WindowQueries | None:
         """For a blend that begins; None if nothing is to be evicted behind it."""
@@ -119,26 +119,26 @@ class Compression:
         seen = self._seen.pop(order.request_id, None)
         try:
             if self._parts is None:
-                raise _WholeError(self.reason)
+                raise WholeError(self.reason)
             if seen is None:
-                raise _WholeError("it was not blended to its end")
+                raise WholeError("it was not blended to its end")
             return self._evict(self._parts, seen, order)
-        except _WholeError as reason:
+        except WholeError as reason:
             return Eviction(whole=str(reason))
         except Exception as error:
             return Eviction(whole=f"{type(error).__name__}: {error}")
 
-    def _evict(self, parts: _Parts, seen: WindowQueries, order: EvictionOrder) -> Eviction:
+    def _evict(self, parts: Parts, seen: WindowQueries, order: EvictionOrder) -> Eviction:
         options, size, pages = seen.options, parts.pages.block_size, parts.pages
         assert options.kv_budget is not None
         last = (order.tokens - 1) // size  # the block that is written on stays
         keep = options.kv_budget // size - 1
         if seen.end != order.tokens - 1:
-            raise _WholeError("the question is left to the engine")
+            raise WholeError("the question is left to the engine")
         if options.kv_budget < (least := least_budget(options.kv_window, size)):
-            raise _WholeError(f"kv_budget is below {least}, the window and one block of {size}")
+            raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
         if keep >= last:
-            raise _WholeError("the prompt is no longer than the budget")
+            raise WholeError("the prompt is no longer than the budget")
         blocks = np.array(order.block_ids[: last + 1])
         allocator = make_allocator(options.kv_allocator, options.kv_alpha)
         scores = self._scores(
@@ -168,19 +168,28 @@ class Compression:
         return Eviction(tokens, keep, last, int(blocks[0]))
 
     def _scores(
-        self, parts: _Parts, seen: WindowQueries, options: BlendOptions, blocks: Ints, most: int
+        self, parts: Parts, seen: WindowQueries, options: BlendOptions, blocks: Ints, most: int
     ) -> torch.Tensor:
         """[layers, kv_heads, tokens]: of the prompt's first ``most`` at the most, those before the window."""
-        scorer, pages, layers = make_scorer(options.kv_scorer), parts.pages, []
-        for layer, attention in enumerate(self._decoder.attentions):
-            ids = [pages.ids(layer, blocks, head) for head in range(pages.kv_heads)]
-            key = torch.stack([parts.reader.keys(each) for each in ids]).transpose(0, 1)[: seen.end]
-            value = output = None
-            if scorer.reads_values:
-                output = output_weight(self._decoder.layers[layer], attention)
-                if output is None:
-                    raise _WholeError(f"scorer {options.kv_scorer} finds no output projection")
-                value = torch.stack([parts.reader.values(each) for each in ids]).transpose(0, 1)[: seen.end]
-            observed = Observed(seen[layer], key, attention.impl.scale, value, output)
-            layers.append(scorer.score(observed)[:, :most])
-        return torch.stack(layers)
+        scorer = make_scorer(options.kv_scorer)
+        layers = (
+            self._observed(parts, seen, blocks, layer, scorer.reads_values)
+            for layer in range(parts.pages.num_layers)
+        )
+        return torch.stack([scorer.score(layer)[:, :most] for layer in layers])
+
+    def _observed(
+        self, parts: Parts, seen: WindowQueries, blocks: Ints, layer: int, values: bool
+    ) -> Observed:
+        """A layer of a prompt that is in these blocks. values: whether V and W_O are part of it."""
+        pages, attention = parts.pages, self._decoder.attentions[layer]
+        ids = pages.ids(layer, blocks, np.arange(pages.kv_heads)[:, None]).ravel()
+        heads = (pages.kv_heads, -1)
+        key = parts.reader.keys(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
+        value = output = None
+        if values:
+            output = output_weight(self._decoder.layers[layer], attention)
+            if output is None:
+                raise WholeError("no output projection is found, which the scorer reads")
+            value = parts.reader.values(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
+        return Observed(seen[layer], key, attention.impl.scale, value, output)
