@@ -1,4 +1,4 @@
-"""What budgets of KV lose, as a picture: against the budget, and layer by layer (Ada-KV's figures 3 and 4)."""
+"""What budgets of KV lose, as a picture: by budget, and layer by layer (Ada-KV's figures 3 and 4)."""
 
 from __future__ import annotations
 
