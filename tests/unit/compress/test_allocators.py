@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.compress import ALLOCATORS, make_allocator, page_gains
+from blendrag.compress import ALLOCATORS, check_budget, make_allocator, page_gains
 from blendrag.compress.pyramid import layer_totals
 from blendrag.compress.rounding import largest_remainder, published_rounding
 from blendrag.errors import ConfigError
+from blendrag.options import BlendOptions
 from places import DATA
 
 PAGES = [1, 16, 32]
@@ -143,3 +144,11 @@ def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
         assert (ours - theirs).abs().max() <= 1, "only rounding is ours"
         if not alpha:
             assert ours.tolist() == (known[f"kvpress_kept_L{layer}_a0.0"] - 32).tolist()
+
+
+def test_budget_that_leaves_no_choice_is_taken() -> None:
+    for block, window, least in ((1, 32, 33), (16, 32, 48), (32, 32, 64), (32, 33, 96), (128, 32, 256)):
+        check_budget(BlendOptions(kv_budget=least, kv_window=window), block)
+        with pytest.raises(ConfigError, match=f"kv_budget must be at least {least}, the window"):
+            check_budget(BlendOptions(kv_budget=least - 1, kv_window=window), block)
+    check_budget(BlendOptions(kv_budget=1))  # the engine's blocks are not known yet
