@@ -44,10 +44,12 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Answers at once. ttft_s: of the first of them. itl_s: between two tokens of an answer, mean while all
-    of them decode; held: share of the engine's KV blocks that they have meanwhile."""
+    """Answers at once. ttft_s: of the first of them. second_s: from an answer's first token to its second,
+    mean: what is kept is chosen meanwhile. itl_s: between two tokens of an answer, mean while all of them
+    decode; held: share of the engine's KV blocks that they have meanwhile."""
 
     ttft_s: float
+    second_s: float
     itl_s: float
     held: float
 
@@ -57,6 +59,7 @@ class Decoding:
     """An arm with so many answers at once; ratios are to ``whole``, round by round."""
 
     ttft_ms: Spread
+    second_ms: Spread
     itl_ms: Spread
     held: Spread
     ttft_ratio: Spread
@@ -150,7 +153,8 @@ async def _round(
         raise EngineError("no time in which all answers were decoded: ask for more --tokens")
     held = [share for at, share in looks if begin <= at <= end] or [looks[-1][1]]
     first = min(own.tokens[0] for own in timed) - now
-    return Round(first, sum(gaps) / len(gaps), max(held)), timed
+    second = sum(own.tokens[1] - own.tokens[0] for own in timed) / len(timed)
+    return Round(first, second, sum(gaps) / len(gaps), max(held)), timed
 
 
 def _held() -> float:
@@ -167,6 +171,7 @@ def _summary(own: Sequence[Round], whole: Sequence[Round]) -> Decoding:
     pairs = list(zip(own, whole, strict=True))
     return Decoding(
         spread([1e3 * each.ttft_s for each in own]),
+        spread([1e3 * each.second_s for each in own]),
         spread([1e3 * each.itl_s for each in own]),
         spread([each.held for each in own]),
         spread([each.ttft_s / base.ttft_s for each, base in pairs]),

@@ -10,13 +10,15 @@ from blendrag.lab.report import table_with, where
 
 def print_decode(results: DecodeResults, console: Console) -> None:
     """A row per arm and number of answers."""
-    table = table_with("arm", "answers", "TTFT ms", "/ whole", "ms a token", "/ whole", "KV held", "/ whole")
+    names = ("answers", "TTFT ms", "/ whole", "2nd token", "ms a token", "/ whole", "KV held", "/ whole")
+    table = table_with("arm", *names)
     for (arm, count), own in results.rows.items():
         table.add_row(
             arm,
             str(count),
             f"{own.ttft_ms.median:,.0f}",
             f"{own.ttft_ratio.median:.2f}x",
+            f"{own.second_ms.median:,.0f}",
             f"{own.itl_ms.median:,.1f}",
             f"{own.itl_ratio.median:.2f}x",
             f"{own.held.median:.1%}",
@@ -26,8 +28,8 @@ def print_decode(results: DecodeResults, console: Console) -> None:
     console.print(table, markup=False)
     console.print(
         f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
-        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; KV"
-        f" held: of the engine's blocks. {options.repeats} repeats, {options.tokens} tokens an answer,"
+        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd"
+        f" token: ms behind the first, in which what is kept is chosen; KV held: of the engine's blocks. {options.repeats} repeats, {options.tokens} tokens an answer,"
         f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
         markup=False,
     )
