@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.lab.running import lab_engine
+from blendrag.lab.worker.operations import MEASURED, LayerLoss
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -183,3 +185,19 @@ def test_stopped_answers_leave_no_kv_behind_or_free_others(few_blocks: Bench) ->
         stream.close()  # type: ignore[attr-defined]
     few_blocks.reset()
     assert few_blocks.blended(prompt).report
+
+
+def test_layers_are_measured_on_other_tokens_or_nothing_is_evicted_afterwards(few_blocks: Bench) -> None:
+    prompt, engine = few_blocks.prompt(few_blocks.pieces[:20]), few_blocks.engine
+    answer = tuple(generate(few_blocks, prompt).token_ids[:32])
+    longer = replace(prompt, token_ids=(*prompt.token_ids, *answer))
+    ways = [("window", "ada", BUDGET), ("window", "uniform", BUDGET), ("random", "uniform", BUDGET)]
+    engine.call("begin_study", [*ways, ("window", "ada", 100_000)], 0.5, len(prompt.token_ids))
+    measured = generate(few_blocks, longer, kv_budget=len(longer.token_ids), kv_window=32 + 31)
+    assert measured.report is not None and measured.report.kv_whole == MEASURED
+    found = [LayerLoss(**each) for each in engine.call("end_study")]
+    assert [(one.scorer, one.allocator, one.budget) for one in found] == ways
+    kept, lost = ([float(np.mean(getattr(one, name))) for one in found] for name in ("kept", "lost"))
+    assert 1 > kept[0] > kept[2] > 0 and 1 > kept[1] > kept[2]
+    assert 0 < lost[0] < lost[2] and 0 < lost[1] < lost[2]
+    assert generate(few_blocks, prompt, kv_budget=BUDGET).report.kv_freed  # type: ignore[union-attr]

@@ -29,7 +29,8 @@ def print_decode(results: DecodeResults, console: Console) -> None:
     console.print(
         f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
         f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd"
-        f" token: ms behind the first, in which what is kept is chosen; KV held: of the engine's blocks. {options.repeats} repeats, {options.tokens} tokens an answer,"
+        f" token: ms behind the first, in which what is kept is chosen; KV held: of the engine's blocks."
+        f" {options.repeats} repeats, {options.tokens} tokens an answer,"
         f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
         markup=False,
     )
