@@ -147,7 +147,7 @@ def decode(
     budget: Annotated[int, typer.Option(min=1, help="Tokens of KV that a head keeps, on average.")] = 512,
     answers: Annotated[int, typer.Option(min=2, help="At once, besides one alone.")] = 8,
     tokens: Annotated[int, typer.Option(min=4, help="Tokens of every answer.")] = 48,
-    repeats: options.Repeats = 3,
+    repeats: options.Repeats = 2,
     model: options.Model = None,
     json: options.Json = False,
     paste: options.Paste = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from blendrag.errors import EngineError
 from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
-from blendrag.lab.prompts import Prompt, PromptMaker, Trial, check_prompts
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -27,6 +28,7 @@ from blendrag.store.stack import TierSpec
 ARMS = ("whole", "evicted", "floor")
 _GAUGE = "vllm:kv_cache_usage_perc"
 _LOOK_S = 0.01
+_QUESTION = QUESTIONS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class DecodeOptions:
     budget: int = 512
     answers: int = 8
     tokens: int = 48
-    repeats: int = 3
+    repeats: int = 2
     seed: int = 0
 
 
@@ -91,10 +93,12 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
         progress.note("ingest")
         with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
             count = (1 + options.repeats) * options.answers
-            few = max(2, options.budget // options.chunk_tokens)
-            long = maker.trials(store.chunks, options.chunks, count, options.seed)
-            short = maker.trials(store.chunks, few, count, options.seed)
-            check_prompts((trial.prompt for trial in long), engine.max_model_len, options.tokens)
+            few = max(1, options.budget // options.chunk_tokens)
+            pool, rng = store.chunks, random.Random(options.seed)
+            long = [maker.make(rng.sample(pool, options.chunks), _QUESTION) for _ in range(count)]
+            chosen = [[pool[(n + at) % len(pool)] for at in range(few)] for n in range(count)]
+            short = [maker.make(chunks, _QUESTION) for chunks in chosen]  # those at once are others
+            check_prompts(long, engine.max_model_len, options.tokens)
             recipe = recipe_of(settings, store.id)
             whole = replace(recipe, options=replace(recipe.options, kv_budget=None))
             arms = {"whole": (long, whole), "evicted": (long, recipe), "floor": (short, whole)}
@@ -103,10 +107,9 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
             kept = freed = 0
             for turn in in_turn(keys, range(1 + options.repeats), progress):
                 name, at_once = turn.key
-                trials, recipe_of_arm = turn.arm
-                first = turn.trial * options.answers
-                prompts = [trial.prompt for trial in trials[first : first + at_once]]
-                found, timed = asyncio.run(_round(engine, prompts, recipe_of_arm, options.tokens))
+                prompts, recipe_of_arm = turn.arm
+                own = prompts[turn.trial * options.answers :][:at_once]
+                found, timed = asyncio.run(_round(engine, own, recipe_of_arm, options.tokens))
                 if not turn.warms_up:
                     rounds[turn.key].append(found)
                 report = check_blended(name, timed[0].report)
@@ -114,12 +117,8 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
                     if report.kv_whole:
                         raise EngineError(f"nothing was evicted: {report.kv_whole}")
                     kept, freed = report.kv_kept, report.kv_freed
-        rows = {key: _summary(own, rounds["whole", key[1]]) for key, own in rounds.items()}
-        return DecodeResults(rows, kept, freed, Setup.of(engine, settings, options, _prompts(long)))
-
-
-def _prompts(trials: Sequence[Trial]) -> list[Prompt]:
-    return [trial.prompt for trial in trials]
+        rows = {key: _summary(found, rounds["whole", key[1]]) for key, found in rounds.items()}
+        return DecodeResults(rows, kept, freed, Setup.of(engine, settings, options, long))
 
 
 async def _round(

@@ -10,7 +10,7 @@ from blendrag.lab.report import table_with, where
 
 def print_decode(results: DecodeResults, console: Console) -> None:
     """A row per arm and number of answers."""
-    names = ("answers", "TTFT ms", "/ whole", "2nd token", "ms a token", "/ whole", "KV held", "/ whole")
+    names = ("at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
     table = table_with("arm", *names)
     for (arm, count), own in results.rows.items():
         table.add_row(
@@ -28,8 +28,9 @@ def print_decode(results: DecodeResults, console: Console) -> None:
     console.print(table, markup=False)
     console.print(
         f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
-        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd"
-        f" token: ms behind the first, in which what is kept is chosen; KV held: of the engine's blocks."
+        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd:"
+        f" from the first token to the second, between which what is kept is chosen; ms: a token after that;"
+        f" held: of the engine's KV blocks; x: to whole."
         f" {options.repeats} repeats, {options.tokens} tokens an answer,"
         f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
         markup=False,

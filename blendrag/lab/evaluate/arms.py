@@ -211,7 +211,7 @@ def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
     prefix, codec = (_one_of(arm, kinds, extras) for kinds in (behind, codec_names()))
     usual = "none" if arm.name.partition("@")[0] in _ALONE else CONTEXT
     prefix = prefix or usual
-    shown = (prefix if prefix != usual else None, codec, budget and str(budget))
+    shown = (prefix if prefix != usual else None, codec, str(budget or ""))
     name = ":".join([arm.name, *filter(None, shown)])
     shared = None if prefix == CONTEXT else cast(SharedPrefix, prefix)
     return replace(arm, name=name, shared_prefix=shared, codec=codec, budget=budget)

@@ -63,11 +63,8 @@ def _summary(
     uniform: Mapping[str, AnswerSample],
     tokens: Mapping[str, int],
 ) -> DecodedSummary:
-    nll = [
-        (each.nll_later, whole[id].nll_later)
-        for id, each in own.items()
-        if id in whole and each.nll_later is not None
-    ]
+    nll, reference = _nll(own), _nll(whole)
+    told = [id for id in nll if id in reference]
     kl, base = _kl(own), _kl(uniform)
     shared = [id for id in kl if id in base]
     layers = [each.evicted.layers for each in own.values() if each.evicted and each.evicted.layers]
@@ -76,11 +73,15 @@ def _summary(
         budget.by,
         len(own),
         mean([each.kv_kept / tokens[id] for id, each in own.items()]),
-        difference([a for a, _ in nll], [b for _, b in nll]) if nll else None,
+        difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,
         mean(list(kl.values())),
         difference([kl[id] for id in shared], [base[id] for id in shared]) if shared else None,
         *(tuple(np.mean([getattr(each, name) for each in layers], 0).tolist()) for name in ("kept", "lost")),
     )
+
+
+def _nll(samples: Mapping[str, AnswerSample]) -> dict[str, float]:
+    return {id: each.nll_later for id, each in samples.items() if each.nll_later is not None}
 
 
 def _kl(samples: Mapping[str, AnswerSample]) -> dict[str, float]:

@@ -178,9 +178,9 @@ class Measuring:
             choices[*by, of["kv_budget"]] = arm.name
         await self._engine.acall("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
         prompt = base.token_ids + ids
-        # The engine computes the last token itself.
-        measured = {"kv_budget": len(prompt), "kv_window": OBSERVED + len(ids) - 1}
-        recipe = replace(base.recipe, options=replace(base.recipe.options, **measured))
+        window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
+        options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
+        recipe = replace(base.recipe, options=options)
         two = Sampling(max_tokens=2, other={"ignore_eos": True})
         delta = await self._engine.agenerate(prompt, two, recipe)
         found = [LayerLoss(**each) for each in await self._engine.acall("end_study")]
