@@ -176,14 +176,14 @@ class Measuring:
             of = {} if arm.budget is None else arm.budget.options
             by = of.get("kv_scorer", own.kv_scorer), of.get("kv_allocator", own.kv_allocator)
             choices[*by, of["kv_budget"]] = arm.name
-        await self._engine.acall("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
+        self._engine.call("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
         prompt = base.token_ids + ids
         window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
         options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
         recipe = replace(base.recipe, options=options)
         two = Sampling(max_tokens=2, other={"ignore_eos": True})
         delta = await self._engine.agenerate(prompt, two, recipe)
-        found = [LayerLoss(**each) for each in await self._engine.acall("end_study")]
+        found = [LayerLoss(**each) for each in self._engine.call("end_study")]
         if delta.report is None or delta.report.kv_whole not in (MEASURED, ""):
             raise EngineError(f"the layers were not measured: {delta.report and delta.report.kv_whole}")
         return {choices[each.scorer, each.allocator, each.budget]: each for each in found}
