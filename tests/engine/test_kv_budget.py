@@ -89,6 +89,12 @@ def test_first_token_is_another_or_the_evidence_says_nothing(few_blocks: Bench) 
     assert evicted.report.kv_freed == last - (BUDGET // BLOCK - 1)
     assert BUDGET - BLOCK < evicted.report.kv_kept <= BUDGET
     assert distance(whole, evicted) == 0.0
+    for tokens in (1, 2):
+        few_blocks.reset()
+        recipe = few_blocks.recipe(prompt, selector="query", kv_budget=BUDGET)
+        short = few_blocks.engine.generate(prompt.token_ids, replace(TEXT, max_tokens=tokens), recipe)
+        assert short.report is not None
+        assert short.report.kv_whole == "the answer ended before anything was evicted"
     assert few_blocks.blended(prompt).report, "no block is held"
 
 

@@ -313,8 +313,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         self._prefixes.forget(request.request_id)
         result = self._results.pop(request.request_id, None)
-        if self._freeing.forget(request.request_id) and result is not None:
-            result = result.evicted(Eviction(whole="the answer ended with its first token"))
+        self._freeing.forget(request.request_id)
         for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
         if request.request_id in self._ordered:

@@ -22,9 +22,9 @@ class BlockFreeing:
         if recipe.options.kv_budget is not None and self._blocks is not None:
             self._expected[request.request_id] = request
 
-    def forget(self, request_id: str) -> bool:
-        """It has ended, or has failed, or has to be blended again. Whether its KV was to be evicted yet."""
-        return self._expected.pop(request_id, None) is not None
+    def forget(self, request_id: str) -> None:
+        """It has ended, or has failed, or has to be blended again."""
+        self._expected.pop(request_id, None)
 
     def orders(self, scheduled: Collection[str]) -> list[EvictionOrder]:
         """Requests whose prompt was computed, of a step that goes on with these: their first token has left,
