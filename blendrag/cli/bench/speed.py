@@ -1,4 +1,4 @@
-"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``decode``, ``speculate``, ``kernels`` and ``context``: what
+"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``decode``, ``speculate``, ``kernels``, ``context``: what
 blending saves, what it costs others, and where both come from."""
 
 from __future__ import annotations

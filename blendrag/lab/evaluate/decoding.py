@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.table import Table
 
-from blendrag.lab.evaluate.arms import ArmSpec, Budget
 from blendrag.lab.bootstrap import Interval, difference, mean
+from blendrag.lab.evaluate.arms import ArmSpec, Budget
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.report import table_with
 
