@@ -119,6 +119,20 @@ class Settings(BaseSettings):
         ge=0,
         description="Below this many cached tokens a prompt is prefilled plainly.",
     )
+    kv_budget: int | None = Field(
+        DEFAULTS.kv_budget,
+        ge=1,
+        description="Tokens of a blended prompt's KV that its answer is decoded from, on average of a head;"
+        " the rest is given back. None: all of it.",
+    )
+    kv_allocator: str = Field(DEFAULTS.kv_allocator, description="How heads share the budget.")
+    kv_scorer: str = Field(DEFAULTS.kv_scorer, description="Which tokens a head keeps.")
+    kv_alpha: float = Field(
+        DEFAULTS.kv_alpha, ge=0.0, le=1.0, description="Share of a head's budget that is the uniform one."
+    )
+    kv_window: int = Field(
+        DEFAULTS.kv_window, ge=1, description="The prompt's last tokens, which score the others and stay."
+    )
     trace: bool = Field(
         DEFAULTS.trace, description="Have the evidence say what was loaded and computed when."
     )

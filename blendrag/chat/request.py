@@ -10,11 +10,13 @@ from typing import Any, TypedDict
 from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
-from blendrag.options import BlendOptions, Quality, step_of
+from blendrag.options import BUDGET, BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings, closest
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+
+_BLENDING = ("blend", "recompute_ratio", "selector", *BUDGET)
 
 
 class RequestOptions(TypedDict, total=False):
@@ -22,6 +24,8 @@ class RequestOptions(TypedDict, total=False):
 
     blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
     settings; a ratio or selector given with a quality is taken instead of the quality's.
+    kv_budget: as the setting, which the engine has to be started with; one that is longer than the prompt
+    keeps all of its KV. kv_allocator, kv_scorer, kv_alpha, kv_window: as the settings.
     chat_template_kwargs: variables of the model's chat template, beside the setting's, by name.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
@@ -38,6 +42,11 @@ class RequestOptions(TypedDict, total=False):
     quality: Quality | None
     recompute_ratio: float | None
     selector: str | None
+    kv_budget: int | None
+    kv_allocator: str | None
+    kv_scorer: str | None
+    kv_alpha: float | None
+    kv_window: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Iterable[str] | None
     conversation: str | None
@@ -115,7 +124,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # What the request does not say is the settings' to say.
     blending = step_of(given["quality"])._asdict() if "quality" in given else {}
-    blending |= {name: given[name] for name in ("blend", "recompute_ratio", "selector") if name in given}
+    blending |= {name: given[name] for name in _BLENDING if name in given}
     max_tokens, stop = given.get("max_tokens", settings.max_tokens), given.get("stop", ())
     grammar = given.get("grammar")
     sampling = Sampling(

@@ -96,6 +96,16 @@ def conversation_of(request: Any) -> str:
     return said if isinstance(said, str) and said else request.request_id  # a server's clients send anything
 
 
+@dataclass(frozen=True, slots=True)
+class EvictionOrder:
+    """A prompt of ``tokens``, all of them computed, in the first of these blocks: the step at hand computes
+    what follows."""
+
+    request_id: str
+    block_ids: list[int]
+    tokens: int
+
+
 @dataclass(slots=True)
 class BlendOrder:
     """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there.

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from blendrag.load.trace import Event
 
 Cause = Literal["recipe", "salt", "memory", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What was done with a prompt's KV behind its first token.
+
+    tokens: that a head has kept, on average. first, last: numbers of the request's blocks, between which all
+    are free now; first_block: the id of its very first. whole: why nothing was evicted; None if it was.
+    spoilt: whether the KV is no longer what the prompt's is, and has to be computed again.
+    """
+
+    tokens: int = 0
+    first: int = 0
+    last: int = 0
+    first_block: int = -1
+    whole: str | None = None
+    spoilt: bool = False
+
+    @property
+    def freed(self) -> int:
+        return self.last - self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +42,9 @@ class BlendReport:
     selector's first choice on. missing: why chunks could not be had, by key.
     selector, ratio: what was blended with. decision: why the controller loaded these chunks and no others.
     slices: in how many parts it was done. tiers: chunks loaded, by the tier they came from. ms: time by part:
-    load, select, recompute. trace: what was loaded and computed when, if that was asked for.
+    load, select, recompute. kv_kept: tokens that the answer was decoded from, on average of a head, where KV
+    was evicted; kv_freed: blocks that this has freed; kv_whole: why none was, where it should have been.
+    trace: what was loaded and computed when, if that was asked for.
     fallback: why the prompt was prefilled plainly instead, in words; None if it was blended. cause: the same
     as a metric's label.
     """
@@ -38,6 +61,9 @@ class BlendReport:
     slices: int = 1
     tiers: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
+    kv_kept: int = 0
+    kv_freed: int = 0
+    kv_whole: str = ""
     trace: tuple[Event, ...] = ()
     fallback: str | None = None
     cause: Cause | None = None
@@ -48,6 +74,10 @@ class BlendReport:
         memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
         cause: Cause = "memory" if memory else "error"
         return cls(prefix=prefix, fallback=f"{type(error).__name__}: {error}", cause=cause)
+
+    def evicted(self, eviction: Eviction) -> Self:
+        """With what became of its KV."""
+        return replace(self, kv_kept=eviction.tokens, kv_freed=eviction.freed, kv_whole=eviction.whole or "")
 
     @property
     def problem(self) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest, check_names
+from blendrag.compress import check_budget
 from blendrag.embedder import Embedder
 from blendrag.engine.client.running import RunningEngine
 from blendrag.errors import ConfigError, EmptyIndexError
@@ -60,6 +61,7 @@ class BlendIndex(Answering):
         """
         settings = Settings.load(model=model, **options)
         make_selector(settings.blending)  # a typo is an error, not a slow answer
+        check_budget(settings.blending)
         root = Path(path).expanduser().resolve()
         if not create and not (root / "catalogue.sqlite").is_file():
             raise no_index(path)

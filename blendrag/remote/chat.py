@@ -29,6 +29,7 @@ from blendrag.errors import (
     GenerationTimeoutError,
     ServerBusyError,
 )
+from blendrag.options import BUDGET
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
@@ -47,10 +48,10 @@ _OURS = frozenset(
     {
         "blend", "cache_dir", "call_timeout_s", "chat_template_kwargs", "chunk_overlap", "chunk_tokens",
         "embedder", "max_tokens", "model", "quality", "recompute_ratio", "selector", "separator",
-        "system_prompt", "temperature", "top_k",
+        "system_prompt", "temperature", "top_k", *BUDGET,
     }
 )  # fmt: skip
-_OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector")
+_OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector", *BUDGET)
 
 # Sampling parameters that vLLM's routes take: they ignore what they do not know.
 _SAMPLING = frozenset(
@@ -162,7 +163,7 @@ class RemoteChat(ChatModel):
             if name in self.settings.model_fields_set
         }
         if given.get("quality") is not None:  # stands for a selector and a ratio
-            said = {name: value for name, value in said.items() if name == "blend"}
+            said = {name: value for name, value in said.items() if name in ("blend", *BUDGET)}
         said |= {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
         fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
         return _Request(**fields, said=tuple(said.items()))

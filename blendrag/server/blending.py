@@ -37,7 +37,7 @@ FIELD_NAME = "blendrag"
 """Of the field, in the body of a request."""
 
 _COUNTS = ("prompt", "mode", "reused", "exact", "recomputed", "fresh", "prefix", "plain")
-_ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace")
+_ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace", "kv_kept", "kv_freed", "kv_whole")
 
 _MOST_INGESTS = 8  # of a tenant, with the one that is being done
 
@@ -58,6 +58,11 @@ class BlendFields(BaseModel):
     conversation: str | None = Field(
         default=None, description="The caller's id of the conversation that the prompt belongs to."
     )
+    kv_budget: int | None = None
+    kv_allocator: str | None = None
+    kv_scorer: str | None = None
+    kv_alpha: float | None = None
+    kv_window: int | None = None
     evidence: bool = Field(
         default=False, description="What became of each document; in a stream, a last chunk that says it."
     )
@@ -179,6 +184,11 @@ class Blending:
             "quality": fields.quality,
             "recompute_ratio": fields.recompute_ratio,
             "selector": fields.selector,
+            "kv_budget": fields.kv_budget,
+            "kv_allocator": fields.kv_allocator,
+            "kv_scorer": fields.kv_scorer,
+            "kv_alpha": fields.kv_alpha,
+            "kv_window": fields.kv_window,
             "documents": fields.documents,
         }
         wanted = make_request(self.settings, "", given)

@@ -30,6 +30,8 @@ class Evidence:
     documents: one row per segment of the prompt, as ``explain()`` gives them.
     ms: where the fused prefill spent its time: load, select, recompute.
     tiers: chunks loaded, by the tier they came from. decision: why the controller loaded these and no others.
+    kv_kept: tokens of KV that the answer was decoded from, on average of a head, where some was evicted;
+    kv_freed: blocks that this gave back; kv_whole: why none was, where there is a budget.
     trace: if it was asked for, what was loaded and computed when (see ``load.trace``).
     speculation: whether the answer had been begun before it was asked for (adopted); or one had, that nobody
     asked for then (discarded).
@@ -48,6 +50,9 @@ class Evidence:
     ms: dict[str, float] = field(default_factory=dict)
     tiers: dict[str, int] = field(default_factory=dict)
     decision: str = ""
+    kv_kept: int = 0
+    kv_freed: int = 0
+    kv_whole: str = ""
     trace: tuple[Event, ...] = ()
     speculation: Speculated = "none"
 
@@ -91,6 +96,9 @@ def evidence_of(
         ms=report.ms,
         tiers=report.tiers,
         decision=report.decision,
+        kv_kept=report.kv_kept,
+        kv_freed=report.kv_freed,
+        kv_whole=report.kv_whole,
         trace=report.trace,
     )
 

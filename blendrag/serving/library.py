@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blendrag.compress import check_budget
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe, spans_of
-from blendrag.errors import BlendragWarning, StoreError
+from blendrag.errors import BlendragWarning, ConfigError, StoreError
 from blendrag.forecast.folder import default_folder
 from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import load_tokenizer, model_window, resolve_model
@@ -361,9 +362,13 @@ class Library:
 
     def recipe(self, plan: PromptPlan, options: BlendOptions) -> tuple[Recipe | None, str | None]:
         """How a plan is blended with these options; or None, and why it is not. ConfigError for a wrong
-        selector, whatever the prompt holds: a typing error is no slow answer."""
+        selector or budget, whatever the prompt holds: a typing error is no slow answer."""
         make_selector(options)
+        if options.kv_budget is not None and self.settings.kv_budget is None:
+            raise ConfigError("this engine evicts no KV: it has to be started with the setting kv_budget")
+        check_budget(options)
         engine = self.start()
+        check_budget(options, engine.facts.block_size)
         if not options.blend:
             return None, "blending is switched off"
         if (store := self.session.open()) is None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from blendrag.chat.request import make_request
 from blendrag.errors import ConfigError
-from blendrag.options import STEPS, Quality
+from blendrag.options import STEPS, BlendOptions, Quality
 from blendrag.settings import Settings
 
 
@@ -186,3 +186,15 @@ def test_misspelt_eviction_policy_is_found_out_when_a_tier_is_full(monkeypatch: 
         Settings.load(tiers=[{"kind": "ram", "policy": "fifo"}])
     monkeypatch.setenv("BLENDRAG_EVICTION", "gdsf")
     assert [spec.policy for spec in Settings.load().stack] == ["gdsf", "gdsf"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_budget": 0}, {"kv_budget": 64.5}, {"kv_window": 0}, {"kv_alpha": 1.5}, {"kv_alpha": "half"}],
+)
+def test_budget_of_kv_that_is_no_budget_is_taken(options: dict[str, Any]) -> None:
+    name = next(iter(options))
+    with pytest.raises(ConfigError, match=name):
+        Settings.load(**options)
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        BlendOptions(**options)

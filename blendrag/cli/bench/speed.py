@@ -1,5 +1,5 @@
-"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``speculate``, ``kernels`` and ``context``: what blending
-saves, what it costs others, and where both come from."""
+"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``decode``, ``speculate``, ``kernels``, ``context``: what
+blending saves, what it costs others, and where both come from."""
 
 from __future__ import annotations
 
@@ -139,6 +139,30 @@ def speculate(
     settings = Settings.load(model=model, prefix_caching=True)
     table = pasted(print_speculate, "speculate", paste)
     measured(lambda progress: run_speculate(settings, wanted, progress), table, json)
+
+
+def decode(
+    chunks: options.Chunks = 15,
+    chunk_tokens: options.ChunkTokens = 480,
+    budget: Annotated[int, typer.Option(min=1, help="Tokens of KV that a head keeps, on average.")] = 512,
+    answers: Annotated[int, typer.Option(min=2, help="At once, besides one alone.")] = 8,
+    tokens: Annotated[int, typer.Option(min=4, help="Tokens of every answer.")] = 48,
+    repeats: options.Repeats = 2,
+    model: options.Model = None,
+    json: options.Json = False,
+    paste: options.Paste = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Time per token and KV held: decoded from all of a prompt's KV, and from a budget of it."""
+    from blendrag.lab.bench.decode import DecodeOptions, run_decode
+    from blendrag.lab.bench.decode_report import print_decode
+    from blendrag.lab.report import pasted
+    from blendrag.settings import Settings
+
+    wanted = DecodeOptions(chunks, chunk_tokens, budget, answers, tokens, repeats, seed)
+    settings = Settings.load(model=model, prefix_caching=True, kv_budget=budget, blend_share=1.0)
+    table = pasted(print_decode, "decode", paste)
+    measured(lambda progress: run_decode(settings, wanted, progress), table, json)
 
 
 def kernels(

@@ -50,6 +50,9 @@ _OTHER_MODEL = frozenset(
 # Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
 _CPU_SEQS = 32
 
+# Tokens in a block where KV is evicted, which is by blocks: the fewest that vLLM's CPU kernels take.
+_CPU_BLOCK = 32
+
 # Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
 _EXACT_TAIL = 256
 
@@ -71,7 +74,8 @@ SERVING = WorkerExtension()
 
 def engine_key(settings: Settings) -> tuple[Any, ...]:
     """What two settings must have in common to share an engine: a process has one for all that do."""
-    return tuple(_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
+    names = (_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
+    return *names, settings.kv_budget is not None
 
 
 def _hashable(value: Any) -> Any:
@@ -83,7 +87,10 @@ def busy(running: Settings, wanted: Settings) -> EngineBusyError:
 
     def describe(one: Settings, other: Settings) -> str:
         pairs = ((name, getattr(one, name), getattr(other, name)) for name in _ENGINE_SETTINGS)
-        return ", ".join(f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs)
+        shown = [f"{name}={mine!r}" for name, mine, theirs in pairs if mine != theirs]
+        if (one.kv_budget is None) != (other.kv_budget is None):
+            shown.append(f"kv_budget={one.kv_budget!r}")
+        return ", ".join(shown)
 
     return EngineBusyError(
         f"an engine with {describe(running, wanted)} has this device, so none with"
@@ -180,6 +187,8 @@ def engine_args(
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
+    if on_cpu and settings.kv_budget is not None and "block_size" not in settings.engine_args:
+        args["block_size"] = _CPU_BLOCK
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
@@ -223,6 +232,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "blend_share": settings.blend_share,
             "claim": settings.claim,
             "prefix_forecasts": settings.prefix_forecasts,
+            "evicts": settings.kv_budget is not None,
         },
     }
 

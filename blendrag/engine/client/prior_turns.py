@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import uuid4
 
 import numpy as np
 import xxhash
@@ -43,7 +44,10 @@ class PriorTurns:
         self._grown: OrderedDict[tuple[str, bytes], str] = OrderedDict()
 
     def salt(self, namespace: str, recipe: Recipe, token_ids: Sequence[int]) -> str:
-        """Its own, or that of the longest remembered prompt that it goes on from."""
+        """Its own, or that of the longest remembered prompt that it goes on from; where KV is evicted, one
+        that no other has: what is left of it is of use to no other prompt."""
+        if recipe.options.kv_budget is not None:
+            return f"{namespace}:{uuid4().hex}"
         ids, recipe = np.asarray(token_ids, "<i4"), recipe.untraced
         own = recipe.cache_salt(namespace, token_ids)
         salt = self._taken_over(namespace, recipe, ids, own) or own

@@ -29,6 +29,7 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
+    "RequestBlocks",
     "evict_blocks",
     "own_connector",
     "takes_back_steps",
@@ -93,3 +94,34 @@ class FreeBlocks:
         for block in moved:
             self._queue.remove(block)
         self._queue.prepend_n([*self._queue.popleft_n(first), *moved])
+
+
+class RequestBlocks:
+    """The blocks that vLLM's manager (``KVCacheManager``) holds for requests, in one group of layers. What is
+    given back becomes the null block, as where vLLM's managers know windows: the list keeps its length, so
+    that what follows, preemption and the end work as always."""
+
+    def __init__(self, manager: Any, pool: Any) -> None:
+        self._manager, self._pool = manager, pool
+
+    @classmethod
+    def of(cls, kv_cache_manager: Any) -> Self | None:
+        """None if this vLLM's managers are others, or there is more than one."""
+        coordinator = getattr(kv_cache_manager, "coordinator", None)
+        managers: Any = getattr(coordinator, "single_type_managers", ())
+        pool = getattr(kv_cache_manager, "block_pool", None)
+        fits = len(managers) == 1 and hasattr(managers[0], "req_to_blocks")
+        fits = fits and callable(getattr(managers[0], "_remove_blocks_in_range", None))
+        return cls(managers[0], pool) if fits and callable(getattr(pool, "evict_blocks", None)) else None
+
+    def ids(self, request_id: str) -> list[int]:
+        return [block.block_id for block in self._manager.req_to_blocks[request_id]]
+
+    def give_back(self, request_id: str, first_block: int, first: int, last: int) -> None:
+        """Those between, of the request whose list begins with ``first_block``; none of it is found any more
+        by its tokens."""
+        blocks = self._manager.req_to_blocks.get(request_id)
+        if not blocks or blocks[0].block_id != first_block:
+            return
+        self._pool.evict_blocks({block.block_id for block in blocks[:last]})
+        self._manager._remove_blocks_in_range(request_id, first, last)

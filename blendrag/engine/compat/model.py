@@ -200,6 +200,18 @@ def block_format(attentions: Sequence[Any]) -> str:
     return "; ".join(sorted(set(map(of, attentions))))
 
 
+def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
+    """[hidden, heads * head_size], of a decoder layer's output projection: what it makes of one-hot rows, as
+    backends keep weights in orders of their own. None where there is none of the usual name."""
+    projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
+    if projection is None:
+        return None
+    width = attention.num_heads * attention.head_size
+    one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
+    weight: torch.Tensor = projection.quant_method.apply(projection, one_hot, None).T
+    return weight
+
+
 def write_kv(attention: Any, key: torch.Tensor, value: torch.Tensor, cache: Any, slots: torch.Tensor) -> None:
     """Write [n, kv_heads, head_size] K and V to int64 ``slots``, in the backend's own layout."""
     attention.impl.do_kv_cache_update(attention, key, value, cache, slots)

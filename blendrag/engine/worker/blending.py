@@ -20,7 +20,7 @@ from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.fused_prefill import FusedPrefill
 from blendrag.engine.worker.paged import PagedCache
-from blendrag.engine.worker.prompt_forward import CachedSpan, PromptForward, PromptTokens, Stopwatch
+from blendrag.engine.worker.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
 from blendrag.engine.worker.ranks import ALONE, Ranks
 from blendrag.engine.worker.slices import Pace, Sliced, beside
@@ -62,9 +62,10 @@ class RequestBlend:
         order: BlendOrder,
         estimate: Estimator | None,
         pace: Pace,
+        note: Note | None = None,
     ) -> None:
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
-        self._estimate, self._pace = estimate, pace
+        self._estimate, self._pace, self._note_queries = estimate, pace, note
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
         self._ranks = model.ranks
@@ -230,6 +231,7 @@ class RequestBlend:
             self._pace,
             self._trace,
             Stopwatch(),
+            self._note_queries,
         )
         recomputed = yield from self._fuse(chunks, forward, selector, begin)
         watch = forward.watch

@@ -24,6 +24,7 @@ from blendrag.engine.compat.connector import (
     KVConnectorRole,
     KVConnectorStats,
     KVConnectorWorkerMetadata,
+    RequestBlocks,
     evict_blocks,
     takes_back_steps,
 )
@@ -33,17 +34,20 @@ from blendrag.engine.recipe import (
     FIELD,
     SECRET,
     BlendOrder,
+    EvictionOrder,
     Recipe,
     conversation_of,
     is_sealed,
     read_recipe,
 )
-from blendrag.engine.report import BlendReport
+from blendrag.engine.report import BlendReport, Eviction
+from blendrag.engine.worker.freeing import BlockFreeing
 from blendrag.engine.worker.metrics import (
     Recorder,
     Tally,
     TierMeter,
     merge,
+    of_eviction,
     of_outcome,
     of_report,
     summary,
@@ -68,7 +72,8 @@ _log = logging.getLogger(__name__)
 class BlendMetadata(KVConnectorMetadata):
     """Scheduler to worker, every step. busy: whether the step computes anything for running requests;
     follows: whether it comes right after the last one, as it does while an answer is being generated;
-    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes."""
+    ended: requests that have ended, or given up; loads, saves: nodes of exact prefixes; preempted: requests
+    that have lost their blocks; evictions: prompts whose KV is evicted before the step's forward."""
 
     orders: list[BlendOrder] = field(default_factory=list)
     busy: bool = False
@@ -76,18 +81,26 @@ class BlendMetadata(KVConnectorMetadata):
     ended: frozenset[str] = frozenset()
     loads: list[NodeLoad] = field(default_factory=list)
     saves: list[NodeSave] = field(default_factory=list)
+    preempted: frozenset[str] = frozenset()
+    evictions: list[EvictionOrder] = field(default_factory=list)
 
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what was done, by request id; the chance that a conversation goes on, by it."""
+    """Worker to scheduler: what was done, and what became of its KV, by request id; the chance that a
+    conversation goes on, by it."""
 
     reports: dict[str, BlendReport]
     forecasts: dict[str, float] = field(default_factory=dict)
+    evictions: dict[str, Eviction] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
-        return BlendReports({**other.reports, **self.reports}, {**other.forecasts, **self.forecasts})
+        return BlendReports(
+            {**other.reports, **self.reports},
+            {**other.forecasts, **self.forecasts},
+            {**other.evictions, **self.evictions},
+        )
 
 
 @dataclass
@@ -143,6 +156,7 @@ class BlendConnector(KVConnectorBase_V1):
         # scheduler half
         self._pool: Any = None
         self._order: PrefixOrder | None = None
+        self._freeing = BlockFreeing(None)
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
         self._beside: set[str] = set()  # requests whose blend is claimed asynchronously
@@ -157,9 +171,14 @@ class BlendConnector(KVConnectorBase_V1):
         self._failed_blocks: set[int] = set()
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
+        self._evictions: dict[str, Eviction] = {}
         self._meter, self._looked = TierMeter(), 0.0
 
     # -- scheduler half -----------------------------------------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._freeing = BlockFreeing(RequestBlocks.of(kv_cache_manager))
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
@@ -237,6 +256,7 @@ class BlendConnector(KVConnectorBase_V1):
         claimed = recipe.claim(request.num_prompt_tokens)
         waits = request.request_id in self._beside
         self._ordered.add(request.request_id)
+        self._freeing.expect(request, recipe)
         if waits:
             self._blending.add(request.request_id)
         self._orders.append(
@@ -257,7 +277,10 @@ class BlendConnector(KVConnectorBase_V1):
         ended = frozenset(scheduler_output.finished_req_ids)
         follows = not before.isdisjoint(self._running)
         loads, saves = self._prefixes.take_loads(), self._prefixes.saves(scheduler_output)
-        return BlendMetadata(orders, bool(self._running), follows, ended, loads, saves)
+        preempted = frozenset(scheduler_output.preempted_req_ids or ())
+        evictions = self._freeing.orders(scheduler_output.num_scheduled_tokens)
+        busy = bool(self._running)
+        return BlendMetadata(orders, busy, follows, ended, loads, saves, preempted, evictions)
 
     def update_connector_output(self, connector_output: Any) -> None:
         # They were named by their content when they were claimed. vLLM leaves that, and computes it in
@@ -274,6 +297,14 @@ class BlendConnector(KVConnectorBase_V1):
                     if report.fallback:
                         self._failed.add(request_id)
                         self._prefixes.forget(request_id)
+                        self._freeing.forget(request_id)
+            for request_id, eviction in meta.evictions.items():
+                merge(self._tally, of_eviction(eviction))
+                self._freeing.free(request_id, eviction)
+                if request_id in self._results:
+                    self._results[request_id] = self._results[request_id].evicted(eviction)
+                if eviction.spoilt:
+                    self._failed.add(request_id)
             for conversation, chance in meta.forecasts.items():
                 self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
         self._ordering(lambda order: order.settle())
@@ -282,6 +313,7 @@ class BlendConnector(KVConnectorBase_V1):
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         self._prefixes.forget(request.request_id)
         result = self._results.pop(request.request_id, None)
+        self._freeing.forget(request.request_id)
         for requests in (self._running, self._beside, self._blending, self._failed):
             requests.discard(request.request_id)
         if request.request_id in self._ordered:
@@ -298,6 +330,18 @@ class BlendConnector(KVConnectorBase_V1):
     def bind(self, data_plane: DataPlane) -> None:
         """Give the worker half its model. Called once, before the first request."""
         self._data_plane = data_plane
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._data_plane is None or not isinstance(connector_metadata, BlendMetadata):
+            return
+        # Before the step's forward, which may have their blocks as others', and reads what is left.
+        compression = self._data_plane.compression
+        compression.forget(connector_metadata.ended | connector_metadata.preempted)
+        for order in connector_metadata.evictions:
+            eviction = self._evictions[order.request_id] = compression.evict(order)
+            if eviction.spoilt:
+                self._failed_blocks.update(order.block_ids)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
@@ -361,10 +405,11 @@ class BlendConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
+        evictions, self._evictions = self._evictions, {}
         forecasts = self._data_plane.take_forecasts() if self._data_plane is not None else {}
         if not self._prefix_forecasts:
             forecasts = {}
-        return BlendReports(reports, forecasts) if reports or forecasts else None
+        return BlendReports(reports, forecasts, evictions) if reports or forecasts or evictions else None
 
     def shutdown(self) -> None:
         """What was prefilled is written before the process ends."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -20,9 +20,10 @@ from blendrag.engine.client.watchdog import ENDS_WITHIN_S
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.prefixes import NodeLoad
 from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.report import BlendReport
+from blendrag.engine.report import BlendReport, Eviction
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
+from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
@@ -56,11 +57,14 @@ class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
     on all ranks alike."""
 
+    compression_type: ClassVar[type[Compression]] = Compression
+
     def __init__(
         self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0, *, owner: bool = True
     ) -> None:
         """owner: whether this engine stores; of data parallel ones the first does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
+        self.compression = self.compression_type.of(model.decoder, model.cache, model.ranks.size)
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)
@@ -284,10 +288,14 @@ class DataPlane:
         yield from beside(self._loader.thread, pace, lambda: opened.prefetcher.arrived(wanted))
         order, exact = self.prefixes.put_head(order)
         request = self.blend_of(order)
-        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace)
+        window = self.compression.window(order)
+        note = None if window is None else window.note
+        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace, note)
         report = yield from blend.run()
         if exact is not None:
             report = behind(exact, report)
+        if window is not None:  # until it says otherwise
+            report = report.evicted(Eviction(whole="the answer ended before anything was evicted"))
         self._keep(order.ticket, report)
         return report
 

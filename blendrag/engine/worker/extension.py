@@ -11,7 +11,7 @@ import torch
 
 from blendrag.engine import start_error
 from blendrag.engine.client.watchdog import exit_with_parent
-from blendrag.engine.compat import weights
+from blendrag.engine.compat import head_attention, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
@@ -32,6 +32,7 @@ if os.environ.get(SECRET):  # a server, which vLLM starts without a watchdog of 
     exit_with_parent(of_server=True)
 start_error.keep(LOGGER)
 weights.register()
+head_attention.register()
 
 
 class BlendWorker:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
-from blendrag.engine.report import BlendReport, Cause
+from blendrag.engine.report import BlendReport, Cause, Eviction
 from blendrag.store.record import Reason
 from blendrag.store.tiers import Tier
 
@@ -52,6 +52,15 @@ METRICS: Mapping[str, Metric] = {
     "blendrag_chunks_loaded": Metric("counter", "Chunks whose stored KV was loaded, by tier.", "tier"),
     "blendrag_chunks_missing": Metric(
         "counter", "Chunks whose stored KV could not be had, by reason.", "reason", get_args(Reason)
+    ),
+    "blendrag_evictions": Metric(
+        "counter",
+        "Prompts with a budget of KV, by whether some was evicted.",
+        "outcome",
+        ("evicted", "whole"),
+    ),
+    "blendrag_evicted_blocks": Metric(
+        "counter", "KV blocks of prompts some of which were evicted.", "kind", ("kept", "freed")
     ),
     "blendrag_fallbacks": Metric(
         "counter", "Requests that should have been blended and were not.", "reason", get_args(Cause)
@@ -103,6 +112,16 @@ def of_report(report: BlendReport) -> Tally:
         "blendrag_blend_seconds": {part: [report.ms[part] / 1e3] for part in _PARTS},
         "blendrag_chunks_loaded": dict(report.tiers),
         "blendrag_chunks_missing": dict(Counter(report.missing.values())),
+    }
+
+
+def of_eviction(eviction: Eviction) -> Tally:
+    """What becomes of one prompt's KV."""
+    if eviction.whole is not None:
+        return {"blendrag_evictions": {"whole": 1}}
+    return {
+        "blendrag_evictions": {"evicted": 1},
+        "blendrag_evicted_blocks": {"kept": eviction.first + 1, "freed": eviction.freed},
     }
 
 

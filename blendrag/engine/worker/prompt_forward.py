@@ -93,12 +93,14 @@ class Stopwatch:
 KV = tuple[torch.Tensor, torch.Tensor]  # K and V, [tokens, kv_heads, head_size] each
 # Looks at a layer's projections of the rows at these positions; which of them go on, None for all.
 Look = Callable[[Indices, Projected], Indices | None]
+# Is told of a layer's Q, [rows, heads, head_size], of the rows at these positions.
+Note = Callable[[int, Ints, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
 class PromptForward:
     """Of one prompt, once or several times. dense: whether rows attend to all K and V of a layer put together
-    instead of the pages; ``pace`` says when to pause, and knows the other ranks."""
+    instead of the pages; ``pace`` says when to pause, and knows the other ranks; ``note`` is told of Q."""
 
     decoder: Decoder
     tokens: PromptTokens
@@ -107,6 +109,7 @@ class PromptForward:
     pace: Pace
     trace: Trace
     watch: Stopwatch
+    note: Note | None = None
     # By where a piece begins and its length: shared by layers that run over the same rows in the same pieces.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
     _places: dict[tuple[int, int], Places] = field(default_factory=dict, init=False)
@@ -182,6 +185,8 @@ class PromptForward:
         self.pages.write(layer, self._placed(at, positions.host), projected.key, projected.value)
         if whole is not None:
             whole[0][positions.device], whole[1][positions.device] = projected.key, projected.value
+        if self.note is not None:
+            self.note(layer, positions.host, projected.query)
         kept = None if look is None else look(positions, projected)
         if layer == self.decoder.num_layers - 1:
             return Attended(None, kept)

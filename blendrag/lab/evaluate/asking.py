@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.recipe import Recipe
@@ -34,14 +36,23 @@ class ArmPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ForcedAnswer:
-    """nll: mean over the forced tokens, in nats. logprobs: per token {token id: log probability} of the
+    """each: -log p of every forced token, in nats. logprobs: per token {token id: log probability} of the
     likeliest. ttft_ms: what was spent before is part of it. report: of the blend.
     """
 
-    nll: float
+    each: list[float]
     logprobs: list[dict[int, float]]
     ttft_ms: float
     report: BlendReport
+
+    @property
+    def nll(self) -> float:
+        return float(np.mean(self.each))
+
+    @property
+    def nll_later(self) -> float | None:
+        """From the second token on; None where there is none."""
+        return float(np.mean(self.each[1:])) if len(self.each) > 1 else None
 
 
 async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = False) -> ForcedAnswer:
@@ -52,9 +63,9 @@ async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = Fa
     delta = await _generate(engine, prompt, Sampling(forced=answer, logprobs=TOP), again)
     if tuple(delta.token_ids) != answer:
         raise EngineError(f"{prompt.arm}: the engine did not generate the answer that was forced")
-    of_answer = [at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
+    each = [-at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
     ttft_ms = prompt.spent_ms + (1e3 * delta.ttft_s if prompt.answer is None else 0.0)
-    return ForcedAnswer(-sum(of_answer) / len(answer), delta.logprobs, ttft_ms, delta.report or BlendReport())
+    return ForcedAnswer(each, delta.logprobs, ttft_ms, delta.report or BlendReport())
 
 
 async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
@@ -62,6 +73,12 @@ async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
     if prompt.answer is not None:
         return prompt.answer
     return (await _generate(engine, prompt, Sampling(max_tokens=max_tokens), again=True)).text
+
+
+async def go_on(engine: Engine, prompt: ArmPrompt, tokens: int) -> Ids:
+    """The first ``tokens`` that the model itself writes, greedily and beyond its answer's end."""
+    endless = Sampling(max_tokens=tokens, other={"ignore_eos": True})
+    return tuple((await _generate(engine, prompt, endless, again=True)).token_ids)
 
 
 async def decide(engine: Engine, prompt: ArmPrompt, choices: Mapping[str, Ids]) -> str | None:

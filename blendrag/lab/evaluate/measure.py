@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
+import numpy as np
+
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Sampling
+from blendrag.errors import EngineError
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
-from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, write
+from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, go_on, write
 from blendrag.lab.evaluate.chunks import Documents, before, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
-from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
+from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.scratch import ScratchStore, scratch_store
+from blendrag.lab.statistics import next_token_kl
+from blendrag.lab.worker.operations import MEASURED, OBSERVED, LayerLoss
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
+
+_CONTINUED = 32  # tokens that arms with a budget of KV are compared over
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Measuring:
 
     def fits(self, asked: TokenizedQuestion) -> bool:
         """Whether the prompt and any of its answers fit the model's window."""
-        longest = max(self._max_tokens, len(asked.gold), *map(len, asked.choices.values()))
+        longest = max(self._max_tokens, _CONTINUED, len(asked.gold), *map(len, asked.choices.values()))
         return len(asked.token_ids) + longest <= self._engine.max_model_len
 
     def run(self, questions: Sequence[TokenizedQuestion], arms: Sequence[ArmSpec], log: SampleLog) -> None:
@@ -112,6 +120,7 @@ class Measuring:
 
     async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> list[AnswerSample]:
         """First the prompts whose time is taken, one by one; then all other answers at once."""
+        arms = tuple(arms)
         prompts: list[ArmPrompt] = []
         forced: list[ForcedAnswer] = []
         for arm in arms:
@@ -120,6 +129,7 @@ class Measuring:
         self._progress.note("free answers")
         texts = await asyncio.gather(*(write(self._engine, each, self._max_tokens) for each in prompts))
         decided = await asyncio.gather(*(decide(self._engine, each, asked.choices) for each in prompts))
+        lost = await self._evicted(asked, arms, prompts)
         return [
             AnswerSample(
                 question=asked.id,
@@ -132,9 +142,51 @@ class Measuring:
                 cached=own.report.cached,
                 recomputed=own.report.recomputed,
                 split_ms=own.report.ms,
+                nll_later=own.nll_later,
+                kv_kept=own.report.kv_kept,
+                evicted=lost.get(prompt.arm),
             )
             for prompt, own, text, decision in zip(prompts, forced, texts, decided, strict=True)
         ]
+
+    async def _evicted(
+        self, asked: TokenizedQuestion, arms: Sequence[ArmSpec], prompts: Sequence[ArmPrompt]
+    ) -> dict[str, Lost]:
+        """What the arms with a budget of KV lose behind the first token, by name."""
+        found: dict[str, Lost] = {}
+        budgeted = [pair for pair in zip(arms, prompts, strict=True) if pair[0].budget is not None]
+        for whole in dict.fromkeys(arm.whole for arm, _ in budgeted):
+            own = [pair for pair in budgeted if pair[0].whole == whole]
+            base = await self._prompt(whole, asked)
+            ids = await go_on(self._engine, base, _CONTINUED)
+            reference = (await force(self._engine, base, ids, again=True)).logprobs[1:]
+            layers = await self._study(base, ids, [arm for arm, _ in own])
+            for arm, prompt in own:
+                forced = (await force(self._engine, prompt, ids, again=True)).logprobs[1:]
+                kl = [next_token_kl(there, here) for there, here in zip(reference, forced, strict=True)]
+                found[arm.name] = Lost(float(np.mean(kl)), layers.get(arm.name))
+        return found
+
+    async def _study(self, base: ArmPrompt, ids: Ids, arms: Sequence[ArmSpec]) -> dict[str, LayerLoss]:
+        """What the arms keep and lose layer by layer, of the same prompt and answer; those whose budget the
+        prompt is longer than."""
+        assert base.recipe is not None
+        own, choices = self._settings.blending, {}
+        for arm in arms:
+            of = {} if arm.budget is None else arm.budget.options
+            by = of.get("kv_scorer", own.kv_scorer), of.get("kv_allocator", own.kv_allocator)
+            choices[*by, of["kv_budget"]] = arm.name
+        self._engine.call("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
+        prompt = base.token_ids + ids
+        window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
+        options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
+        recipe = replace(base.recipe, options=options)
+        two = Sampling(max_tokens=2, other={"ignore_eos": True})
+        delta = await self._engine.agenerate(prompt, two, recipe)
+        found = [LayerLoss(**each) for each in self._engine.call("end_study")]
+        if delta.report is None or delta.report.kv_whole not in (MEASURED, ""):
+            raise EngineError(f"the layers were not measured: {delta.report and delta.report.kv_whole}")
+        return {choices[each.scorer, each.allocator, each.budget]: each for each in found}
 
     async def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> ArmPrompt:
         match arm.kind:

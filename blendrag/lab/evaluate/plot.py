@@ -14,6 +14,7 @@ from typing import Any
 from blendrag.lab import canvas
 from blendrag.lab.canvas import INK
 from blendrag.lab.evaluate.arms import FULL, REUSE
+from blendrag.lab.evaluate.plot_decoding import draw_decoding
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.summary import ArmSummary
 
@@ -21,10 +22,13 @@ _MARKERS = "osD^vPX*<>hp"
 
 
 def draw(results: Evaluation, path: Path) -> None:
-    """Write the picture."""
-    arms = results.arms
-    figure = canvas.new_figure(14, 4.6)
-    answer, first, words = figure.subplots(1, 3)
+    """Write the picture; with arms that have a budget of KV, what those lose stands below."""
+    arms = {name: arm for name, arm in results.arms.items() if name not in results.decoding}
+    figure = canvas.new_figure(14, 9.2 if results.decoding else 4.6)
+    rows = figure.subplots(2 if results.decoding else 1, 3, squeeze=False)
+    answer, first, words = rows[0]
+    if results.decoding:
+        draw_decoding(rows[1], results.decoding)
     for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token"), (words, "f1")):
         _draw_arms(axes, arms, measure)
         axes.axhline(getattr(arms[FULL], measure).mean, color=INK, linewidth=0.8)

@@ -6,12 +6,14 @@ from rich.console import Console
 
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL
+from blendrag.lab.evaluate.decoding import DECODING_LEGEND, decoding_table
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.report import table_with, where
 
 
 def print_evaluation(results: Evaluation, console: Console) -> None:
-    """What each arm loses, how far it agrees with full prefill, what it is worth; what is recommended."""
+    """What each arm loses, how far it agrees with full prefill, what it is worth; what a budget of KV loses;
+    what is recommended."""
     likelihood = table_with("arm", "NLL", "lost", "95 %", "gap closed", "95 %")
     agreement = table_with("arm", "KL", "KL answer", "top-1", "F1/full", "exact", "decision")
     usefulness = table_with("arm", "F1", "Rouge-L", "recomputed", "TTFT ms", "speed-up")
@@ -40,7 +42,11 @@ def print_evaluation(results: Evaluation, console: Console) -> None:
         )
     for table in (likelihood, agreement, usefulness):
         console.print(table)
-    for text in (_LEGEND, _facts(results), results.recommendation.why):
+    console.print(_LEGEND, markup=False)
+    if results.decoding:
+        console.print(decoding_table(results.decoding))
+        console.print(DECODING_LEGEND, markup=False)
+    for text in (_facts(results), results.recommendation.why):
         console.print(text, markup=False)
 
 

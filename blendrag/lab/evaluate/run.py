@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import blendrag
 from blendrag.errors import PromptTooLongError
 from blendrag.lab import require
 from blendrag.lab.evaluate.arms import ArmSpec
+from blendrag.lab.evaluate.decoding import DecodedSummary, summarise_decoding
 from blendrag.lab.evaluate.formats import Format, find_format
 from blendrag.lab.evaluate.measure import Measuring
 from blendrag.lab.evaluate.questions import read_questions
@@ -43,12 +44,14 @@ class EvalOptions:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The results, as JSON has them. config: the options, how many questions
-    (``rows``), and those left out because their prompts do not fit the model's window (``too_long``)."""
+    (``rows``), and those left out because their prompts do not fit the model's window (``too_long``).
+    decoding: of the arms with a budget of KV."""
 
     arms: dict[str, ArmSummary]
     recommendation: Recommendation
     machine: Machine
     config: dict[str, Any]
+    decoding: dict[str, DecodedSummary] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,6 +68,9 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
     format = find_format(options.format)
     questions = read_questions(options.data, format, options.limit, options.seed)
     settings = settings.model_copy(update={"system_prompt": format.system, "prefix_caching": True})
+    budgets = [arm.budget.tokens for arm in options.arms if arm.budget is not None]
+    if budgets:  # an engine that is started to evict
+        settings = settings.model_copy(update={"kv_budget": max(budgets)})
     config = _config(settings, options, format)
     with SampleLog.open(options.rows, config) as log, blending_engine(settings, progress) as engine:
         measuring = Measuring(engine, settings, options.max_tokens, progress)
@@ -80,13 +86,16 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
     order = {arm.name: number for number, arm in enumerate(options.arms)}
     samples = sorted((each for each in log.samples if each.arm in order), key=lambda each: order[each.arm])
     arms = summarise(samples, [each.question for each in fitting])
+    decoding = summarise_decoding(samples, options.arms, {each.id: len(each.token_ids) for each in fitting})
     config |= {
         "rows": len(fitting),
         "too_long": [each.id for each in asked if each not in fitting],
         "tolerance": options.tolerance,
         "prompt_tokens": [len(each.token_ids) for each in fitting],
     }
-    return Evaluation(arms, recommend(arms, options.tolerance), machine, config)
+    whole = {arm.name: arms[arm.name] for arm in options.arms if arm.budget is None and arm.name in arms}
+    recommended = recommend(whole, options.tolerance)
+    return Evaluation(arms, recommended, machine, config, decoding)
 
 
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
@@ -94,7 +103,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
     names = (
         "model", "revision", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "check_layers",
         "threshold", "mask", "separator", "chunk_tokens", "blend_share", "enforce_eager",
-        "max_num_batched_tokens",
+        "max_num_batched_tokens", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window",
     )  # fmt: skip
     return {
         "data": options.data.name,
@@ -109,6 +118,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
         "vllm": installed_vllm(),
         "cpu": cpu(),
         "cores": cores(),
+        "evicts": settings.kv_budget is not None,
         "omp_threads": os.environ.get("OMP_NUM_THREADS"),  # what torch makes of it, the engine knows
         **settings.model_dump(mode="json", include=set(names)),
     }

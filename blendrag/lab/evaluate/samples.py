@@ -11,6 +11,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from blendrag.errors import ConfigError
+from blendrag.lab.worker.operations import LayerLoss
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """By decoding from a budget of KV. kl: mean divergence in nats from the same arm without, from the second
+    token on of what that wrote. layers: None where the prompt is no longer than the budget."""
+
+    kl: float
+    layers: LayerLoss | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,8 @@ class AnswerSample:
     text: the free answer. decision: the likeliest of the question's choices; None where there are none.
     ttft_ms: milliseconds to the first token; split_ms: those of load, select, recompute ({} if not blended).
     cached: tokens of documents whose KV was reused; recomputed: those of them that were computed again.
+    nll_later: nll from the second token on; None where there is none. kv_kept: tokens that a head kept, 0
+        where nothing was evicted. evicted: of an arm with a budget of KV.
     """
 
     question: str
@@ -35,6 +47,9 @@ class AnswerSample:
     cached: int
     recomputed: int
     split_ms: dict[str, float]
+    nll_later: float | None = None
+    kv_kept: int = 0
+    evicted: Lost | None = None
 
     @property
     def first_token(self) -> int:
@@ -51,6 +66,9 @@ class AnswerSample:
         found = json.loads(line)
         if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
             raise ValueError("not the fields of a sample")
+        if lost := found["evicted"]:
+            layers = lost["layers"]
+            found["evicted"] = Lost(lost["kl"], None if layers is None else LayerLoss(**layers))
         found["logprobs"] = [{int(token): p for token, p in at.items()} for at in found["logprobs"]]
         return cls(**found)
 

@@ -25,6 +25,22 @@ class ModelCheck:
     mask_error: float
 
 
+OBSERVED = 32  # queries of a prompt that choose what is kept, in a study of layers
+MEASURED = "it was measured instead"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoss:
+    """What a choice keeps of the attention of an answer's tokens, and how far it moves what attention puts
+    out (L1, relative to its norm), by layer; means over tokens."""
+
+    scorer: str
+    allocator: str
+    budget: int
+    kept: list[float]
+    lost: list[float]
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """What the arithmetic of a layer needs. rows: tokens that are computed, in ``runs`` of consecutive ones;

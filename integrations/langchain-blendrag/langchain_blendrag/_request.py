@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Options of a call by blendrag's own names; blendrag says what mode is called now.
 _SAME = (
     "temperature", "max_tokens", "top_p", "seed", "timeout", "max_retries", "blend", "quality",
-    "recompute_ratio", "selector", "chat_template_kwargs", "conversation", "tools", "tool_choice", "mode",
+    "recompute_ratio", "selector", "kv_budget", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window",
+    "chat_template_kwargs", "conversation", "tools", "tool_choice", "mode",
 )  # fmt: skip
 # Sampling parameters that vLLM knows by the same name.
 _OTHER = (

@@ -30,6 +30,7 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import connector
+from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
@@ -37,6 +38,8 @@ from blendrag.errors import StoreError
 from blendrag.settings import Settings
 
 PROMPT = 300  # tokens: three blocks
+NO_DECODER: Any = None
+COMPRESSION = Compression(NO_DECODER, None, "nothing is evicted here")
 ANSWER = 6
 AHEAD = 2  # steps that are scheduled before the first one's tokens are known
 WRONG = -7
@@ -128,6 +131,7 @@ def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
         tiers=[],
         take_forecasts=dict,
         wait_for_device=lambda: None,
+        compression=COMPRESSION,
     )
     runner.connector.bind(plane)
     scheduler.add_request(request())
@@ -228,7 +232,10 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
     scheduler.update_state_after_alloc(one, given, 0)
     cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
     step = SimpleNamespace(
-        num_scheduled_tokens={"one": PROMPT}, finished_req_ids=set(), scheduled_cached_reqs=cached
+        num_scheduled_tokens={"one": PROMPT},
+        finished_req_ids=set(),
+        scheduled_cached_reqs=cached,
+        preempted_req_ids=None,
     )
     metadata: Any = scheduler.build_connector_meta(step)
     assert metadata.saves == []
@@ -276,6 +283,7 @@ def test_blocks_that_were_never_filled_are_found_by_the_next_prompt(
         tiers=[],
         take_forecasts=dict,
         wait_for_device=lambda: None,
+        compression=COMPRESSION,
         load=load,
     )
     runner.connector.bind(plane)

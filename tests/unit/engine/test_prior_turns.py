@@ -123,3 +123,12 @@ def test_two_kvs_of_the_same_tokens_share_a_salt(
         for question in asked:
             begins = [ids[end : end + len(question)] for _, s, n in recipe.spans for end in [s + n]]
             assert question in begins, "repaired for a question that this prompt does not ask"
+
+
+def test_prompt_whose_kv_is_evicted_shares_it_or_leaves_it_to_the_next_turn() -> None:
+    turns = PriorTurns()
+    evicted = Recipe(FIRST.store, FIRST.spans, BlendOptions(selector="query", kv_budget=128))
+    salts = {turns.salt("tenant", evicted, ASKED) for _ in range(3)}
+    assert len(salts) == 3 and all(salt.startswith("tenant:") for salt in salts)
+    assert turns.salt("tenant", evicted, (*ASKED, 7)) not in salts
+    assert turns.salt("tenant", FIRST, (*ASKED, 7)) not in salts

@@ -106,7 +106,10 @@ def left_behind(scheduler: BlendConnector, params: Any, salt: str | None = "tena
     scheduler.update_state_after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2],)), 0)
     cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
     step = SimpleNamespace(
-        num_scheduled_tokens={"r": 64}, finished_req_ids=set(), scheduled_cached_reqs=cached
+        num_scheduled_tokens={"r": 64},
+        finished_req_ids=set(),
+        scheduled_cached_reqs=cached,
+        preempted_req_ids=None,
     )
     metadata: Any = scheduler.build_connector_meta(step)
     scheduler._prefixes.forget("r")

@@ -105,7 +105,7 @@ def test_line_separators_of_other_alphabets_cut_events(server: Script, chat: Rem
 
 
 def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.replies = [events("a"), events("a"), events("a")]
+    server.replies = [events("a"), events("a"), events("a"), events("a")]
     chat.complete(chat.request(HI))
     assert body(server)["blendrag"] == {"documents": [], "evidence": True}
     assert "model" not in body(server)
@@ -117,6 +117,8 @@ def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch
     named.complete(named.request(HI, quality="fast"))
     said = {"documents": [], "evidence": True, "quality": "fast"}
     assert body(server)["blendrag"] == said
+    named.complete(named.request(HI, kv_budget=512, kv_alpha=0.2))
+    assert body(server)["blendrag"].items() >= {"quality": "close", "kv_budget": 512, "kv_alpha": 0.2}.items()
 
 
 def test_sampling_is_forgotten(server: Script, chat: RemoteChat) -> None:

@@ -254,6 +254,22 @@ def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None
         library.recipe(plan, BlendOptions(selector="hkvdd"))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_allocator": "adda"}, "did you mean ada"),
+        ({"kv_scorer": "zzz"}, "there are critical, random, recent, window"),
+        ({"kv_budget": 512}, "started with the setting kv_budget"),
+    ],
+)
+def test_typing_error_in_the_budget_is_a_slow_answer(
+    library: Library, options: dict[str, Any], said: str
+) -> None:
+    plan = library.plan([{"role": "user", "content": "Hello."}])
+    with pytest.raises(ConfigError, match=said):
+        library.recipe(plan, BlendOptions(**options))
+
+
 def test_path_that_cannot_be_a_folder_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file"):

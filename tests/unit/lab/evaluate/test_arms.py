@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.compress import ALLOCATORS
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate.arms import RATIOS, ArmSpec, parse_arm, parse_arms
+from blendrag.lab.evaluate.arms import RATIOS, ArmSpec, Budget, parse_arm, parse_arms
 from blendrag.settings import Settings
 
 SELECTORS = ["hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "gradual_k", "first_k", "query", "random", "lmcache"]
@@ -31,6 +32,12 @@ def settings() -> Settings:
         ("gradual_k@1", ArmSpec("gradual_k@1", "stored", "gradual", "k", 1.0)),
         ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", "k", 0.15, None, "none")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
+        (
+            "query@0.15:ada:512:int8",
+            ArmSpec(
+                "query@0.15:int8:ada:512", "stored", "query", "v", 0.15, "int8", budget=Budget("ada", 512)
+            ),
+        ),
     ],
 )
 def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
@@ -81,8 +88,8 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("map-reduce", "did you mean map_reduce?"),
         ("quary@0.1", "did you mean query?"),
         ("first_k+hkvd@0.1", "did you mean first_k?"),
-        ("zzz@0.1", "there are first_k, full, gradual"),
-        ("", "there are first_k, full, gradual"),
+        ("zzz@0.1", "first_k, full, gradual"),
+        ("", "first_k, full, gradual"),
         ("all@0.1", "unknown arm"),
         ("hkvd_v", "a ratio is missing, as in hkvd_v@0.15"),
         ("hkvd_v@0", "above 0 and at most 1"),
@@ -94,6 +101,11 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("reuse:int9", "did you mean int8?"),
         ("reuse:sytem", "did you mean system?"),
         ("reuse:int8:int4", "not as int4 and int8"),
+        ("query@0.15:ada", "ada needs a budget, as in query@0.15:ada:512"),
+        ("query@0.15:ada:none", "ada needs a budget"),
+        ("query@0.15:adda:512", "did you mean ada?"),
+        ("query@0.15:ada:512:random:128", "one budget, not ada and random"),
+        ("full:ada:512", "uses no stored KV"),
     ],
 )
 def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
@@ -152,3 +164,24 @@ def test_recipe_is_not_the_arm(settings: Settings) -> None:
     assert parse_arm("reuse").recipe(own, "store", spans).options.recompute_ratio == 0
     lmcache = parse_arm("lmcache@0.2").recipe(own, "store", spans).options
     assert (lmcache.selector, lmcache.recompute_ratio) == ("lmcache", 0.2)
+
+
+def test_arm_with_a_budget_has_no_other_or_takes_the_settings_own(settings: Settings) -> None:
+    words = ["ada:512", "random:128", "random", "hkvd_v@0.3:recent:64"]
+    arms = {arm.name: arm for arm in parse_arms(words, (0.1,), settings)}
+    assert list(arms) == [
+        "full", "query@0.15", "query@0.15:ada:512", "query@0.15:random:128", "random@0.1", "hkvd_v@0.3",
+        "hkvd_v@0.3:recent:64",
+    ]  # fmt: skip
+    own = settings.model_copy(update={"kv_budget": 9, "kv_allocator": "joint"})
+    options = {name: arm.recipe(own, "store", ()).options for name, arm in arms.items() if arm.ratio}
+    assert options["query@0.15"].kv_budget is None
+    ada, random = options["query@0.15:ada:512"], options["query@0.15:random:128"]
+    assert (ada.kv_budget, ada.kv_allocator, ada.kv_scorer) == (512, "ada", "window")
+    assert (random.kv_budget, random.kv_allocator, random.kv_scorer) == (128, "joint", "random")
+
+
+def test_adakv_lacks_a_way_to_share_or_a_budget(settings: Settings) -> None:
+    found = {arm.budget for arm in parse_arms(["adakv"], None, settings) if arm.budget}
+    assert len(found) == 35 and {budget.tokens for budget in found} == {128, 256, 512, 1024, 2048}
+    assert set(ALLOCATORS) <= {budget.by for budget in found}

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate.samples import AnswerSample, SampleLog
+from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
+from blendrag.lab.worker.operations import LayerLoss
 
 CONFIG = {"model": "SmolLM2", "seed": 0, "arms": ("full", "reuse")}
 SAMPLE = AnswerSample(
@@ -28,7 +29,10 @@ samples = st.builds(
     AnswerSample, st.text(), st.text(), numbers,
     st.lists(st.dictionaries(counts, numbers)), st.text(),
     st.none() | st.text(), numbers, counts, counts,
-    st.dictionaries(st.text(), numbers),
+    st.dictionaries(st.text(), numbers), st.none() | numbers, counts,
+    st.none() | st.builds(Lost, numbers, st.none() | st.builds(
+        LayerLoss, st.text(), st.text(), counts, st.lists(numbers), st.lists(numbers)
+    )),
 )  # fmt: skip
 
 

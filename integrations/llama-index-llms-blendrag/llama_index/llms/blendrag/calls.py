@@ -22,8 +22,9 @@ dispatcher = get_dispatcher(__name__)
 
 # Options by blendrag's own names; what is none of them is vLLM's.
 _OPTIONS = (
-    "blend", "quality", "recompute_ratio", "selector", "chat_template_kwargs", "max_retries", "max_tokens",
-    "temperature", "top_p", "stop", "seed", "timeout", "logprobs", "grammar", "tools", "tool_choice",
+    "blend", "quality", "recompute_ratio", "selector", "kv_budget", "kv_allocator", "kv_scorer", "kv_alpha",
+    "kv_window", "chat_template_kwargs", "max_retries", "max_tokens", "temperature", "top_p", "stop", "seed",
+    "timeout", "logprobs", "grammar", "tools", "tool_choice",
 )  # fmt: skip
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 

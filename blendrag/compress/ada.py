@@ -1,0 +1,40 @@
+"""Adaptive budgets (Ada-KV Algorithm 2): the pages that gain most, whichever head's they are."""
+
+from __future__ import annotations
+
+import torch
+
+from blendrag.compress.allocator import Allocator, register_allocator
+from blendrag.compress.rounding import largest_remainder
+
+
+@register_allocator("ada")
+class Ada(Allocator):
+    """Every layer has the same; its heads share it by what their pages gain."""
+
+    def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
+        total = pages * gains.shape[1]
+        return torch.stack([adaptive(layer, total, self.alpha) for layer in gains])
+
+
+@register_allocator("joint")
+class Joint(Allocator):
+    """All heads of all layers share what there is."""
+
+    across_layers = True
+
+    def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
+        heads = gains.flatten(0, 1)
+        return adaptive(heads, pages * heads.shape[0], self.alpha).view(gains.shape[:2])
+
+
+def adaptive(gains: torch.Tensor, total: int, alpha: float) -> torch.Tensor:
+    """``total`` pages for heads with these gains, [heads, most]; [heads] int64.
+
+    A head's gains fall, so the largest ones are the best choice that there is, and what each head has of them
+    is its first pages. ``alpha`` of them are the uniform ones instead.
+    """
+    heads, most = gains.shape
+    order = torch.sort(gains.cpu().flatten(), descending=True, stable=True).indices[:total]
+    counts = torch.bincount(order // most, minlength=heads)
+    return largest_remainder(counts * (1 - alpha) + total / heads * alpha, total)

@@ -1,0 +1,52 @@
+"""The allocator axis: how many pages of KV each head keeps. One interface, one registry.
+
+A page is one block of one head's tokens; with pages of one token this is the paper's Algorithm 2 as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+
+from blendrag.errors import ConfigError
+
+
+class Allocator(ABC):
+    """Shares pages out among heads.
+
+    alpha: the share of every head's pages that is the uniform one (Ada-KV's safeguard, section 3.4).
+    across_layers: whether layers may get more than one another, which takes pages that any layer can use.
+
+    Raises ConfigError for an alpha outside of 0 to 1.
+    """
+
+    across_layers: bool = False
+
+    def __init__(self, alpha: float = 0.5) -> None:
+        if not isinstance(alpha, int | float) or not 0.0 <= alpha <= 1.0:
+            raise ConfigError(f"kv_alpha must be between 0 and 1, not {alpha!r}")
+        self.alpha = float(alpha)
+
+    @abstractmethod
+    def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
+        """The pages of each head, [layers, kv_heads] int64, on the CPU: ``pages`` of them on average,
+        exactly; no head more than there are, or less than it has to keep.
+
+        gains: [layers, kv_heads, most] of :func:`~blendrag.compress.keep.page_gains`; those that a head has
+        to keep are infinite, ``pages`` at most. pages: ``most`` at most.
+        """
+
+
+ALLOCATORS: dict[str, type[Allocator]] = {}
+
+
+def register_allocator(name: str) -> Callable[[type[Allocator]], type[Allocator]]:
+    """Class decorator: make an allocator available under ``name``."""
+
+    def register(cls: type[Allocator]) -> type[Allocator]:
+        ALLOCATORS[name] = cls
+        return cls
+
+    return register

@@ -1,0 +1,59 @@
+"""The scorer axis: what a token's KV is worth to a head. One interface, one registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """One layer, as the last pass over a prompt leaves it. Q and K are with RoPE.
+
+    query: [window, heads, d], of the observation window: the prompt's last tokens.
+    key: [n, kv_heads, d], of all its tokens, the window's among them.
+    scale: what products of queries and keys are multiplied by.
+    value: like the keys; output: [hidden, heads * d], the weight of the output projection. None unless a
+        scorer reads them.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    scale: float
+    value: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Tokens before the window, which stays whatever they are worth."""
+        return self.key.shape[0] - self.query.shape[0]
+
+
+class Scorer(ABC):
+    """Says which tokens a head keeps first.
+
+    reads_values: whether it needs ``Observed.value`` and ``Observed.output``.
+    """
+
+    reads_values: bool = False
+
+    @abstractmethod
+    def score(self, layer: Observed) -> torch.Tensor:
+        """[kv_heads, candidates] float32, none below 0: the highest is kept first, and allocators compare
+        heads, and layers, by them."""
+
+
+SCORERS: dict[str, type[Scorer]] = {}
+
+
+def register_scorer(name: str) -> Callable[[type[Scorer]], type[Scorer]]:
+    """Class decorator: make a scorer available under ``name``."""
+
+    def register(cls: type[Scorer]) -> type[Scorer]:
+        SCORERS[name] = cls
+        return cls
+
+    return register

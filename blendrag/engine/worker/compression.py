@@ -1,0 +1,195 @@
+"""Eviction of a prompt's KV once its first token is computed (Ada-KV): what the question reads is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from blendrag.compress import Observed, kept_tokens, least_budget, make_allocator, make_scorer, page_gains
+from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
+from blendrag.engine.compat.model import output_weight, scores_of
+from blendrag.engine.recipe import BlendOrder, EvictionOrder
+from blendrag.engine.report import Eviction
+from blendrag.engine.worker.decoder import Decoder
+from blendrag.engine.worker.head_pages import HeadPages, KeptPages, PageReader
+from blendrag.engine.worker.head_reading import HeadReading
+from blendrag.engine.worker.indices import Ints, upload
+from blendrag.engine.worker.paged import PagedCache
+from blendrag.options import BlendOptions
+
+
+class WindowQueries:
+    """Q of a prompt's last fresh tokens in every layer, as the last pass over each leaves it: of the
+    observation window, or of the question where that is shorter. What is cached may not be computed.
+
+    first: the first one's position. query: [layers, window, heads, head_size].
+    """
+
+    def __init__(self, order: BlendOrder, decoder: Decoder) -> None:
+        self.options, end = order.recipe.options, len(order.token_ids)
+        self.first, self.end = max(end - self.options.kv_window, order.recipe.cached_end), end
+        self._query: torch.Tensor | None = None
+        self._layers = decoder.num_layers
+
+    def note(self, layer: int, positions: Ints, query: torch.Tensor) -> None:
+        """Rows of [n, heads, head_size] at ascending ``positions``; of several passes the last one stays."""
+        begin = int(np.searchsorted(positions, self.first))
+        if begin == len(positions):
+            return
+        if self._query is None:
+            shape = (self._layers, self.end - self.first, *query.shape[1:])
+            self._query = query.new_empty(shape)
+        self._query[layer, upload(positions[begin:] - self.first, query.device)] = query[begin:]
+
+    def __getitem__(self, layer: int) -> torch.Tensor:
+        assert self._query is not None, "the question is computed in every layer"
+        return self._query[layer]
+
+
+class WholeError(Exception):
+    """Nothing is evicted; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    pages: HeadPages
+    reader: PageReader
+    reading: HeadReading
+
+
+class Compression:
+    """Of one loaded model. reason: why its KV is always kept whole; None if it is not."""
+
+    def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
+        self._decoder, self._parts, self.reason = decoder, parts, reason
+        self._seen: dict[str, WindowQueries] = {}
+
+    @classmethod
+    def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1) -> Self:
+        """Raises nothing: who asks for no eviction is not to hear of it."""
+        if ranks > 1:  # each would have to hear that another could not
+            return cls(decoder, None, "its heads are on several devices")
+        try:
+            return cls._of(decoder, cache)
+        except Exception as error:
+            return cls(decoder, None, f"{type(error).__name__}: {error}")
+
+    @classmethod
+    def _of(cls, decoder: Decoder, cache: PagedCache) -> Self:
+        attentions = decoder.attentions
+        if reason := not_by_heads(attentions):
+            return cls(decoder, None, reason)
+        scores = [scores_of(attention) for attention in attentions]
+        if any(each is None or not each.bare or each.window is not None for each in scores):
+            return cls(decoder, None, "its attention has windows, caps, sinks or ALiBi")
+        pages = HeadPages.of(attentions)
+        if pages is None:
+            return cls(decoder, None, "its layers' KV is not in one allocation")
+        scratch = torch.zeros((1, *pages.view.shape[1:]), dtype=pages.view.dtype, device=pages.device)
+        reader = PageReader.of(pages, scratch)
+        if reader is None:
+            return cls(decoder, None, "its backend's KV is not read back")
+        reading = HeadReading(attentions, pages, HeadKernel(attentions[0], cache.runner))
+        bind(attentions, reading)
+        return cls(decoder, Parts(pages, reader, reading), None)
+
+    def window(self, order: BlendOrder) -> WindowQueries | None:
+        """For a blend that begins; None if nothing is to be evicted behind it."""
+        if order.recipe.options.kv_budget is None:
+            return None
+        window = WindowQueries(order, self._decoder)
+        self._seen[order.request_id] = window
+        return window
+
+    def forget(self, request_ids: Collection[str]) -> None:
+        """Requests that have ended, or lost their blocks."""
+        for request_id in request_ids:
+            self._seen.pop(request_id, None)
+        if self._parts is not None:
+            self._parts.reading.forget(request_ids)
+
+    @torch.inference_mode()
+    def evict(self, order: EvictionOrder) -> Eviction:
+        """Compact a prompt's KV into its first blocks, once the step has computed all of it. Whatever goes
+        wrong before anything is written keeps it whole; what does afterwards is reported as ``spoilt``."""
+        seen = self._seen.pop(order.request_id, None)
+        try:
+            if self._parts is None:
+                raise WholeError(self.reason)
+            if seen is None:
+                raise WholeError("it was not blended to its end")
+            return self._evict(self._parts, seen, order)
+        except WholeError as reason:
+            return Eviction(whole=str(reason))
+        except Exception as error:
+            return Eviction(whole=f"{type(error).__name__}: {error}")
+
+    def _evict(self, parts: Parts, seen: WindowQueries, order: EvictionOrder) -> Eviction:
+        options, size, pages = seen.options, parts.pages.block_size, parts.pages
+        assert options.kv_budget is not None
+        last = (order.tokens - 1) // size  # the block that is written on stays
+        keep = options.kv_budget // size - 1
+        if seen.end != order.tokens - 1:
+            raise WholeError("the question is left to the engine")
+        if options.kv_budget < (least := least_budget(options.kv_window, size)):
+            raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
+        if keep >= last:
+            raise WholeError("the prompt is no longer than the budget")
+        blocks = np.array(order.block_ids[: last + 1])
+        allocator = make_allocator(options.kv_allocator, options.kv_alpha)
+        scores = self._scores(
+            parts, seen, options, blocks, min(last * size, order.tokens - 1 - options.kv_window)
+        )
+        stays = scores.new_full((*scores.shape[:2], last * size - scores.shape[2]), float("inf"))
+        scores = torch.cat([scores, stays], -1)
+        counts = allocator.allocate(page_gains(scores, size), keep).numpy()
+        kept = KeptPages.of(pages, blocks[:keep], counts)
+        rows = [
+            parts.reader.rows(
+                pages.ids(layer, blocks[:last], head),
+                kept_tokens(scores[layer, head], int(counts[layer, head]) * size),
+            )
+            for layer in range(pages.num_layers)
+            for head in range(pages.kv_heads)
+        ]  # all of them are read before one is written: they may be in the way
+        at = iter(rows)
+        try:
+            for layer in range(pages.num_layers):
+                for head in range(pages.kv_heads):
+                    pages.write(layer, kept.table[layer, head, : counts[layer, head]], *next(at))
+        except Exception as error:
+            return Eviction(whole=f"{type(error).__name__}: {error}", spoilt=True)
+        parts.reading.keep(order.request_id, kept, last)
+        tokens = keep * size + order.tokens - last * size
+        return Eviction(tokens, keep, last, int(blocks[0]))
+
+    def _scores(
+        self, parts: Parts, seen: WindowQueries, options: BlendOptions, blocks: Ints, most: int
+    ) -> torch.Tensor:
+        """[layers, kv_heads, tokens]: of the prompt's first ``most`` at the most, those before the window."""
+        scorer = make_scorer(options.kv_scorer)
+        layers = (
+            self._observed(parts, seen, blocks, layer, scorer.reads_values)
+            for layer in range(parts.pages.num_layers)
+        )
+        return torch.stack([scorer.score(layer)[:, :most] for layer in layers])
+
+    def _observed(
+        self, parts: Parts, seen: WindowQueries, blocks: Ints, layer: int, values: bool
+    ) -> Observed:
+        """A layer of a prompt that is in these blocks. values: whether V and W_O are part of it."""
+        pages, attention = parts.pages, self._decoder.attentions[layer]
+        ids = pages.ids(layer, blocks, np.arange(pages.kv_heads)[:, None]).ravel()
+        heads = (pages.kv_heads, -1)
+        key = parts.reader.keys(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
+        value = output = None
+        if values:
+            output = output_weight(self._decoder.layers[layer], attention)
+            if output is None:
+                raise WholeError("no output projection is found, which the scorer reads")
+            value = parts.reader.values(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
+        return Observed(seen[layer], key, attention.impl.scale, value, output)

@@ -1,0 +1,183 @@
+"""The paged KV cache by pages: one block of one head of one layer each, whoever's block it is in.
+
+vLLM keeps all layers' KV in one allocation, so that a page is a strided view of it in any layout. What
+a head keeps can stand in any page; a backend's own kernels read and write pages as blocks of one KV head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from blendrag.engine.compat.model import write_kv
+from blendrag.engine.worker.indices import Ints, upload
+
+_BITS = {2: torch.int16, 4: torch.int32}
+
+
+class HeadPages:
+    """Of the layers whose attention modules these are, and whose caches, [blocks, kv_heads, block_size,
+    2 * head_size] each, are in one allocation.
+
+    view: [pages, 1, block_size, 2 * head_size], pages of one KV head. Where the layout keeps the heads of a
+    token side by side, they overlap.
+    """
+
+    def __init__(self, attentions: Sequence[Any], caches: Sequence[torch.Tensor]) -> None:
+        first = min(cache.storage_offset() for cache in caches)
+        self._layers = np.array([cache.storage_offset() - first for cache in caches])
+        self.attentions = attentions
+        self.num_layers, like = len(caches), caches[0]
+        self.num_blocks, self.kv_heads, self.block_size, self._width = like.shape
+        self._block, self._head = like.stride()[:2]
+        unit = gcd(self._block, self._head, *self._layers.tolist())
+        self._unit = unit
+        last = self._layers.max() + (self.num_blocks - 1) * self._block + (self.kv_heads - 1) * self._head
+        shape = (int(last) // unit + 1, 1, self.block_size, self._width)
+        self.view = like.as_strided(shape, (unit, self._width, *like.stride()[2:]), first)
+
+    @classmethod
+    def of(cls, attentions: Sequence[Any]) -> Self | None:
+        """None where the layers' caches are of other shapes than these, or apart from one another."""
+        caches = [attention.kv_cache for attention in attentions]
+        attention, like = attentions[0], caches[0]
+        shape = (attention.num_kv_heads, like.shape[-2], 2 * attention.head_size)
+        facts = {(c.untyped_storage().data_ptr(), c.shape, c.stride(), c.dtype) for c in caches}
+        plain = like.dim() == 4 and tuple(like.shape[1:]) == shape and like.is_floating_point()
+        return cls(attentions, caches) if plain and len(facts) == 1 else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.view.device
+
+    def ids(self, layers: Ints | int, blocks: Ints, heads: Ints | int) -> Ints:
+        """Of the page in each of these, which are broadcast; int64."""
+        at: Ints = (self._layers[layers] + blocks * self._block + heads * self._head) // self._unit
+        return at
+
+    def write(self, layer: int, pages: Ints, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Fill whole pages with the K and V, [pages * block_size, head_size] each, of one head."""
+        slots = (pages[:, None] * self.block_size + np.arange(self.block_size)).ravel()
+        # The kernels take K and V by rows of heads.
+        rows = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
+        write_kv(self.attentions[layer], *rows, self.view, upload(slots, self.device))
+
+
+class PageReader:
+    """K and V out of pages, in whichever order the backend keeps a page's numbers.
+
+    order: [2, block_size, head_size] int64, where in a page each number of K and of V is.
+    """
+
+    def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
+        self._pages, self._view, self._order = pages, pages.view, order
+        across, along = pages.view.stride()[2:]
+        width, first = pages.view.shape[3], pages.view.storage_offset()
+        self._keys_at, self._values_at = (
+            first + part // width * across + part % width * along for part in order
+        )
+        numbers = pages.view.untyped_storage().nbytes() // pages.view.element_size()
+        self._memory = pages.view.as_strided((numbers,), (1,), 0)
+
+    @classmethod
+    def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
+        """Learnt by having the backend write numbers that are all different into ``scratch``, [1, 1,
+        block_size, 2 * head_size]; None if it does not keep them as they are, or along no lines."""
+        block, width = scratch.shape[2:]
+        bits = _BITS.get(scratch.element_size())
+        if bits is None or block * width >= 1 << 15:
+            return None
+        numbers = torch.arange(1, block * width + 1, dtype=bits, device=scratch.device)
+        key, value = numbers.view(scratch.dtype).view(2, block, 1, width // 2)
+        write_kv(pages.attentions[0], key, value, scratch, torch.arange(block, device=scratch.device))
+        ordered = scratch.flatten().view(bits).sort()
+        order = ordered.indices.view(2, block, width // 2)
+        here = torch.arange(block * width, device=scratch.device)
+        lines = all(_along_lines(here, part).equal(part) for part in order)
+        return cls(pages, order) if lines and ordered.values.equal(numbers) else None
+
+    def keys(self, ids: Ints) -> torch.Tensor:
+        """Those of these pages, one behind the other: [pages * block_size, head_size]."""
+        return self._whole(0, ids)
+
+    def values(self, ids: Ints) -> torch.Tensor:
+        """Like :meth:`keys`."""
+        return self._whole(1, ids)
+
+    def _whole(self, part: int, ids: Ints) -> torch.Tensor:
+        pages = self._view[upload(ids, self._view.device)].flatten(1)
+        return _along_lines(pages, self._order[part]).flatten(0, -2)
+
+    def rows(self, ids: Ints, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some of the tokens in these pages, [n] of their numbers: [n, head_size] each."""
+        block = self._pages.block_size
+        pages = upload(ids, tokens.device)[tokens // block] * self._view.stride(0)
+        at, pages = tokens % block, pages[:, None]
+        return self._memory[self._keys_at[at] + pages], self._memory[self._values_at[at] + pages]
+
+
+def _along_lines(pages: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The numbers of [..., size] that ``order``, [block_size, head_size], names, if each digit of the two
+    indices has one step: then what is a permutation is a strided view, and copied a few times sooner."""
+    sizes, steps, first = [], [], int(order[0, 0])
+    for count, along in zip(order.shape, (lambda at: order[at, 0], lambda at: order[0, at]), strict=True):
+        for digit, at in _digits(count):
+            sizes.append(digit)
+            steps.append(int(along(at)) - first)
+    lead = pages.shape[:-1]
+    lines = pages.as_strided((*lead, *sizes), (*pages.stride()[:-1], *steps), first)
+    return lines.reshape(*lead, *order.shape)
+
+
+def _digits(count: int) -> list[tuple[int, int]]:
+    """The digits of a number below ``count``, in base 2 but for the highest: each one's count and worth."""
+    low = (count & -count).bit_length() - 1  # as often it is divided by two
+    twos = [(2, 1 << bit) for bit in reversed(range(low))]
+    return [(count >> low, 1 << low), *twos] if count >> low > 1 else twos
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptPages:
+    """The pages that hold what a request's heads have kept, all of them full.
+
+    blocks: the request's, all of whose pages these are. counts: [layers, kv_heads]. table: [layers, kv_heads,
+    most] int64 page ids, the first ``counts`` of each line.
+    """
+
+    blocks: Ints
+    counts: Ints
+    table: Ints
+
+    @classmethod
+    def of(cls, pages: HeadPages, blocks: Sequence[int] | Ints, counts: Ints) -> Self:
+        """Hand the pages of ``blocks`` out. They go by layers and heads: with as many for each head as there
+        are blocks, each has its own."""
+        kept = np.asarray(blocks, np.int64)
+        layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
+        free = pages.ids(layers, kept, heads).ravel()
+        assert free.size == counts.sum(), "the budgets are of all pages"
+        ends = counts.cumsum().reshape(counts.shape)
+        table = np.zeros((*counts.shape, int(counts.max())), np.int64)
+        at = np.arange(table.shape[2])
+        mine = at < counts[..., None]
+        table[mine] = free[((ends - counts)[..., None] + at)[mine]]
+        return cls(kept, counts, table)
+
+    def check_integrity(self, pages: HeadPages) -> None:
+        """Raises AssertionError unless each page of the blocks has one owner."""
+        owned = np.concatenate([line[:n] for line, n in zip(self._lines, self.counts.ravel(), strict=True)])
+        layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
+        every = np.sort(pages.ids(layers, self.blocks, heads).ravel())
+        assert np.array_equal(np.sort(owned), every), (
+            "a page has two owners, or none, or is another request's"
+        )
+
+    @property
+    def _lines(self) -> Ints:
+        lines: Ints = self.table.reshape(-1, self.table.shape[2])
+        return lines

@@ -1,0 +1,147 @@
+"""How rows read what their heads have kept: requests of a step become sequences, one for each KV head.
+
+A head's sequence is the pages that it has kept, all of them full, then its own page of every later block,
+which the engine goes on to write as it always does. K keeps its position, and softmax asks for no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from blendrag.engine.compat.head_attention import HeadKernel
+from blendrag.engine.worker.head_pages import HeadPages, KeptPages
+from blendrag.engine.worker.indices import Ints, upload
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A request whose KV was evicted: what is left of the blocks before ``first_later``, which stands in for
+    them."""
+
+    request_id: str
+    pages: KeptPages
+    first_later: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """The sequences of a step, the same in all layers but for pages and lengths: tables [layers, sequences,
+    pages] and lengths [layers, sequences], int32. rows: [rows] where each one's query is, as heads of tokens;
+    None if they are in order."""
+
+    metadata: Any
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    starts: torch.Tensor
+    longest: int
+    rows: torch.Tensor | None
+
+
+class HeadReading:
+    """Of all layers of one model: what their attention asks in each step (:class:`HeadAttention`)."""
+
+    def __init__(self, attentions: Sequence[Any], pages: HeadPages, kernel: HeadKernel) -> None:
+        self._number = {attention.layer_name: number for number, attention in enumerate(attentions)}
+        self._pages, self._kernel = pages, kernel
+        self._kept: dict[int, _Kept] = {}  # by the request's first block, which is its own
+        self._step: _Step | None = None
+        self._plain: Any = None  # the last step's metadata in which nothing was evicted
+
+    def keep(self, request_id: str, pages: KeptPages, first_later: int) -> None:
+        """From the next step on, this request reads these pages for its blocks before ``first_later``."""
+        self._kept[int(pages.blocks[0])] = _Kept(request_id, pages, first_later)
+        self._plain = None
+
+    def forget(self, request_ids: Collection[str]) -> None:
+        """Requests that have ended or lost their blocks: those may be other requests' now."""
+        if self._kept and request_ids:
+            gone = [block for block, kept in self._kept.items() if kept.request_id in request_ids]
+            for block in gone:
+                del self._kept[block]
+        if not self._kept:
+            self._step = self._plain = None
+
+    def attend(self, layer: Any, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> bool:
+        """A layer's attention, if a row of the step has evicted KV; else nothing, and False."""
+        if not self._kept or metadata is self._plain:
+            return False
+        if self._step is None or self._step.metadata is not metadata:
+            self._step = self._sequences(metadata)
+            if self._step is None:
+                self._plain = metadata
+                return False
+        step, number = self._step, self._number[layer.layer_name]
+        tokens, heads, size = metadata.num_actual_tokens, self._pages.kv_heads, query.shape[-1]
+        by_heads = query[:tokens].reshape(tokens * heads, -1, size)
+        rows = by_heads if step.rows is None else by_heads[step.rows]
+        found = self._kernel.attend(
+            layer,
+            rows,
+            self._pages.view,
+            step.tables[number],
+            step.lengths[number],
+            step.starts,
+            step.longest,
+        )
+        if step.rows is not None:
+            by_heads = torch.empty_like(found)
+            by_heads[step.rows] = found
+            found = by_heads
+        output[:tokens] = found.view(output[:tokens].shape)
+        return True
+
+    def _sequences(self, metadata: Any) -> _Step | None:
+        starts = metadata.query_start_loc.cpu().numpy().astype(np.int64)
+        count = len(starts) - 1
+        blocks = metadata.block_table[:count].cpu().numpy().astype(np.int64)
+        kept = [self._kept.get(block) for block in blocks[:, 0].tolist()]
+        if not any(kept):
+            return None
+        seq_lens = metadata.seq_lens[:count].cpu().numpy().astype(np.int64)
+        heads, size = self._pages.kv_heads, self._pages.block_size
+        lines = [
+            self._lines(one, blocks[row, : -(-length // size)])
+            for row, (one, length) in enumerate(zip(kept, seq_lens.tolist(), strict=True))
+        ]
+        width = max(table.shape[2] for table, _ in lines)
+        tables = np.zeros((self._pages.num_layers, count, heads, width), np.int32)
+        lengths = np.zeros(tables.shape[:3], np.int32)
+        for row, (table, dropped) in enumerate(lines):
+            tables[:, row, :, : table.shape[2]] = table
+            lengths[:, row] = seq_lens[row] - dropped
+        queries = np.diff(starts)
+        rows = None
+        if (queries != 1).any():
+            at = [np.arange(a, b) * heads + h for a, b in pairwise(starts) for h in range(heads)]
+            rows = upload(np.concatenate(at), self._pages.device)
+        device, sequences = self._pages.device, count * heads
+        ends = np.concatenate([[0], np.repeat(queries, heads).cumsum()]).astype(np.int32)
+        return _Step(
+            metadata,
+            upload(tables.reshape(-1, sequences, width), device),
+            upload(lengths.reshape(-1, sequences), device),
+            upload(ends, device),
+            int(queries.max()),
+            rows,
+        )
+
+    def _lines(self, kept: _Kept | None, blocks: Ints) -> tuple[Ints, Ints | int]:
+        """The pages of one request's sequences, [layers, kv_heads, pages], and how many tokens shorter each
+        one is than the request."""
+        pages, later = self._pages, blocks if kept is None else blocks[kept.first_later :]
+        layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
+        own = pages.ids(layers, later, heads)
+        if kept is None:
+            return own, 0
+        counts, table = kept.pages.counts, kept.pages.table
+        joined = np.zeros((*counts.shape, table.shape[2] + len(later)), np.int64)
+        joined[:, :, : table.shape[2]] = table
+        at = counts[..., None] + np.arange(len(later))
+        np.put_along_axis(joined, at, own, axis=2)
+        return joined, (kept.first_later - counts) * pages.block_size

@@ -1,0 +1,179 @@
+"""What decoding from a part of a prompt's KV saves (Ada-KV): time per token, and KV held."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import EngineError
+from blendrag.lab.arms import check_blended, recipe_of, reset
+from blendrag.lab.bench.timed import Timed, ask_timed, exactly
+from blendrag.lab.experiment import in_turn
+from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
+from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import scratch_store
+from blendrag.lab.setup import Setup
+from blendrag.lab.statistics import Spread, spread
+from blendrag.lab.texts import text_pieces
+from blendrag.progress import Progress
+from blendrag.settings import Settings
+from blendrag.store.stack import TierSpec
+
+ARMS = ("whole", "evicted", "floor")
+_GAUGE = "vllm:kv_cache_usage_perc"
+_LOOK_S = 0.01
+_QUESTION = QUESTIONS[0]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """What is measured. answers: at once, besides one alone; tokens: of each."""
+
+    chunks: int = 15
+    chunk_tokens: int = 480
+    budget: int = 512
+    answers: int = 8
+    tokens: int = 48
+    repeats: int = 2
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Answers at once. ttft_s: of the first of them. second_s: from an answer's first token to its second,
+    mean: what is kept is chosen meanwhile. itl_s: between two tokens of an answer, mean while all of them
+    decode; held: share of the engine's KV blocks that they have meanwhile."""
+
+    ttft_s: float
+    second_s: float
+    itl_s: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """An arm with so many answers at once; ratios are to ``whole``, round by round."""
+
+    ttft_ms: Spread
+    second_ms: Spread
+    itl_ms: Spread
+    held: Spread
+    ttft_ratio: Spread
+    itl_ratio: Spread
+    held_ratio: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResults:
+    """rows: by arm and number of answers. whole: decoded from all KV; evicted: from the budget; floor: from
+    all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt."""
+
+    rows: dict[tuple[str, int], Decoding]
+    kept: int
+    freed: int
+    setup: Setup[DecodeOptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [{"arm": arm, "answers": count, **asdict(own)} for (arm, count), own in self.rows.items()]
+        return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
+
+
+def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -> DecodeResults:
+    """settings: with the budget, for which the engine is started. Raises ConfigError, ModelError,
+    PromptTooLongError, StoreError, EngineError."""
+    with blending_engine(settings, progress) as engine:
+        maker = PromptMaker.of(engine, settings)
+        pieces = text_pieces(maker.tokenizer, options.chunks + options.answers, options.chunk_tokens)
+        progress.note("ingest")
+        with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
+            count = (1 + options.repeats) * options.answers
+            few = max(1, options.budget // options.chunk_tokens)
+            pool, rng = store.chunks, random.Random(options.seed)
+            long = [maker.make(rng.sample(pool, options.chunks), _QUESTION) for _ in range(count)]
+            chosen = [[pool[(n + at) % len(pool)] for at in range(few)] for n in range(count)]
+            short = [maker.make(chunks, _QUESTION) for chunks in chosen]  # those at once are others
+            check_prompts(long, engine.max_model_len, options.tokens)
+            recipe = recipe_of(settings, store.id)
+            whole = replace(recipe, options=replace(recipe.options, kv_budget=None))
+            arms = {"whole": (long, whole), "evicted": (long, recipe), "floor": (short, whole)}
+            keys = {(name, at_once): arms[name] for at_once in (1, options.answers) for name in ARMS}
+            rounds: dict[tuple[str, int], list[Round]] = {key: [] for key in keys}
+            kept = freed = 0
+            for turn in in_turn(keys, range(1 + options.repeats), progress):
+                name, at_once = turn.key
+                prompts, recipe_of_arm = turn.arm
+                own = prompts[turn.trial * options.answers :][:at_once]
+                found, timed = asyncio.run(_round(engine, own, recipe_of_arm, options.tokens))
+                if not turn.warms_up:
+                    rounds[turn.key].append(found)
+                report = check_blended(name, timed[0].report)
+                if name == "evicted":
+                    if report.kv_whole:
+                        raise EngineError(f"nothing was evicted: {report.kv_whole}")
+                    kept, freed = report.kv_kept, report.kv_freed
+        rows = {key: _summary(found, rounds["whole", key[1]]) for key, found in rounds.items()}
+        return DecodeResults(rows, kept, freed, Setup.of(engine, settings, options, long))
+
+
+async def _round(
+    engine: Engine, prompts: Sequence[Prompt], recipe: Recipe, tokens: int
+) -> tuple[Round, list[Timed]]:
+    """All of them at once, each blended."""
+    reset(engine)
+    now = time.perf_counter()
+    timed = [Timed(now) for _ in prompts]
+    looks: list[tuple[float, float]] = []
+
+    async def look() -> None:
+        while True:
+            looks.append((time.perf_counter(), _held()))
+            await asyncio.sleep(_LOOK_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        await asyncio.gather(
+            *(
+                ask_timed(engine, prompt.token_ids, exactly(tokens), own, replace(recipe, spans=prompt.spans))
+                for prompt, own in zip(prompts, timed, strict=True)
+            )
+        )
+    finally:
+        looking.cancel()
+    # From the last one's second token, behind which its KV is evicted, to the first one's last.
+    begin, end = max(own.tokens[1] for own in timed), min(own.tokens[-1] for own in timed)
+    gaps = [b - a for own in timed for a, b in own.gaps if a >= begin and b <= end]
+    if not gaps:
+        raise EngineError("no time in which all answers were decoded: ask for more --tokens")
+    held = [share for at, share in looks if begin <= at <= end] or [looks[-1][1]]
+    first = min(own.tokens[0] for own in timed) - now
+    second = sum(own.tokens[1] - own.tokens[0] for own in timed) / len(timed)
+    return Round(first, second, sum(gaps) / len(gaps), max(held)), timed
+
+
+def _held() -> float:
+    """By vLLM's own gauge, of the engine that was started last."""
+    from prometheus_client import REGISTRY
+
+    shares = [
+        sample.value for metric in REGISTRY.collect() for sample in metric.samples if sample.name == _GAUGE
+    ]
+    return shares[-1] if shares else 0.0
+
+
+def _summary(own: Sequence[Round], whole: Sequence[Round]) -> Decoding:
+    pairs = list(zip(own, whole, strict=True))
+    return Decoding(
+        spread([1e3 * each.ttft_s for each in own]),
+        spread([1e3 * each.second_s for each in own]),
+        spread([1e3 * each.itl_s for each in own]),
+        spread([each.held for each in own]),
+        spread([each.ttft_s / base.ttft_s for each, base in pairs]),
+        spread([each.itl_s / base.itl_s for each, base in pairs]),
+        spread([each.held / base.held if base.held else 0.0 for each, base in pairs]),
+    )

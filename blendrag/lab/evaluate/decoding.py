@@ -1,0 +1,115 @@
+"""What is lost by decoding from a budget of KV: arms with one against the same arms without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.table import Table
+
+from blendrag.lab.bootstrap import Interval, difference, mean
+from blendrag.lab.evaluate.arms import ArmSpec, Budget
+from blendrag.lab.evaluate.samples import AnswerSample
+from blendrag.lab.report import table_with
+
+_BASE = "uniform"  # what allocators are compared with
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedSummary:
+    """Of an arm with a budget, over the ``n`` questions whose prompts are longer than it; the first token,
+    which is computed over all KV, counts nowhere.
+
+    kept: share of a prompt's tokens that a head kept, on average. nll_loss: nats per token of the right
+    answer, against all KV; None if all answers are one token. kl: mean over 31 tokens, from all KV.
+    kl_to_uniform: this arm's - that of ``uniform`` with the same budget, question by question.
+    layers_kept, layers_lost: of the attention of the answer's tokens, by layer, the share that is kept, and
+    the L1 distance of what it puts out before and after, relative to its norm (Ada-KV's eviction loss).
+    """
+
+    budget: int
+    by: str
+    n: int
+    kept: Interval
+    nll_loss: Interval | None
+    kl: Interval
+    kl_to_uniform: Interval | None
+    layers_kept: tuple[float, ...]
+    layers_lost: tuple[float, ...]
+
+
+def summarise_decoding(
+    samples: Iterable[AnswerSample], arms: Sequence[ArmSpec], tokens: Mapping[str, int]
+) -> dict[str, DecodedSummary]:
+    """By arm. tokens: of each question's prompt."""
+    by_arm: dict[str, dict[str, AnswerSample]] = {}
+    for sample in samples:
+        by_arm.setdefault(sample.arm, {})[sample.question] = sample
+    found = {}
+    for arm in arms:
+        own = {id: each for id, each in by_arm.get(arm.name, {}).items() if each.kv_kept}
+        if arm.budget is not None and own:
+            uniform = replace(arm.budget, by=_BASE)
+            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget.by != _BASE else {}
+            found[arm.name] = _summary(arm.budget, own, by_arm.get(arm.whole.name, {}), base, tokens)
+    return found
+
+
+def _summary(
+    budget: Budget,
+    own: Mapping[str, AnswerSample],
+    whole: Mapping[str, AnswerSample],
+    uniform: Mapping[str, AnswerSample],
+    tokens: Mapping[str, int],
+) -> DecodedSummary:
+    nll, reference = _nll(own), _nll(whole)
+    told = [id for id in nll if id in reference]
+    kl, base = _kl(own), _kl(uniform)
+    shared = [id for id in kl if id in base]
+    layers = [each.evicted.layers for each in own.values() if each.evicted and each.evicted.layers]
+    return DecodedSummary(
+        budget.tokens,
+        budget.by,
+        len(own),
+        mean([each.kv_kept / tokens[id] for id, each in own.items()]),
+        difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,
+        mean(list(kl.values())),
+        difference([kl[id] for id in shared], [base[id] for id in shared]) if shared else None,
+        *(tuple(np.mean([getattr(each, name) for each in layers], 0).tolist()) for name in ("kept", "lost")),
+    )
+
+
+def _nll(samples: Mapping[str, AnswerSample]) -> dict[str, float]:
+    return {id: each.nll_later for id, each in samples.items() if each.nll_later is not None}
+
+
+def _kl(samples: Mapping[str, AnswerSample]) -> dict[str, float]:
+    return {id: each.evicted.kl for id, each in samples.items() if each.evicted}
+
+
+def decoding_table(arms: Mapping[str, DecodedSummary]) -> Table:
+    table = table_with("arm", "n", "KV kept", "NLL lost", "95 %", "KL", "95 %", "- uniform's", "95 %")
+    for name, arm in arms.items():
+        table.add_row(
+            name,
+            str(arm.n),
+            f"{arm.kept.mean:.1%}",
+            *_shown(arm.nll_loss, "+z.3f"),
+            *_shown(arm.kl, ".4f"),
+            *_shown(arm.kl_to_uniform, "+z.4f"),
+        )
+    return table
+
+
+DECODING_LEGEND = (
+    "Decoded from a budget of KV, against the same arm from all KV, over the prompts longer than the budget"
+    " and from the second token on, as the first is computed over all: NLL lost of the right answer; KL over"
+    " 31 tokens of the unevicted answer, and how much more that is than uniform's.\n"
+)
+
+
+def _shown(interval: Interval | None, form: str) -> tuple[str, str]:
+    if interval is None:
+        return "-", ""
+    return format(interval.mean, form), f"{format(interval.low, form)} to {format(interval.high, form)}"

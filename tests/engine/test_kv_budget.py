@@ -1,0 +1,209 @@
+"""Answers that are decoded from a part of their prompt's KV, on an engine of their own with few blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.lab.running import lab_engine
+from blendrag.lab.worker.operations import MEASURED, LayerLoss
+from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
+from blendrag.store.identity import KVIdentity
+from workbench import Bench, Prompt, distance
+
+pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
+
+BLOCK, BLOCKS = 32, 160
+TEXT = Sampling(max_tokens=40, logprobs=20, other={"ignore_eos": True})
+BUDGET = 256
+
+
+@pytest.fixture(scope="module")
+def few_blocks(
+    engine_options: dict[str, Any],
+    tokenizer: Any,
+    identity: KVIdentity,
+    chunks: list[NewChunk],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Bench]:
+    """Room for two prompts of 20 chunks."""
+    arguments = {"num_gpu_blocks_override": BLOCKS}
+    settings = Settings.load(**engine_options, kv_budget=BUDGET, engine_args=arguments)
+    engine = lab_engine(settings)
+    assert engine.facts.block_size == BLOCK
+    bench = Bench(engine, tokenizer, identity, tmp_path_factory.mktemp("kb"), chunks).open()
+    yield bench
+    bench.close()
+    engine.release()
+
+
+def held() -> float:
+    """Blocks that requests hold, by vLLM's own gauge."""
+    share = REGISTRY.get_sample_value("vllm:kv_cache_usage_perc", labels_of("vllm:kv_cache_usage_perc"))
+    assert share is not None
+    return share * (BLOCKS - 1)
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """Of the one series there is."""
+    found = [s.labels for metric in REGISTRY.collect() for s in metric.samples if s.name == name]
+    return found[-1]
+
+
+def generate(bench: Bench, prompt: Prompt, **options: Any) -> Delta:
+    bench.reset()
+    recipe = bench.recipe(prompt, selector="query", **options)
+    return bench.engine.generate(prompt.token_ids, TEXT, recipe)
+
+
+def forced(bench: Bench, prompt: Prompt, tokens: Sequence[int], **options: Any) -> Delta:
+    """The same tokens again, with their log probabilities."""
+    bench.reset()
+    recipe = bench.recipe(prompt, selector="query", **options)
+    return bench.engine.generate(prompt.token_ids, replace(TEXT, forced=tuple(tokens)), recipe)
+
+
+def apart(one: Delta, other: Delta) -> list[float]:
+    """Of each token the largest difference of log probabilities that both report."""
+    pairs = zip(one.logprobs, other.logprobs, strict=True)
+    return [max(abs(a[token] - b[token]) for token in a.keys() & b.keys()) for a, b in pairs]
+
+
+def test_first_token_is_another_or_the_evidence_says_nothing(few_blocks: Bench) -> None:
+    prompt = few_blocks.prompt(few_blocks.pieces[:20])
+    whole = generate(few_blocks, prompt)
+    assert whole.report is not None
+    assert (whole.report.kv_kept, whole.report.kv_freed, whole.report.kv_whole) == (0, 0, "")
+    evicted = generate(few_blocks, prompt, kv_budget=BUDGET)
+    assert evicted.report is not None and not evicted.report.kv_whole
+    last = (len(prompt.token_ids) - 1) // BLOCK
+    assert evicted.report.kv_freed == last - (BUDGET // BLOCK - 1)
+    assert BUDGET - BLOCK < evicted.report.kv_kept <= BUDGET
+    assert distance(whole, evicted) == 0.0
+    for tokens in (1, 2):
+        few_blocks.reset()
+        recipe = few_blocks.recipe(prompt, selector="query", kv_budget=BUDGET)
+        short = few_blocks.engine.generate(prompt.token_ids, replace(TEXT, max_tokens=tokens), recipe)
+        assert short.report is not None
+        assert short.report.kv_whole == "the answer ended before anything was evicted"
+    assert few_blocks.blended(prompt).report, "no block is held"
+
+
+def test_answer_from_nearly_all_kv_is_another_and_from_random_kv_the_same(few_blocks: Bench) -> None:
+    """Over a block's edge: 40 tokens."""
+    prompt = few_blocks.prompt(few_blocks.pieces[:20])
+    whole = generate(few_blocks, prompt)
+    again = forced(few_blocks, prompt, whole.token_ids)
+    assert max(apart(whole, again)) < 1e-3
+    nearly = len(prompt.token_ids) // BLOCK * BLOCK - BLOCK
+    error = {
+        name: max(apart(again, forced(few_blocks, prompt, whole.token_ids, **options)))
+        for name, options in {
+            "nearly": {"kv_budget": nearly},
+            "window": {"kv_budget": BUDGET},
+            "random": {"kv_budget": BUDGET, "kv_scorer": "random"},
+        }.items()
+    }
+    assert error["nearly"] < 0.1 < error["random"]
+    assert error["nearly"] < error["window"] < error["random"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kv_budget": 100_000}, "the prompt is no longer than the budget"),
+        ({"kv_budget": 63}, "kv_budget is below 64"),
+        ({"kv_budget": 128, "kv_scorer": "windo"}, "unknown kv_scorer"),
+    ],
+)
+def test_answer_that_keeps_all_kv_is_another_or_does_not_say_why(
+    few_blocks: Bench, options: dict[str, Any], reason: str
+) -> None:
+    prompt = few_blocks.prompt(few_blocks.pieces[:6])
+    whole, kept = generate(few_blocks, prompt), generate(few_blocks, prompt, **options)
+    assert kept.report is not None and reason in kept.report.kv_whole and not kept.report.kv_freed
+    assert kept.token_ids == whole.token_ids
+
+
+async def at_once(bench: Bench, prompts: list[Prompt], most: list[float], **options: Any) -> list[str]:
+    async def one(prompt: Prompt) -> str:
+        text = ""
+        recipe = bench.recipe(prompt, selector="query", **options)
+        async for delta in bench.engine.astream(prompt.token_ids, TEXT, recipe):
+            text += delta.text
+            most.append(held())
+        return text
+
+    return list(await asyncio.gather(*map(one, prompts)))
+
+
+def test_requests_beside_others_give_other_texts_or_hold_more_kv(few_blocks: Bench) -> None:
+    """Mixed steps: evicted rows, whole ones, and a prompt that is prefilled plainly; the pool turns over."""
+    prompts = [few_blocks.prompt(few_blocks.pieces[n : n + 18]) for n in range(6)] * 2
+    alone = [generate(few_blocks, prompt, kv_budget=BUDGET).text for prompt in prompts[:6]] * 2
+    few_blocks.reset()
+    most: list[float] = []
+    texts = asyncio.run(at_once(few_blocks, prompts, most, kv_budget=BUDGET))
+    assert texts == alone
+    one = len(prompts[0].token_ids) // BLOCK
+    assert max(most) < BLOCKS and most[-1] <= 2 * one
+    few_blocks.reset()
+
+
+def test_preempted_answer_is_another_or_loses_a_block(few_blocks: Bench) -> None:
+    prompt, engine = few_blocks.prompt(few_blocks.pieces[:18]), few_blocks.engine
+    alone = generate(few_blocks, prompt, kv_budget=BUDGET).text
+    for after in (1, 3, 20):
+        few_blocks.reset()
+        recipe = few_blocks.recipe(prompt, selector="query", kv_budget=BUDGET)
+        stream = engine.stream(prompt.token_ids, TEXT, recipe)
+        text = "".join(next(stream).text for _ in range(after))
+        preempt_all(engine)
+        text += "".join(delta.text for delta in stream)
+        # What follows was evicted anew, with tokens behind the prompt: it may part later.
+        assert text[:20] == alone[:20]
+    few_blocks.reset()
+    assert few_blocks.blended(prompt).report
+
+
+def preempt_all(engine: Engine) -> None:
+    """What the scheduler does when KV blocks run out: every running request loses its KV and waits."""
+    assert engine._submit(engine._llm.reset_prefix_cache(reset_running_requests=True)).result()
+
+
+def test_stopped_answers_leave_no_kv_behind_or_free_others(few_blocks: Bench) -> None:
+    prompt = few_blocks.prompt(few_blocks.pieces[:18])
+    endless = Sampling(max_tokens=2000, other={"ignore_eos": True})
+    for number in range(12):
+        recipe = few_blocks.recipe(prompt, selector="query", kv_budget=BUDGET)
+        stream = few_blocks.engine.stream(prompt.token_ids, endless, recipe)
+        for _ in range(1 + number % 3):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    few_blocks.reset()
+    assert few_blocks.blended(prompt).report
+
+
+def test_layers_are_measured_on_other_tokens_or_nothing_is_evicted_afterwards(few_blocks: Bench) -> None:
+    prompt, engine = few_blocks.prompt(few_blocks.pieces[:20]), few_blocks.engine
+    answer = tuple(generate(few_blocks, prompt).token_ids[:32])
+    longer = replace(prompt, token_ids=(*prompt.token_ids, *answer))
+    ways = [("window", "ada", BUDGET), ("window", "uniform", BUDGET), ("random", "uniform", BUDGET)]
+    engine.call("begin_study", [*ways, ("window", "ada", 100_000)], 0.5, len(prompt.token_ids))
+    measured = generate(few_blocks, longer, kv_budget=len(longer.token_ids), kv_window=32 + 31)
+    assert measured.report is not None and measured.report.kv_whole == MEASURED
+    found = [LayerLoss(**each) for each in engine.call("end_study")]
+    assert [(one.scorer, one.allocator, one.budget) for one in found] == ways
+    kept, lost = ([float(np.mean(getattr(one, name))) for one in found] for name in ("kept", "lost"))
+    assert 1 > kept[0] > kept[2] > 0 and 1 > kept[1] > kept[2]
+    assert 0 < lost[0] < lost[2] and 0 < lost[1] < lost[2]
+    assert generate(few_blocks, prompt, kv_budget=BUDGET).report.kv_freed  # type: ignore[union-attr]

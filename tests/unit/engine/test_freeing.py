@@ -1,0 +1,144 @@
+"""Blocks that eviction gives back, in vLLM's own manager of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
+
+from blendrag.engine.compat.connector import RequestBlocks
+from blendrag.engine.recipe import Recipe
+from blendrag.engine.report import Eviction
+from blendrag.engine.worker.freeing import BlockFreeing
+from blendrag.options import BlendOptions
+
+BLOCK, BLOCKS = 32, 40
+RECIPE = Recipe("store", (("a", 0, 100),), BlendOptions(kv_budget=96))
+
+
+@pytest.fixture
+def manager() -> KVCacheManager:
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    config = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
+    return KVCacheManager(config, 4096, BLOCK, BLOCK)
+
+
+def request(name: str, tokens: int) -> Request:
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    ids = list(range(tokens))
+    return Request(name, ids, SamplingParams(), None, cache_salt=name, block_hasher=hasher)
+
+
+def started(manager: KVCacheManager, name: str, tokens: int) -> Request:
+    """A prompt in its blocks, all of it computed."""
+    found = request(name, tokens)
+    assert manager.allocate_slots(found, tokens) is not None
+    found.num_computed_tokens = tokens
+    return found
+
+
+def free_blocks(manager: KVCacheManager) -> int:
+    return manager.block_pool.get_num_free_blocks()
+
+
+def freeing(manager: KVCacheManager) -> BlockFreeing:
+    blocks = RequestBlocks.of(manager)
+    assert blocks is not None
+    return BlockFreeing(blocks)
+
+
+def evicted(half: BlockFreeing, found: Request) -> Eviction:
+    half.expect(found, RECIPE)
+    (order,) = half.orders([found.request_id])
+    return Eviction(tokens=96, first=2, last=(order.tokens - 1) // BLOCK, first_block=order.block_ids[0])
+
+
+def test_blocks_are_not_free_or_are_found_by_their_tokens(manager: KVCacheManager) -> None:
+    half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
+    assert free_blocks(manager) == BLOCKS - 1 - 11
+    eviction = evicted(half, found)
+    half.free("a", eviction)
+    assert eviction.freed == 8 and free_blocks(manager) == BLOCKS - 1 - 3
+    again = request("a", 10 * BLOCK + 5)
+    assert manager.get_computed_blocks(again)[1] == 0
+    half.free("a", eviction)  # told twice
+    assert free_blocks(manager) == BLOCKS - 1 - 3
+
+
+def test_answer_that_goes_on_or_ends_loses_a_block_or_frees_one_twice(manager: KVCacheManager) -> None:
+    half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
+    half.free("a", evicted(half, found))
+    for token in range(3 * BLOCK):
+        found.num_computed_tokens = found.num_tokens
+        found.append_output_token_ids(token)
+        assert manager.allocate_slots(found, 1) is not None
+    assert free_blocks(manager) == BLOCKS - 1 - 3 - 3
+    ids = [block.block_id for block in manager.coordinator.single_type_managers[0].req_to_blocks["a"]]
+    assert len(ids) == 14 and ids[2:10] == [manager.block_pool.null_block.block_id] * 8
+    manager.free(found)
+    assert free_blocks(manager) == BLOCKS - 1
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_report_of_a_request_that_lost_its_blocks_frees_others(
+    manager: KVCacheManager, returns: bool
+) -> None:
+    half, found = freeing(manager), started(manager, "a", 10 * BLOCK)
+    eviction = evicted(half, found)
+    manager.free(found)
+    if returns:  # after another took its first blocks
+        started(manager, "b", BLOCK)
+        found.num_computed_tokens = 0
+        assert manager.allocate_slots(found, 10 * BLOCK) is not None
+    before = free_blocks(manager)
+    half.free("a", eviction)
+    assert free_blocks(manager) == before
+
+
+def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
+    half = freeing(manager)
+    running: list[Request] = []
+    for number in range(10 * BLOCKS // 11):
+        if free_blocks(manager) < 11:
+            manager.free(running.pop(0))
+        found = started(manager, str(number), 10 * BLOCK + 5)
+        half.free(found.request_id, evicted(half, found))
+        running.append(found)
+    assert len(running) > 8, "without eviction, three"
+    for found in running:
+        manager.free(found)
+    assert free_blocks(manager) == BLOCKS - 1
+
+
+def test_prompt_is_evicted_before_its_first_token_or_when_nobody_asked(manager: KVCacheManager) -> None:
+    half, found = freeing(manager), started(manager, "a", 100)
+    half.expect(found, Recipe("store", RECIPE.spans))
+    assert half.orders(["a"]) == []
+    half.expect(found, RECIPE)
+    found.num_computed_tokens = 99
+    assert half.orders(["a"]) == [], "the step computes its last token"
+    found.num_computed_tokens = 100
+    assert half.orders([]) == half.orders(["b"]) == [], "it is not in the step"
+    assert [order.tokens for order in half.orders(["a"])] == [100]
+    assert half.orders(["a"]) == [], "once"
+    half.expect(found, RECIPE)
+    half.forget("a")
+    assert half.orders(["a"]) == []
+
+
+def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
+    for other in (object(), type("Manager", (), {"coordinator": None})()):
+        assert RequestBlocks.of(other) is None
+    half = BlockFreeing(None)
+    asked: Any = request("a", 100)
+    half.expect(asked, RECIPE)
+    assert half.orders(["a"]) == []
+    half.free("a", Eviction(1, 1, 2, 0))

@@ -1,0 +1,31 @@
+"""``bench decode``: what it prints."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from blendrag.lab.bench.decode import ARMS, DecodeOptions, DecodeResults, Decoding
+from blendrag.lab.bench.decode_report import print_decode
+from blendrag.lab.setup import Setup
+from blendrag.lab.statistics import Spread
+from blendrag.settings import Settings
+from paper_machine import MACHINE
+from shown import check_table
+
+
+def spread(median: float) -> Spread:
+    return Spread(median, 0.9 * median, 1.1 * median)
+
+
+def test_arm_is_left_out_or_shown_with_other_numbers() -> None:
+    numbers = (2500.0, 480.0, 31.0, 0.068, 1.01, 0.55, 0.07)
+    rows = {
+        (arm, count): Decoding(*(spread(n * number) for number in numbers))
+        for count in (1, 8)
+        for n, arm in enumerate(ARMS, start=1)
+    }
+    results = DecodeResults(rows, 497, 219, Setup(DecodeOptions(), Settings(), MACHINE, "", (7512, 7530)))
+    shown = (*ARMS, "2,500", "5,000", "960", "93.0", "6.8%", "497 tokens a head", "7,530")
+    check_table(partial(print_decode, results), *shown)
+    assert len(json.loads(json.dumps(results.to_dict()))["rows"]) == 6
