@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.bench.load import arrival_times
+from blendrag.lab.bench.open_loop import arrival_times
 
 RATES = st.floats(0.1, 20)
 
