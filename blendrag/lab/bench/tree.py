@@ -27,7 +27,7 @@ from blendrag.lab.bench.open_loop import (
 )
 from blendrag.lab.bench.retrieval import PrefixOrder, Question, Retrieval
 from blendrag.lab.bench.timed import Timed
-from blendrag.lab.evaluate.bootstrap import Interval, ratio
+from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.readers import read_azure
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import Request, Trace

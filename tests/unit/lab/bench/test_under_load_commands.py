@@ -17,7 +17,7 @@ from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside,
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
 from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
 from blendrag.lab.bench.tree_report import print_tree
-from blendrag.lab.evaluate.bootstrap import Interval
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
