@@ -175,6 +175,12 @@ class Settings(BaseSettings):
         description="Of retrieved documents in a prompt: as they come, or those first whose exact prefix is"
         " in the tree.",
     )
+    reorder_window: int = Field(
+        0,
+        ge=0,
+        description="Waiting prompts that are not blended begin in the order of what is cached of them; so"
+        " often one is overtaken at most; 0: never.",
+    )
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )
