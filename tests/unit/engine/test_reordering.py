@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
+from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat.requests import SamplingParams
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.worker.reordering import Reordering
+from blendrag.settings import Settings
 
 Sizes = tuple[int, int]  # cached, prompt
 SIZES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda two: (two[0], two[0] + two[1]))
@@ -91,3 +107,58 @@ def test_lone_or_preempted_request_waits_or_all_wait_for_one_that_cannot_begin()
     order.ended("best")
     order.arrived("last", 0, 9)
     assert order.may_begin("last", 0), "the one before has gone"
+
+
+# -- under vLLM's own scheduler ---------------------------------------------------------------------------
+
+PROMPT, BLOCK = 300, 128  # tokens
+LAYER = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], LAYER)])
+HELD = {"nothing": 0, "some": 100, "more": 200, "most": 290}
+
+
+def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
+    """In which order requests begin that wait together, one to a step, of whose prompts so much is held."""
+    config = EngineArgs(
+        str(model_dir),
+        max_model_len=512,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(reorder_window=window))),
+    ).create_engine_config()
+    config.scheduler_config.async_scheduling = False  # claims are synchronous then, on a CPU
+    config.cache_config.num_gpu_blocks = 64
+    scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=BLOCK)
+    for name in names:
+        path = PrefixPath("tree", ((name, HELD[name]),), 1, 1) if HELD[name] else None
+        extra = {"kv_transfer_params": path.transfer_params("ticket")} if path else {}
+        params = SamplingParams(max_tokens=2, ignore_eos=True, extra_args=extra)
+        params.update_from_generation_config({}, 1)
+        scheduler.add_request(Request(name, list(range(PROMPT)), params, None))
+    order: list[str] = []
+    for _ in range(20 * len(names)):
+        scheduled = scheduler.schedule()
+        ids = list(scheduled.num_scheduled_tokens)
+        order += [new.req_id for new in scheduled.scheduled_new_reqs]
+        output = ModelRunnerOutput(ids, {id: at for at, id in enumerate(ids)}, [[7]] * len(ids))
+        scheduler.update_from_output(scheduled, output)
+        if not scheduler.has_requests():
+            return order
+    raise AssertionError(f"requests wait for ever; begun: {order}")
+
+
+@pytest.mark.parametrize(
+    ("window", "order"),
+    [
+        (0, ["nothing", "some", "most", "more"]),
+        (32, ["most", "more", "some", "nothing"]),
+        (1, ["most", "nothing", "some", "more"]),
+        (2, ["most", "more", "nothing", "some"]),
+    ],
+)
+def test_scheduler_takes_requests_in_another_order(model_dir: Path, window: int, order: list[str]) -> None:
+    assert begun(model_dir, window, ["nothing", "some", "most", "more"]) == order
+
+
+def test_scheduler_never_takes_a_lone_request(model_dir: Path) -> None:
+    assert begun(model_dir, 4, ["nothing"]) == ["nothing"]
