@@ -190,17 +190,17 @@ def tree(
     arrivals: Annotated[
         Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
     ] = None,
-    articles: Annotated[int, typer.Option(min=1, help="Of the data, the first.")] = 6,
+    articles: Annotated[int, typer.Option(min=1, help="Of the data, the first.")] = 3,
     chunk_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a document, at most.")] = 128,
     top_k: Annotated[int, typer.Option(min=2, help="Documents in a prompt.")] = 5,
     zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of questions: rank**-zipf.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Ask each question once instead.")] = False,
     earlier: Annotated[int, typer.Option(min=0, help="Questions that came before.")] = 2000,
-    pool: Annotated[int, typer.Option(min=128, help="Tokens in vLLM's prefix cache.")] = 4096,
-    room: Annotated[int, typer.Option("--tree", min=128, help="Tokens in a tree.")] = 32768,
+    pool: Annotated[int, typer.Option(min=128, help="Tokens in vLLM's prefix cache.")] = 2048,
+    room: Annotated[int, typer.Option("--tree", min=128, help="Tokens in a tree.")] = 16384,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 8,
-    alone: Annotated[int, typer.Option(min=2, help="Questions one after another.")] = 16,
-    requests: Annotated[int, typer.Option(min=4, help="At each rate, about.")] = 30,
+    alone: Annotated[int, typer.Option(min=2, help="Questions one after another.")] = 12,
+    requests: Annotated[int, typer.Option(min=4, help="At each rate, about.")] = 20,
     tries: Annotated[int, typer.Option(min=1, help="Rates.")] = 3,
     arms: Annotated[
         str | None,

@@ -69,16 +69,16 @@ class TreeOptions:
 
     data: Path
     arrivals: Path | None = None
-    articles: int = 6
+    articles: int = 3
     chunk_tokens: int = 128
     top_k: int = 5
     zipf: float | None = 1.0
     earlier: int = 2000
-    pool: int = 4096
-    tree: int = 32768
+    pool: int = 2048
+    tree: int = 16384
     max_tokens: int = 8
-    alone: int = 16
-    requests: int = 30
+    alone: int = 12
+    requests: int = 20
     tries: int = 3
     arms: tuple[str, ...] = ARMS
     seed: int = 0
