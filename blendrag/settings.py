@@ -184,6 +184,17 @@ class Settings(BaseSettings):
         0, ge=0, description="Memory for exact prefixes of prompts that come again, beside chunks; 0: none."
     )
     tree_disk_bytes: int = Field(0, ge=0, description="Disk for them, which outlives the engine; 0: none.")
+    order: Literal["retrieved", "tree"] = Field(
+        "retrieved",
+        description="Of retrieved documents in a prompt: as they come, or those first whose exact prefix is"
+        " in the tree.",
+    )
+    reorder_window: int = Field(
+        0,
+        ge=0,
+        description="Waiting prompts that are not blended begin in the order of what is cached of them; so"
+        " often one is overtaken at most; 0: never.",
+    )
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
     )

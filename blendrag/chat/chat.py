@@ -57,6 +57,13 @@ class Chat(ChatModel):
         if library := self._library or self._lease.opened(self.settings, self.kv_dir):
             library.prefetch(texts)
 
+    def order(self, texts: Iterable[str]) -> list[int]:
+        if self.settings.order == "tree" and (
+            library := self._library or self._lease.opened(self.settings, self.kv_dir)
+        ):
+            return library.order_texts(texts)
+        return super().order(texts)
+
     @property
     def tokenizer(self) -> Any:
         return self.library.tokenizer

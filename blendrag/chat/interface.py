@@ -53,6 +53,11 @@ class ChatModel(ABC):
         """Begin to read the KV of texts that were found into memory, if the engine runs. Opens and starts
         nothing; returns at once."""
 
+    def order(self, texts: Iterable[str]) -> list[int]:
+        """In which order texts that were found go into a prompt (setting ``order``): their places. Opens and
+        starts nothing."""
+        return [place for place, _ in enumerate(texts)]
+
     @abstractmethod
     def close(self) -> None:
         """Give back what is held. The next use takes it again. Safe to call twice."""

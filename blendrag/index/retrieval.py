@@ -49,6 +49,7 @@ class Retriever:
                 for hit in hits
                 if hit.key in entries
             ]
+            known = [known[place] for place in library.order([text.key or "" for text in known])]
             plan = assemble(
                 library.tokenizer,
                 system_prompt=settings.system_prompt,

@@ -46,6 +46,12 @@ def difference(values: Values, reference: Values) -> Interval:
     return mean(np.subtract(values, reference))
 
 
+def ratio(values: Values, reference: Values) -> Interval:
+    """mean(values) / mean(reference), both means over the same draws; all numbers above 0."""
+    above, below = _columns(values, reference)
+    return _interval(float(above.mean() / below.mean()), _means(above) / _means(below))
+
+
 def gap_closed(arm: Values, full: Values, reuse: Values) -> Interval | None:
     """1 - mean(arm - full) / mean(reuse - full), both means over the same draws; 1 is as good as full.
 

@@ -152,10 +152,14 @@ def scratch_store(
 
 
 @contextlib.contextmanager
-def scratch_tree(engine: Engine, settings: Settings) -> Iterator[tuple[Tree, TreeClient]]:
-    """An empty tree of exact prefixes, in RAM; gone afterwards."""
+def scratch_tree(
+    engine: Engine, settings: Settings, blocks: int | None = None
+) -> Iterator[tuple[Tree, TreeClient]]:
+    """An empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
-    ram = TierSpec(kind="ram")
+    row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
+    limit = None if blocks is None else blocks * row * engine.facts.num_layers
+    ram = TierSpec(kind="ram", bytes=limit, policy=settings.eviction)
     with temporary_folder(settings, ram) as folder:
         tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks))
         with contextlib.closing(tree):

@@ -73,6 +73,13 @@ class Growth:
         with self._woken:
             self._woken.wait_for(lambda: not self._waiting)
 
+    def finish(self) -> None:
+        """Give up what waits; the path at hand is waited for."""
+        with self._woken:
+            while len(self._waiting) > 1:
+                self._waiting.pop()
+        self.wait()
+
     def close(self) -> None:
         """Give up what waits; the slice at hand is waited for."""
         with self._woken:

@@ -338,6 +338,21 @@ class Library:
         if keys and (store := self.session.store):
             self.session.later(store.prefetch(keys))
 
+    def order(self, keys: Sequence[str]) -> list[int]:
+        """In which order documents (chunk keys, "" for unknown ones) go into a prompt: their places. As they
+        came, unless the setting ``order`` says otherwise and there is a tree."""
+        prefixes = self.prefixes
+        if self.settings.order == "tree" and prefixes is not None and prefixes.alive:
+            with contextlib.suppress(StoreError):  # the prompt is answered in any order
+                return prefixes.tree.order(keys)
+        return list(range(len(keys)))
+
+    def order_texts(self, texts: Iterable[str]) -> list[int]:
+        """:meth:`order` of texts as they were ingested."""
+        recogniser = self._known.now()
+        known = [recogniser.known(text.strip()) for text in texts]
+        return self.order([(one.key or "") if one else "" for one in known])
+
     # -- prompts ------------------------------------------------------------------------------------------
 
     def plan(

@@ -293,6 +293,11 @@ class Catalogue:
             (json.dumps(list(keys)),),
         )
 
+    def ready_behind(self, keys: Iterable[str]) -> dict[str, str]:
+        """Of those of ``keys`` whose KV is there, the key that each stands behind; "" for none."""
+        ready = "SELECT key, after FROM chunks JOIN records USING (key) WHERE state = 'ready'"
+        return dict(self._rows(f"{ready} AND key IN {_LISTED}", (json.dumps(list(keys)),)))
+
     def owners_of(self, keys: Iterable[str]) -> list[str]:
         """The owners of these chunks, each once, in the order of the first of them that it has."""
         return self._keys(

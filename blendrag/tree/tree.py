@@ -60,6 +60,32 @@ class Tree:
         stored = self._catalogue.ready(node.key for node in path)
         return next((at for at, node in enumerate(path) if node.key not in stored), len(path))
 
+    def order(self, documents: Sequence[str]) -> list[int]:
+        """Places of these documents (chunk keys, "" for unknown ones), the longest stored path that they make
+        first, whatever stands before it; then the others as they came."""
+        of = {
+            key: document
+            for document in filter(None, documents)
+            for keys in self._catalogue.owners(f"{document} ").values()
+            for key in keys
+        }
+        behind = self._catalogue.ready_behind(of)
+        children = {(parent, of[key]): key for key, parent in behind.items()}
+        parents = set(behind.values()) - {""}
+        roots = ["", *(owner[1:] for owner in self._catalogue.owners_of(parents) if owner.startswith(" "))]
+
+        def longest(node: str, left: list[int]) -> list[int]:
+            found: list[int] = []
+            for place in left:
+                if child := children.get((node, documents[place])):
+                    path = [place, *longest(child, [other for other in left if other != place])]
+                    found = max(found, path, key=len)
+            return found
+
+        places = list(range(len(documents)))
+        first = max((longest(root, places) for root in roots), key=len)
+        return first + [place for place in places if place not in first]
+
     def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
         """These nodes, in a path's order, are about to be stored; the worker takes no others."""
         for node in path:

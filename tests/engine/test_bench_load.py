@@ -53,6 +53,35 @@ def test_arm_takes_what_is_not_its_own_or_is_asked_at_fewer_rates(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
+def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
+    engine: Engine, command: Callable[..., Result], texts: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        "blendrag.lab.bench.tree._small_pool", lambda settings, tokens: settings
+    )  # this engine
+    data = tmp_path / "squad.json"
+    asked = [{"context": text, "qas": [{"question": f"What is {text[:40]}?"}]} for text in texts]
+    data.write_text(json.dumps([{"paragraphs": asked}]))
+    result = command(
+        "bench", "tree", "--data", str(data), "--top-k", "2", "--earlier", "40", "--alone", "4",
+        "--tries", "1", "--requests", "6", "--max-tokens", "2", "--json", "--plot", str(tmp_path / "out.png"),
+        BLENDRAG_MIN_CACHED_TOKENS="0", BLENDRAG_EMBEDDER="words:all-minilm-l6-v2",
+    )  # fmt: skip
+    results = json.loads(result.stdout)
+    arms = {name: arm["runs"][0] for name, arm in results["arms"].items()}
+    assert list(arms) == ["full", "prefix", "reordered", "tree", "blended", "both"]
+    assert all(run["requests"] > 0 and run["not_blended"] == 0 for run in arms.values())
+    assert arms["full"]["reused_tokens"] == arms["blended"]["exact_tokens"] == 0
+    assert arms["tree"]["exact_tokens"] > 64 < arms["both"]["exact_tokens"]
+    assert arms["both"]["reused_tokens"] > 2 * 64
+    assert {(one["arm"], one["against"]) for one in results["compared"]} == {
+        ("reordered", "prefix"), ("tree", "prefix"), ("both", "blended"),
+    }  # fmt: skip
+    assert (tmp_path / "out.png").stat().st_size > 1000
+    assert engine.reset_prefix_cache(), "requests were left behind"
+
+
 def test_decodes_end_before_the_arrivals_or_go_on_after_them(
     engine: Engine, bench_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,22 @@ def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
     assert_adds_up(answer)
 
 
+def test_documents_whose_prefix_is_stored_do_not_come_first(open_index: Open, folder: Path) -> None:
+    index = open_index(tree_ram_bytes=1 << 28, order="tree")
+    index.ingest(folder)
+    question = "What does the package do?"
+    texts = [hit.text for hit in index.retrieve(question)]
+    places = list(range(len(texts)))
+    assert index._chat.order(["unknown", *texts]) == [0, *(1 + place for place in places)]
+    for _ in range(2):
+        ask(index, question)
+        settled(index)
+    assert index._chat.order(["unknown", *texts[::-1]]) == [*(1 + place for place in places[::-1]), 0]
+    hits = index.retrieve(question)
+    index._retriever.search = lambda *_: hits[::-1]  # type: ignore[method-assign]
+    assert ask(index, question).evidence.mode == "exact"
+
+
 def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index: Open, folder: Path) -> None:
     index = open_index(tree_ram_bytes=1 << 28)
     index.ingest(folder)

@@ -35,6 +35,9 @@ def eviction(
     arrivals: Annotated[
         Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
     ] = None,
+    paths: Annotated[
+        bool, typer.Option("--paths", help="Of questions: chunks are found behind the same ones only (tree).")
+    ] = False,
     warmup: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
     ] = 0.0,
@@ -47,7 +50,7 @@ def eviction(
     from blendrag.lab.eviction.source import Workload, open_source
 
     options = EvictionOptions.parse(sizes, policies, seeds, warmup)
-    workload = Workload(seconds, zipf, arrivals)
+    workload = Workload(seconds, zipf, arrivals, paths)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
     def work(progress: Progress) -> EvictionResults:

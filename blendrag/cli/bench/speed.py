@@ -1,8 +1,8 @@
-"""``bench ttft``, ``sweep``, ``load``, ``beside``, ``decode``, ``speculate``, ``kernels``, ``context``: what
-blending saves, what it costs others, and where both come from."""
+"""All of ``bench`` but ``eviction``: what blending saves, what it costs others, and where both come from."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -206,3 +206,60 @@ def context(
     settings = Settings.load(model=model)
     table = pasted(print_context, "context", paste)
     measured(lambda progress: run_context(settings, wanted, progress), table, json, plot, draw_context)
+
+
+def tree(
+    data: Annotated[Path, typer.Option(help="Questions in SQuAD's format.", metavar="FILE")],
+    arrivals: Annotated[
+        Path | None, typer.Option(help="Times of the questions (Azure); else Poisson.", metavar="FILE")
+    ] = None,
+    articles: Annotated[int, typer.Option(min=1, help="Of the data, the first.")] = 3,
+    chunk_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a document, at most.")] = 128,
+    top_k: Annotated[int, typer.Option(min=2, help="Documents in a prompt.")] = 5,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Popularity of questions: rank**-zipf.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Ask each question once instead.")] = False,
+    earlier: Annotated[int, typer.Option(min=0, help="Questions that came before.")] = 2000,
+    pool: Annotated[int, typer.Option(min=128, help="Tokens in vLLM's prefix cache.")] = 2048,
+    room: Annotated[int, typer.Option("--tree", min=128, help="Tokens in a tree.")] = 16384,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 8,
+    alone: Annotated[int, typer.Option(min=2, help="Questions one after another.")] = 12,
+    requests: Annotated[int, typer.Option(min=4, help="At each rate, about.")] = 20,
+    tries: Annotated[int, typer.Option(min=1, help="Rates.")] = 3,
+    arms: Annotated[
+        str | None,
+        typer.Option(help="full, prefix, reordered, tree, blended, both; else all.", metavar="A,B,..."),
+    ] = None,
+    model: options.Model = None,
+    plot: options.Plot = None,
+    json: options.Json = False,
+    paste: options.Paste = None,
+    seed: options.Seed = 0,
+) -> None:
+    """What a tree of exact prefixes saves, without blending and beside it, on questions that come again."""
+    from blendrag.lab.bench.load_report import draw_load
+    from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
+    from blendrag.lab.bench.tree_report import print_tree
+    from blendrag.lab.report import pasted
+    from blendrag.settings import Settings
+
+    chosen = ARMS if arms is None else tuple(arms.split(","))
+    wanted = TreeOptions(
+        data,
+        arrivals,
+        articles=articles,
+        chunk_tokens=chunk_tokens,
+        top_k=top_k,
+        zipf=None if once else zipf,
+        earlier=earlier,
+        pool=pool,
+        tree=room,
+        max_tokens=max_tokens,
+        alone=alone,
+        requests=requests,
+        tries=tries,
+        arms=chosen,
+        seed=seed,
+    )
+    settings = Settings.load(model=model, prefix_caching=True)
+    table = pasted(print_tree, "tree", paste)
+    measured(lambda progress: run_tree(settings, wanted, progress), table, json, plot, draw_load)

@@ -25,7 +25,7 @@ _ENGINE_SETTINGS = (
     "model", "revision", "lora", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype",
     "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask",
     "prefix_caching", "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser",
-    "layers_in_flight", "blend_share", "claim", "cache_dir",
+    "layers_in_flight", "blend_share", "claim", "reorder_window", "cache_dir",
 )  # fmt: skip
 
 # vLLM's engine arguments that blendrag's settings have under another name.
@@ -233,6 +233,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "claim": settings.claim,
             "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
+            "reorder_window": settings.reorder_window,
         },
     }
 

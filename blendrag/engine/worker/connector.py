@@ -52,8 +52,9 @@ from blendrag.engine.worker.metrics import (
     of_report,
     summary,
 )
-from blendrag.engine.worker.prefix_claims import PrefixClaims
+from blendrag.engine.worker.prefix_claims import PrefixClaims, held_tokens
 from blendrag.engine.worker.prefix_order import PrefixOrder
+from blendrag.engine.worker.reordering import Reordering
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ class BlendConnector(KVConnectorBase_V1):
         self._ordered: set[str] = set()  # requests that the worker blends or has blended
         self._results: dict[str, BlendReport] = {}
         self._prefixes = PrefixClaims()
+        window = int(extra.get("reorder_window", 0))
+        self._reordering = Reordering(window) if window else None
         self._tally: Tally = {}
         # worker half
         self._data_plane: DataPlane | None = None
@@ -187,6 +190,9 @@ class BlendConnector(KVConnectorBase_V1):
 
     def on_new_request(self, request: Any) -> None:
         self._ordering(lambda order: order.began(conversation_of(request)))
+        if self._reordering is not None and FIELD not in (request.kv_transfer_params or {}):
+            held, prompt = held_tokens(request), request.num_prompt_tokens
+            self._reordering.arrived(request.request_id, held, prompt)
 
     def _ordering(self, work: Callable[[PrefixOrder], None]) -> None:
         """Whatever goes wrong with it, the engine's own order is as good an answer."""
@@ -209,6 +215,8 @@ class BlendConnector(KVConnectorBase_V1):
         if request.request_id in self._failed:
             return 0, False
         if recipe is None:
+            if self._reordering and not self._reordering.may_begin(request.request_id, num_computed_tokens):
+                return None, False
             return exact, exact > 0 and self._always_beside
         if self._salt_needed and not request.cache_salt:
             self._results[request.request_id] = BlendReport(
@@ -239,6 +247,8 @@ class BlendConnector(KVConnectorBase_V1):
         return read_recipe(params)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if self._reordering is not None:
+            self._reordering.began(request.request_id)
         try:
             recipe = self._recipe_of(request)
         except Exception:  # nothing was claimed for it, and nothing of it is kept
@@ -276,6 +286,8 @@ class BlendConnector(KVConnectorBase_V1):
         before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
         ended = frozenset(scheduler_output.finished_req_ids)
         follows = not before.isdisjoint(self._running)
+        if self._reordering is not None:
+            self._reordering.step_over()
         loads, saves = self._prefixes.take_loads(), self._prefixes.saves(scheduler_output)
         preempted = frozenset(scheduler_output.preempted_req_ids or ())
         evictions = self._freeing.orders(scheduler_output.num_scheduled_tokens)
@@ -312,6 +324,8 @@ class BlendConnector(KVConnectorBase_V1):
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         self._prefixes.forget(request.request_id)
+        if self._reordering is not None:
+            self._reordering.ended(request.request_id)
         result = self._results.pop(request.request_id, None)
         self._freeing.forget(request.request_id)
         for requests in (self._running, self._beside, self._blending, self._failed):

@@ -110,6 +110,15 @@ def _completed(growing: _Growing, tokens: int) -> list[NodeSave]:
     return saves
 
 
+def held_tokens(request: Any) -> int:
+    """Of a request's prompt, those that the tree has, as far as its client knows."""
+    try:
+        path = _path(request)
+    except Exception:  # it is refused when it is asked for
+        return 0
+    return min(path.held_end, request.num_prompt_tokens - 1) if path else 0
+
+
 def _path(request: Any) -> PrefixPath | None:
     """Only of prompts under a plain salt, a namespace's or none: their KV in the engine's cache is exact."""
     if request.cache_salt and not request.cache_salt.endswith(":"):

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from blendrag.lab import canvas
 from blendrag.lab.bench.beside import DECODES, BesideResults
 from blendrag.lab.bench.load import PROMPTS, LoadResults
+from blendrag.lab.bench.open_loop import LoadArm
+from blendrag.lab.bench.tree import TreeResults
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
 from blendrag.lab.report import table_with, where
 
 _ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
-_COLOURS = {**ARM_COLOURS, "alone": "#57a773", "slow": "#8f6fb8", "ingest": "#b8863b"}
+_COLOURS = {
+    **ARM_COLOURS,
+    "reordered": "#c08e6c",
+    "tree": "#57a773",
+    "both": "#c7452f",
+    "alone": "#57a773",
+    "slow": "#8f6fb8",
+    "ingest": "#b8863b",
+}
+_ARMS = {
+    **ARM_LABELS,
+    "reordered": "the same, reordered",
+    "tree": "exact prefixes",
+    "both": "blended, with those",
+}
 _LABELS = {
     "alone": "nothing beside",
     "full": "full prefills beside",
@@ -23,14 +41,14 @@ _LABELS = {
 }
 
 
-def print_load(results: LoadResults, console: Console) -> None:
+def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Table]:
     """A row per arm and rate; then what each arm can sustain."""
     runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms", "ITL p50", "p95 ms", "queue")
     best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
-    for name, arm in results.arms.items():
+    for name, arm in arms.items():
         for run in arm.runs:
             itl = run.itl_ms
-            kept = run.ttft_ms.p95 <= results.bound_ms
+            kept = run.ttft_ms.p95 <= bound_ms
             runs.add_row(
                 name,
                 f"{run.rate:.2f}",
@@ -47,9 +65,14 @@ def print_load(results: LoadResults, console: Console) -> None:
             rate if arm.past else f"{rate} at least",
             *(f"{ratio:.2f}x" if ratio else "-" for ratio in (arm.vs_full, arm.vs_prefix)),
         )
+    return runs, best
+
+
+def print_load(results: LoadResults, console: Console) -> None:
+    """What arms did at each rate, and what they sustain."""
     setup, options = results.setup, results.setup.options
     plain = sum(run.not_blended for arm in results.arms.values() for run in arm.runs)
-    for table in (runs, best):
+    for table in load_tables(results.arms, results.bound_ms):
         console.print(table, markup=False)
     if plain:
         console.print(f"Of the blended arm {plain:,} requests were prefilled instead.", markup=False)
@@ -65,7 +88,7 @@ def print_load(results: LoadResults, console: Console) -> None:
     )
 
 
-def draw_load(results: LoadResults, path: Path) -> None:
+def draw_load(results: LoadResults | TreeResults, path: Path) -> None:
     """Write the picture: p50 to the left, p95 and its bound to the right."""
     figure = canvas.new_figure(9, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
@@ -74,7 +97,7 @@ def draw_load(results: LoadResults, path: Path) -> None:
         for name, arm in results.arms.items():
             rates = [run.rate for run in arm.runs]
             waits = [getattr(run.ttft_ms, key) / 1e3 for run in arm.runs]
-            axes.plot(rates, waits, color=ARM_COLOURS[name], marker="o", markersize=4, label=ARM_LABELS[name])
+            axes.plot(rates, waits, color=_COLOURS[name], marker="o", markersize=4, label=_ARMS[name])
         axes.set_ylim(0, _ROOM * bound)
         axes.set_xlim(left=0)
         canvas.finish_axes(axes, title, "requests a second", "time to first token, s")

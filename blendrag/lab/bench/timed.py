@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
@@ -63,10 +64,17 @@ async def ask_timed(
 
 async def stop(engine: Engine, tasks: Sequence[asyncio.Task[None]]) -> None:
     """Cancel what still runs, wait until the engine has let go of it, raise what any of them failed with."""
+    try:
+        await cancel(tasks)
+    finally:
+        reset(engine)
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and raise what any of them failed with."""
     for task in tasks:
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    reset(engine)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome

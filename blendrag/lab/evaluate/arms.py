@@ -1,6 +1,7 @@
 """The arms of an evaluation, by name: ways to answer one and the same prompt.
 
-``full``: plain prefill, which all others are compared with. ``reuse``: stored KV as it is.
+``full``: plain prefill, which all others are compared with. ``reordered``: the same with documents in an
+order that the question has no say in, as ``order="tree"`` may have them. ``reuse``: stored KV as it is.
 ``SELECTOR[_METRIC]@RATIO``: stored KV of which the selector's choice is recomputed, ``hkvd_v@0.15``,
 ``query@0.1``. ``lmcache@RATIO``: the same by LMCache's published semantics, re-implemented.
 ``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
@@ -35,13 +36,13 @@ from blendrag.store.codec import codec_names
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
-Kind = Literal["full", "stored", "map_reduce", "map_rerank"]
+Kind = Literal["full", "reordered", "stored", "map_reduce", "map_rerank"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = ("hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "random", LMCACHE)
 _RIVALS = ("hkvd_v", "first_k", "random")
-_UNSTORED: tuple[Kind, ...] = ("full", "map_reduce", "map_rerank")
+_UNSTORED: tuple[Kind, ...] = ("full", "reordered", "map_reduce", "map_rerank")
 _ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)

@@ -192,6 +192,9 @@ class Measuring:
         match arm.kind:
             case "full":
                 return ArmPrompt(arm.name, asked.token_ids)
+            case "reordered":
+                other = unstored(tuple(sorted(asked.documents)))
+                return ArmPrompt(arm.name, self._maker.make_of(other, asked.question.text).token_ids)
             case "map_reduce":
                 return await self._maps.map_reduce(asked.documents, asked.question.text)
             case "map_rerank":

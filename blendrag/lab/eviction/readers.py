@@ -197,10 +197,11 @@ class Questions:
     asked: tuple[tuple[str, ...], ...]
 
 
-def read_questions(path: Path) -> Questions:
-    """SQuAD's JSON, gzipped or not, with or without its outermost ``{"data": ...}``. Raises SourceError."""
+def read_questions(path: Path, most: int | None = None) -> Questions:
+    """SQuAD's JSON, gzipped or not, with or without its outermost ``{"data": ...}``; of the first ``most``
+    articles. Raises SourceError."""
     articles = []
-    for place, record in read_records(path):
+    for place, record in read_records(path)[:most]:
         try:
             articles.append(_Article.model_validate(record))
         except ValidationError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,11 @@ _PREFILL = PrefillCurve((0.0, 1.0e-4, 3.4e-9), (0,), (1,), ((1.0,),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Per request, [requests]: asked and found, tokens of its prompt."""
+    """Per request, [requests]: asked and found, tokens of its prompt. held: keys that are left in the end."""
 
     asked: NDArray[np.int64]
     found: NDArray[np.int64]
+    held: set[str] = field(default_factory=set)
 
     @classmethod
     def empty(cls, trace: Trace) -> Outcome:
@@ -59,6 +61,7 @@ def replay(
         tokens = sum(size for size, there in zip(request.sizes, found, strict=False) if there)
         outcome.found[number] = tokens
         last[number] = found, known, prefill_cost(tokens, int(outcome.asked[number]) - tokens)
+    outcome.held.update(cache.held)
     return outcome
 
 
@@ -72,8 +75,10 @@ class _Cache:
 
     def __init__(self, trace: Trace, policy: EvictionPolicy, capacity: int) -> None:
         self._trace, self._policy, self._free = trace, policy, capacity
-        self._held: dict[str, int] = {}
+        self.held: dict[str, int] = {}
         self._seen: set[str] = set()
+        self._children: Counter[str] = Counter()  # of a tree's nodes, how many are held
+        self._parents: dict[str, str] = {}
 
     def look_up(self, request: Request) -> tuple[list[bool], int]:
         """Which of the prompt's keys are found; how many of its leading ones were ever seen."""
@@ -81,8 +86,8 @@ class _Cache:
         known = next((depth for depth, key in enumerate(keys) if key not in self._seen), len(keys))
         self._seen.update(keys)
         if not self._trace.prefix:
-            return [key in self._held for key in keys], known
-        found = next((depth for depth, key in enumerate(keys) if key not in self._held), len(keys))
+            return [key in self.held for key in keys], known
+        found = next((depth for depth, key in enumerate(keys) if key not in self.held), len(keys))
         return [depth < found for depth in range(len(keys))], known
 
     def keep(self, request: Request, found: list[bool], known: int, cost: float | None) -> None:
@@ -92,6 +97,9 @@ class _Cache:
         prompt leaves before its beginning, without which it would be worth nothing. The request's own chunks
         are in use: those that the policy names before their turn are put aside until then.
         """
+        if self._trace.tree:
+            self._grow(request, found, known, cost)
+            return
         at, length = finished(request), len(request.keys)
         depths = {key: depth for depth, key in reversed(list(enumerate(request.keys)))}
         aside: set[str] = set()
@@ -103,13 +111,44 @@ class _Cache:
             if key in aside:
                 aside.discard(key)
                 self._policy.added(key, size, use)
-            elif key in self._held:
+            elif key in self.held:
                 self._policy.used(key, use)
             elif self._make_room(size, lambda other: depths.get(other, length) < depth, aside):  # noqa: B023
                 self._free -= size
-                self._held[key] = size
+                self.held[key] = size
                 self._policy.added(key, size, use)
         self._seen.update(request.keys)
+
+    def _grow(self, request: Request, found: list[bool], known: int, cost: float | None) -> None:
+        """As a tree does: what was found is used, from its end on; what was seen before comes, each node
+        behind its parent, in place of other leaves."""
+        keys, sizes = request.keys, weights(self._trace, request)
+        uses = [
+            Use(finished(request), None if there else cost, depth, len(keys), known)
+            for depth, there in enumerate(found)
+        ]
+        for depth in reversed(range(sum(found))):
+            self._policy.used(keys[depth], uses[depth])
+        for depth in range(known):
+            key, parent = keys[depth], keys[depth - 1] if depth else ""
+            if key in self.held:
+                continue
+            if (parent and parent not in self.held) or not self._make_room_behind(parent, sizes[depth]):
+                return
+            self._free -= sizes[depth]
+            self.held[key], self._parents[key] = sizes[depth], parent
+            self._children[parent] += 1
+            self._policy.added(key, sizes[depth], uses[depth])
+
+    def _make_room_behind(self, parent: str, size: int) -> bool:
+        while self._free < size:
+            victim = self._policy.victim(lambda key: not self._children[key] and key != parent)
+            if victim is None:
+                return False
+            self._policy.removed(victim)
+            self._free += self.held.pop(victim)
+            self._children[self._parents.pop(victim)] -= 1
+        return True
 
     def forecast(self, request: Request, probability: float) -> None:
         """The chance that the request's conversation goes on."""
@@ -127,5 +166,5 @@ class _Cache:
             if in_use(victim):
                 aside.add(victim)
             else:
-                self._free += self._held.pop(victim)
+                self._free += self.held.pop(victim)
         return True

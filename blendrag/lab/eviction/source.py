@@ -37,12 +37,13 @@ class Workload:
     """How a file without times or blocks becomes a trace.
 
     seconds: its length. zipf: popularity of articles and of the questions of each, rank**-zipf. arrivals:
-    file with the times of questions (Azure's).
+    file with the times of questions (Azure's). paths: see :class:`RetrievalLoad`.
     """
 
     seconds: float = 1200.0
     zipf: float = 1.0
     arrivals: Path | None = None
+    paths: bool = False
 
 
 def _no_forecasts(trace: Trace) -> None:
@@ -69,6 +70,8 @@ def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> So
     """
     files = parts(path)
     first = _first(files[0])
+    if workload.paths and first.keys() & {"hash_ids", "turns"}:
+        raise ConfigError(f"--paths: {path} is no question set")
     if "hash_ids" in first:
         trace = read_mooncake(*files)
         return Source(lambda seed: trace, generated=False)
@@ -118,7 +121,7 @@ def _questions(path: Path, workload: Workload) -> Source:
     arrivals = read_azure(workload.arrivals) if workload.arrivals else None
     features = Features(open_embedder(name), DiskCache(default_folder(), name))
     corpus = embedded(read_questions(path), features)
-    load = RetrievalLoad(seconds=workload.seconds, zipf=workload.zipf)
+    load = RetrievalLoad(seconds=workload.seconds, zipf=workload.zipf, paths=workload.paths)
     return Source(
         lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
         generated=True,

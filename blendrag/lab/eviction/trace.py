@@ -36,12 +36,15 @@ class Trace:
     prefix: whether a key is of use only if all keys before it in the prompt are found too (a prefix cache),
         or by itself (retrieved chunks, whose KV is blended).
     unit: what capacities are counted in: "blocks" or "tokens".
+    tree: a prefix cache whose keys are nodes of a tree of exact prefixes: only leaves leave, and a node is
+        kept from its second sighting on.
     """
 
     name: str
     requests: Sequence[Request]
     prefix: bool
     unit: str
+    tree: bool = False
 
 
 def events(trace: Trace) -> Iterator[tuple[int, bool]]:

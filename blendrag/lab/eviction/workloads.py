@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,12 +145,14 @@ class RetrievalLoad:
     rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
     top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
         of questions within each.
+    paths: whether chunks are looked for behind the same ones only, as nodes of a tree of exact prefixes.
     """
 
     rate: float = 2.0
     seconds: float = 1200.0
     top_k: int = 5
     zipf: float = 1.0
+    paths: bool = False
 
 
 def embedded(questions: Questions, features: Features) -> Embedded:
@@ -181,29 +184,32 @@ def retrieval_trace(
         gaps = rng.exponential(1.0 / load.rate, int(load.rate * load.seconds * 1.5) + 100)
         arrivals = np.cumsum(gaps).tolist()
     times = [at for at in arrivals if at < load.seconds]
-    popularity = _Popularity(corpus.article, load, rng)
-    asked = [popularity.draw() for _ in times]
-    found = np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, : load.top_k]
-    requests = [
-        Request(
-            at,
-            tuple(f"chunk:{chunk}" for chunk in found[question]),
-            tuple(corpus.sizes[chunk] for chunk in found[question]),
-        )
-        for at, question in zip(times, asked, strict=True)
-    ]
-    return Trace(name, requests, prefix=False, unit="tokens")
+    popularity = Popularity(corpus.article, load.zipf, rng)
+    found = retrieved(corpus, load.top_k)
+    requests = []
+    for at in times:
+        chunks = found[popularity.draw()]
+        keys = tuple(f"chunk:{chunk}" for chunk in chunks)
+        if load.paths:
+            keys = tuple(accumulate(keys, "{} {}".format))
+        requests.append(Request(at, keys, tuple(corpus.sizes[chunk] for chunk in chunks)))
+    return Trace(name, requests, prefix=load.paths, unit="tokens", tree=load.paths)
 
 
-class _Popularity:
-    """Which question is asked next."""
+def retrieved(corpus: Embedded, top_k: int) -> NDArray[np.int64]:
+    """[questions, top_k]: the chunks closest (cosine) to each, closest first."""
+    return np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, :top_k]
 
-    def __init__(self, article: NDArray[np.int64], load: RetrievalLoad, rng: np.random.Generator) -> None:
+
+class Popularity:
+    """Which question is asked next. article: of each question, from 0."""
+
+    def __init__(self, article: NDArray[np.int64], zipf: float, rng: np.random.Generator) -> None:
         self._rng = rng
         count = int(article.max()) + 1
-        self._articles = _zipf(rng.permutation(count) + 1, load.zipf)
+        self._articles = _zipf(rng.permutation(count) + 1, zipf)
         self._questions = [np.flatnonzero(article == i) for i in range(count)]
-        self._within = [_zipf(rng.permutation(len(q)) + 1, load.zipf) for q in self._questions]
+        self._within = [_zipf(rng.permutation(len(q)) + 1, zipf) for q in self._questions]
 
     def draw(self) -> int:
         article = int(np.searchsorted(self._articles, self._rng.random()))

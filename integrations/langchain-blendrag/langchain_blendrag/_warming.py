@@ -196,14 +196,17 @@ def _stored_already(note: str) -> Iterator[None]:
 
 
 def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> None:
-    """Begin to read the KV of what was found, while the prompt is still being made. A search never fails
-    because of it, and opens and starts nothing."""
+    """Begin to read the KV of what was found, while the prompt is still being made, and put it into the order
+    that the setting asks for. A search never fails because of it, and opens and starts nothing."""
     if not store._warms:
         return
     assert store.llm is not None, "or it would not warm"
     try:
         documents = [one[0] if isinstance(one, tuple) else one for one in found]
-        store.llm.chat.prefetch([document.page_content for document in documents])
+        texts = [document.page_content for document in documents]
+        store.llm.chat.prefetch(texts)
+        if isinstance(found, list):
+            found[:] = [found[place] for place in store.llm.chat.order(texts)]
     except Exception:
         _log.debug("could not read KV ahead", exc_info=True)
 

@@ -253,6 +253,19 @@ def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> No
     assert not Lease._open, "a query opens no library either"
 
 
+def test_query_leaves_nodes_in_another_order_than_the_models(
+    store: BlendChromaVectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(3)])
+    query = VectorStoreQuery(query_embedding=[1.0, 2.0], similarity_top_k=3)
+    as_found = store.query(query)
+    monkeypatch.setattr(BlendLLM, "order", lambda self, texts: range(len(list(texts)))[::-1])
+    ordered = store.query(query)
+    assert [one.text for one in ordered.nodes or ()] == [one.text for one in as_found.nodes or ()][::-1]
+    assert ordered.ids == (as_found.ids or [])[::-1]
+    assert ordered.similarities == (as_found.similarities or [])[::-1]
+
+
 def test_query_is_answered_when_the_kv_store_cannot_be_used(
     store: BlendChromaVectorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

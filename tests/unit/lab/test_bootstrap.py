@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
+from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean, ratio
 
 numbers = st.floats(-1e3, 1e3).map(lambda x: round(x, 6))
 rows = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=40)
@@ -37,6 +37,15 @@ def test_arm_that_is_full_prefill_does_not_differ_from_it(table: list[tuple[floa
     closed = gap_closed(arm, arm, reuse)
     if closed:
         assert closed == Interval(1.0, 1.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3)), min_size=1, max_size=40))
+def test_ratio_is_not_that_of_the_means(table: list[tuple[float, float]]) -> None:
+    arm, full = map(list, zip(*table, strict=True))
+    found = ratio(arm, full)
+    assert found.mean == pytest.approx(np.mean(arm) / np.mean(full))
+    assert found.low <= found.mean <= found.high
+    assert ratio(arm, arm) == Interval(1.0, 1.0, 1.0)
 
 
 @given(rows)

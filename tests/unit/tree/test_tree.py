@@ -119,6 +119,33 @@ def test_matching_goes_on_behind_a_missing_node() -> None:
         assert one.tree.match(path("abc")) == 2
 
 
+@given(
+    grown=st.lists(st.permutations("abc").flatmap(lambda p: st.sampled_from([p, p[:2], p[:1]])), max_size=4),
+    asked=st.permutations("abcd"),
+)
+def test_documents_are_lost_or_a_longer_stored_path_is_passed_over(
+    grown: list[list[str]], asked: list[str]
+) -> None:
+    with rig() as one:
+        for names in grown:
+            one.grow(names)
+        places = one.tree.order(["" if name == "d" else name for name in asked])
+        assert sorted(places) == [0, 1, 2, 3]
+        held = max((len(names) for names in grown), default=0)
+        order = [asked[place] for place in places]
+        assert order[:held] in [list(names) for names in grown] or not held
+        assert order[held:] == [name for name in asked if name not in order[:held]]
+
+
+def test_documents_behind_a_node_that_is_gone_come_first() -> None:
+    with rig() as one:
+        one.grow("cba")
+        one.grow("ab")
+        assert one.tree.order("abc") == [2, 1, 0]
+        one.forget(["c"])
+        assert one.tree.order("abc") == [*one.tree.order("ab"), 2] == [0, 1, 2]
+
+
 def test_node_of_other_tokens_is_taken_for_a_hit() -> None:
     with rig() as one:
         one.grow("a")

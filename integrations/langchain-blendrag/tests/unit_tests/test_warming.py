@@ -129,6 +129,21 @@ async def test_search_that_reads_nothing_ahead_or_too_much(store: Any, recorder:
     assert len(texts) == 2 and recorder.prefetched == [texts]
 
 
+@pytest.mark.parametrize("search", SEARCHES)
+async def test_search_leaves_documents_in_another_order_than_the_models(
+    store: Any, recorded_llm: Any, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.add_texts(TEXTS)
+    texts: list[list[str]] = []
+    for backwards in (False, True):
+        if backwards:
+            monkeypatch.setattr(type(recorded_llm.chat), "order", lambda self, texts: range(len(texts))[::-1])
+        found = SEARCHES[search](store)
+        found = await found if hasattr(found, "__await__") else found
+        texts.append([(one[0] if isinstance(one, tuple) else one).page_content for one in found])
+    assert texts[1] == texts[0][::-1]
+
+
 def test_stores_release_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
     stores = [warm(InMemoryVectorStore(embeddings), recorded_llm) for _ in range(2)]
     for n, store in enumerate(stores):

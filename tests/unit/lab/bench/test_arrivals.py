@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.bench.load import arrival_times
+from blendrag.lab.bench.open_loop import arrival_times
 
 RATES = st.floats(0.1, 20)
 
@@ -20,6 +20,14 @@ def test_another_rate_has_another_pattern_of_gaps(rate: float, faster: float, se
     assert len(fast) >= len(slow)
     for one, other in zip(slow, fast, strict=False):
         assert one == pytest.approx(other * faster)
+
+
+@given(rate=RATES, seed=st.integers(0, 1000))
+def test_recorded_arrivals_come_at_another_rate_or_with_other_gaps(rate: float, seed: int) -> None:
+    times = arrival_times(rate, 900 / rate, seed, [0.0, 1.0, 1.0, 4.0])
+    gaps = [rate * (after - before) for before, after in itertools.pairwise(times)]
+    assert {round(gap, 6) for gap in gaps} == {0.75, 0.0, 2.25}
+    assert len(times) == pytest.approx(900, abs=3)
 
 
 def test_requests_come_regularly_or_at_another_rate() -> None:

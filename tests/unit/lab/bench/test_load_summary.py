@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.load import Alone, LoadArm, Run, compare_arms, overlap_share, summarise_run
+from blendrag.lab.bench.open_loop import Alone, LoadArm, Run, compare_arms, overlap_share, summarise_run
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.statistics import Percentiles
 
@@ -68,7 +68,7 @@ def test_share_of_time_with_a_queue_is_not_what_counting_gives(waits: list[tuple
 
 
 def run(done: float, p95: float) -> Run:
-    return Run(done, 9, 0, 0, 0.0, Percentiles(p95, p95, p95), None, done, done, 0.0)
+    return Run(done, 9, 0, 0, 0.0, 0.0, Percentiles(p95, p95, p95), [p95], None, done, done, 0.0)
 
 
 def test_rate_whose_waits_are_too_long_counts_as_sustained() -> None:
@@ -77,7 +77,7 @@ def test_rate_whose_waits_are_too_long_counts_as_sustained() -> None:
         "prefix": [run(3.0, 1500)],
         "blended": [run(5.0, 400), run(6.0, 900)],
     }
-    alone = dict.fromkeys(runs, Alone(500, 600))
+    alone = dict.fromkeys(runs, Alone(500, 600, [500]))
     found = compare_arms(alone, runs, 1000)
     assert found["full"] == LoadArm(alone["full"], runs["full"], 2.0, True, 1.0, None)
     assert found["prefix"] == LoadArm(alone["full"], runs["prefix"], None, True, None, None)

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
-from blendrag.lab.bench.load import Alone, LoadArm, LoadOptions, LoadResults, Run
+from blendrag.lab.bench.load import LoadOptions, LoadResults
 from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
+from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
+from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
+from blendrag.lab.bench.tree_report import print_tree
+from blendrag.lab.bootstrap import Interval
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
@@ -37,10 +41,10 @@ def latency(p50: float) -> Percentiles[float]:
 def load_results() -> LoadResults:
     def run(rate: float, ms: float) -> Run:
         itl = latency(14) if rate < 2 else None
-        return Run(rate, 9, 0, int(rate), 100.0, latency(ms), itl, rate, rate, 0.4)
+        return Run(rate, 9, 0, int(rate), 100.0, 50.0, latency(ms), [ms], itl, rate, rate, 0.4)
 
     def arm(rate: float | None, *runs: Run) -> LoadArm:
-        return LoadArm(Alone(800.0, 1000.0), list(runs), rate, rate != 3.0, rate, None)
+        return LoadArm(Alone(800.0, 1000.0, [800.0]), list(runs), rate, rate != 3.0, rate, None)
 
     arms = {
         "full": arm(1.0, run(1.0, 700), run(1.5, 4000)),
@@ -48,6 +52,13 @@ def load_results() -> LoadResults:
         "blended": arm(3.0, run(1.5, 300), run(3.0, 600)),
     }
     return LoadResults(arms, 1600.0, setup(LoadOptions()))
+
+
+def tree_results() -> TreeResults:
+    load = load_results()
+    arms = {**load.arms, "both": load.arms["blended"]}
+    compared = [Compared("both", "blended", rate, Interval(0.6, 0.5, 0.7)) for rate in (None, 1.5)]
+    return TreeResults(arms, compared, (250, 31_000), 1600.0, setup(TreeOptions(Path("squad.json.gz"))))
 
 
 def beside_results() -> BesideResults:
@@ -68,6 +79,8 @@ def beside_results() -> BesideResults:
 CASES: list[tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
     (load_results(), print_load, draw_load,
      ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
+    (tree_results(), print_tree, draw_load,
+     ("both / blended", "alone", "0.50-0.70", "squad.json.gz", "250 documents (31,000 tokens)", "rank**-1")),
     (beside_results(), print_beside, draw_beside, ("blended", "900", "2.50x", "one every 2.75 s")),
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, EvictionPolicy, Use, make_policy
+from blendrag.eviction.interface import MayLeave, anything
 from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.compare import oracle_forecasts
 from blendrag.lab.eviction.replay import prefill_cost, replay
@@ -51,6 +52,17 @@ def chunk_traces(draw: st.DrawFn) -> Trace:
     return Trace("drawn", requests, prefix=False, unit="tokens")
 
 
+@st.composite
+def path_traces(draw: st.DrawFn) -> Trace:
+    """Nodes of a tree: a name is all that leads to it, and has a size of its own."""
+    names = st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)
+    requests = []
+    for at, path in enumerate(draw(st.lists(names, min_size=1, max_size=20))):
+        keys = tuple("".join(path[: depth + 1]) for depth in range(len(path)))
+        requests.append(Request(float(at), keys, tuple(1 + ord(key[-1]) % 3 for key in keys)))
+    return Trace("paths", requests, prefix=True, unit="tokens", tree=True)
+
+
 class Watched(EvictionPolicy):
     """A policy that also checks what it is told."""
 
@@ -70,14 +82,14 @@ class Watched(EvictionPolicy):
         del self.held[key]
         self.inner.removed(key)
 
-    def victim(self) -> str | None:
+    def victim(self, may_leave: MayLeave = anything) -> str | None:
         assert sum(self.held.values()) <= self.capacity
-        return self.inner.victim()
+        return self.inner.victim(may_leave)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@given(st.one_of(block_traces(), chunk_traces()), st.integers(1, 40))
+@given(st.one_of(block_traces(), chunk_traces(), path_traces()), st.integers(1, 40))
 def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
     name: str, trace: Trace, capacity: int
 ) -> None:
@@ -176,6 +188,25 @@ def test_oracle_keeps_the_conversation_that_is_over() -> None:
     ]
     assert found == [0, 1]
     assert oracle_forecasts(blocks("a")) is None
+
+
+@given(path_traces(), st.integers(1, 12), st.sampled_from(["lru", "lfu", "gdsf", "pgdsf"]))
+def test_node_is_left_without_what_it_stands_behind(trace: Trace, capacity: int, name: str) -> None:
+    policy = Watched(make_policy(name), capacity)
+    outcome = replay(trace, policy, capacity)
+    assert outcome.held == policy.held.keys() and sum(policy.held.values()) <= capacity
+    assert all(key[:-1] in outcome.held for key in outcome.held if len(key) > 1)
+
+
+@given(path_traces())
+def test_node_is_kept_before_its_second_sighting_or_not_after_it(trace: Trace) -> None:
+    outcome = replay(trace, make_policy("lru"), 10_000)
+    sightings = [key for request in trace.requests for key in request.keys]
+    assert outcome.held == {key for key in sightings if sightings.count(key) > 1}
+    for number, request in enumerate(trace.requests):
+        before = [key for one in trace.requests[:number] for key in one.keys]
+        twice = [size for key, size in zip(request.keys, request.sizes, strict=True) if before.count(key) > 1]
+        assert outcome.found[number] == sum(twice)
 
 
 def test_chunk_behind_a_long_prefix_costs_no_more() -> None:

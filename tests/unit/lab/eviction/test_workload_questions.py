@@ -72,6 +72,14 @@ def test_chunks_that_are_not_the_closest() -> None:
         assert request.sizes == tuple(vectors.sizes[int(key[6:])] for key in request.keys)
 
 
+def test_path_is_not_named_by_all_that_leads_to_it() -> None:
+    chunks, paths = (retrieval_trace(corpus(), replace(LOAD, paths=paths)) for paths in (False, True))
+    assert paths.prefix and paths.tree and not chunks.tree
+    for flat, path in zip(chunks.requests, paths.requests, strict=True):
+        assert path.keys == tuple(" ".join(flat.keys[: depth + 1]) for depth in range(3))
+        assert path.sizes == flat.sizes
+
+
 def test_a_popularity_other_than_the_stated_one() -> None:
     flat = draws(retrieval_trace(corpus(), replace(LOAD, zipf=0.0)))
     skewed = draws(retrieval_trace(corpus(), replace(LOAD, zipf=1.5)))

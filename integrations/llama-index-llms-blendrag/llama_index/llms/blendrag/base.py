@@ -162,6 +162,11 @@ class BlendLLM(StructuredByGrammar):
         """Begin to read the KV of these texts into memory. Opens and starts nothing; returns at once."""
         self._chat.prefetch(texts)
 
+    def order(self, texts: Iterable[str]) -> list[int]:
+        """In which order texts that were found go into a prompt (setting ``order``): their places. Opens and
+        starts nothing."""
+        return self._chat.order(texts)
+
     @property
     def metadata(self) -> LLMMetadata:
         """Starts no engine; asks a server. Raises ModelNotFoundError, ServerError."""

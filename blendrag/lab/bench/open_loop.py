@@ -1,0 +1,220 @@
+"""Requests that arrive whether or not those before are answered, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from blendrag.engine.client.engine import Engine
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.recipe import Recipe
+from blendrag.errors import ConfigError
+from blendrag.lab.bench.timed import Timed, ask_timed, cancel, exactly
+from blendrag.lab.statistics import Percentiles, percentiles
+
+P = TypeVar("P")
+
+WARM_UP = 1 / 6  # of a run's time, as CacheBlend drops 1,000 of 6,000 requests
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt as an arm sends it."""
+
+    token_ids: Sequence[int]
+    recipe: Recipe | None = None
+    namespace: str = ""
+    path: PrefixPath | None = None
+
+
+Ways = Mapping[str, Callable[[P], Asked]]  # by arm
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One arm at one rate (requests a second), of the requests that were due after the warm-up.
+
+    unfinished: cut off. not_blended: with a recipe that the engine prefilled, wholly or in part.
+    reused_tokens, exact_tokens: means of what the engine did not compute itself, and what came from a tree.
+    ttft_ms: from when a request was due; each_ms: of each, in the order of arrival. itl_ms: between tokens of
+    one answer; None if no answer came to two. arrived_per_s, completed_per_s: requests due, and requests
+    (warm-up's, too) that ended. saturated: share of the time in which two or more requests waited for their
+    first token.
+    """
+
+    rate: float
+    requests: int
+    unfinished: int
+    not_blended: int
+    reused_tokens: float
+    exact_tokens: float
+    ttft_ms: Percentiles[float]
+    each_ms: list[float]
+    itl_ms: Percentiles[float] | None
+    arrived_per_s: float
+    completed_per_s: float
+    saturated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Medians of requests one after another: until the first token, until the last. each_ms: until the
+    first."""
+
+    ttft_ms: float
+    total_ms: float
+    each_ms: list[float]
+
+    @classmethod
+    def of(cls, requests: Sequence[Timed]) -> Alone:
+        first, last = ([1e3 * (each.tokens[at] - each.sent) for each in requests] for at in (0, -1))
+        return cls(float(np.median(first)), float(np.median(last)), first)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadArm:
+    """runs: by rate, ascending. per_s: the highest completed rate at which p95 of TTFT kept to the bound;
+    vs_full, vs_prefix: what it is of others'. All None where no rate did. past: whether a rate did not, or
+    the arm may be able to do more."""
+
+    alone: Alone
+    runs: list[Run]
+    per_s: float | None
+    past: bool
+    vs_full: float | None
+    vs_prefix: float | None
+
+
+class OpenLoop(Generic[P]):
+    """max_tokens: of every answer."""
+
+    def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int) -> None:
+        self._engine, self._ways, self._sampling = engine, ways, exactly(max_tokens)
+
+    async def ask(self, arm: str, given: P, timed: Timed | None = None) -> Timed:
+        """Send now, and wait for the answer."""
+        timed, asked = timed or Timed(time.perf_counter()), self._ways[arm](given)
+        sampling = replace(self._sampling, path=asked.path)
+        await ask_timed(self._engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
+        return timed
+
+    async def run(
+        self,
+        arm: str,
+        rate: float,
+        given: Iterable[P],
+        times: Sequence[float],
+        seconds: float,
+        bound_ms: float,
+    ) -> Run:
+        """Send at these times, seconds from now and below ``seconds``; answers that take longer than the
+        bound after the last one could arrive are cut off."""
+        start = time.perf_counter()
+        requests = [Timed(start + at) for at in times]
+        end = start + seconds
+        tasks: list[asyncio.Task[Timed]] = []
+        try:
+            async with asyncio.timeout(seconds + bound_ms / 1e3):
+                for one, timed in zip(itertools.cycle(given), requests, strict=False):
+                    await asyncio.sleep(timed.due - time.perf_counter())
+                    tasks.append(asyncio.create_task(self.ask(arm, one, timed)))
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            pass
+        finally:
+            await cancel(tasks)
+        return summarise_run(rate, requests, start + WARM_UP * seconds, end, time.perf_counter())
+
+
+# -- numbers ----------------------------------------------------------------------------------------------
+
+
+def arrival_times(
+    rate: float, seconds: float, seed: int, recorded: Sequence[float] | None = None
+) -> list[float]:
+    """Seconds from the start, ascending, below ``seconds``: Poisson arrivals, or those of ``recorded`` (at
+    least two, ascending) from a place on that ``seed`` chooses.
+
+    The same gaps for every rate, scaled, so that rates differ in nothing else.
+    """
+    rng, times, now = np.random.default_rng(seed), [], 0.0
+    if recorded is None:
+        gaps = iter(rng.exponential, None)  # without an end
+    else:
+        steps = np.diff(recorded)
+        gaps = itertools.cycle(np.roll(steps / steps.mean(), -int(rng.integers(len(steps)))).tolist())
+    for gap in gaps:
+        now += float(gap) / rate
+        if now >= seconds:
+            break
+        times.append(now)
+    return times
+
+
+def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: float, cut_off: float) -> Run:
+    """Of the requests due from ``begin`` to ``end``; what was due before is warm-up.
+
+    One without a first token counts with what it had waited by ``cut_off``, or the slowest would be left out.
+    Raises ConfigError if none was due.
+    """
+    own = [request for request in requests if begin <= request.due < end]
+    if not own:
+        raise ConfigError("no request arrived after the warm-up: ask for more --seconds")
+    first = [1e3 * ((request.tokens[0] if request.tokens else cut_off) - request.due) for request in own]
+    gaps = [after - before for request in own for before, after in request.gaps]
+    waits = [(request.due, request.tokens[0] if request.tokens else cut_off) for request in requests]
+    ended = sum(request.done is not None and begin <= request.done < end for request in requests)
+    return Run(
+        rate=rate,
+        requests=len(own),
+        unfinished=sum(request.done is None for request in own),
+        not_blended=sum(bool(request.report and request.report.problem) for request in own),
+        reused_tokens=float(np.mean([request.reused for request in own])),
+        exact_tokens=float(np.mean([request.report.exact if request.report else 0 for request in own])),
+        ttft_ms=percentiles(first),
+        each_ms=first,
+        itl_ms=percentiles([1e3 * gap for gap in gaps]) if gaps else None,
+        arrived_per_s=len(own) / (end - begin),
+        completed_per_s=ended / (end - begin),
+        saturated=overlap_share(waits, begin, end),
+    )
+
+
+def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """The share of [begin, end] in which two or more of the intervals run."""
+    clipped = [(max(start, begin), min(stop, end)) for start, stop in waits]
+    edges = sorted(edge for start, stop in clipped if start < stop for edge in ((start, 1), (stop, -1)))
+    waiting, since, total = 0, begin, 0.0
+    for at, change in edges:
+        total += at - since if waiting >= 2 else 0.0
+        waiting, since = waiting + change, at
+    return total / (end - begin)
+
+
+def compare_arms(
+    alone: Mapping[str, Alone], runs: Mapping[str, list[Run]], bound_ms: float
+) -> dict[str, LoadArm]:
+    """What each arm sustains, and what that is of others'."""
+    kept = {arm: [run for run in own if run.ttft_ms.p95 <= bound_ms] for arm, own in runs.items()}
+    best = {arm: max((run.completed_per_s for run in own), default=0.0) for arm, own in kept.items()}
+
+    def against(arm: str, other: str) -> float | None:
+        return best[arm] / best[other] if best[arm] and best.get(other) else None
+
+    return {
+        arm: LoadArm(
+            alone=alone[arm],
+            runs=own,
+            per_s=best[arm] or None,
+            past=len(kept[arm]) < len(own),
+            vs_full=against(arm, "full"),
+            vs_prefix=against(arm, "prefix"),
+        )
+        for arm, own in runs.items()
+    }

@@ -1,0 +1,82 @@
+"""Questions as retrieval answers them: which documents each is asked with, in which order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from blendrag.errors import ConfigError
+from blendrag.forecast.features import Features
+from blendrag.forecast.folder import default_folder
+from blendrag.forecast.words import open_embedder
+from blendrag.lab.eviction.readers import read_questions
+from blendrag.lab.eviction.vectors import DiskCache
+from blendrag.lab.eviction.workloads import Popularity, embedded, retrieved
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """documents: numbers of texts, closest first."""
+
+    text: str
+    documents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """texts: of all documents. asked: all questions, each once."""
+
+    texts: tuple[str, ...]
+    asked: tuple[Question, ...]
+    article: tuple[int, ...]  # of each question
+
+    @classmethod
+    def read(cls, path: Path, articles: int, top_k: int, embedder: str) -> Retrieval:
+        """The first articles of a question set in SQuAD's format. Raises SourceError, ConfigError."""
+        questions = read_questions(path, articles)
+        if len(questions.paragraphs) < top_k:
+            raise ConfigError(f"--top-k {top_k}: {path} has {len(questions.paragraphs)} paragraphs there")
+        corpus = embedded(questions, Features(open_embedder(embedder), DiskCache(default_folder(), embedder)))
+        texts = [text for article in questions.asked for text in article]
+        found = retrieved(corpus, top_k).tolist()
+        asked = tuple(Question(text, tuple(own)) for text, own in zip(texts, found, strict=True))
+        return cls(questions.paragraphs, asked, tuple(corpus.article.tolist()))
+
+    def stream(self, count: int, zipf: float | None, seed: int) -> list[Question]:
+        """So many of the questions, drawn by popularity (rank**-zipf of articles, and of questions within
+        each), or each once. Raises ConfigError if there are too few."""
+        rng = np.random.default_rng(seed)
+        if zipf is None:
+            if count > len(self.asked):
+                raise ConfigError(f"{count:,} questions are needed, and there are {len(self.asked):,}")
+            return [self.asked[number] for number in rng.permutation(len(self.asked))[:count]]
+        popularity = Popularity(np.array(self.article), zipf, rng)
+        return [self.asked[popularity.draw()] for _ in range(count)]
+
+
+class PrefixOrder:
+    """Documents reordered so that a prompt begins as an earlier one did, as ContextPilot does
+    (arXiv:2511.03475). capacity: documents that are still there, of the prompts asked last."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._there: OrderedDict[tuple[int, ...], None] = OrderedDict()  # paths, the latest last
+
+    def order(self, documents: Sequence[int]) -> tuple[int, ...]:
+        """Down the paths that are there as far as they lead, then as they came."""
+        path: tuple[int, ...] = ()
+        left = list(documents)
+        while (after := next((one for one in left if (*path, one) in self._there), None)) is not None:
+            path = (*path, after)
+            left.remove(after)
+        path = (*path, *left)
+        for depth in range(len(path), 0, -1):
+            self._there[path[:depth]] = None
+            self._there.move_to_end(path[:depth])
+        while len(self._there) > self._capacity:
+            self._there.popitem(last=False)
+        return path

@@ -1,0 +1,358 @@
+"""What a tree of exact prefixes gives to questions that come again, without blending and beside it (RAGCache,
+section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blendrag.engine.client.engine import Engine
+from blendrag.errors import ConfigError
+from blendrag.eviction import make_policy
+from blendrag.lab.arms import recipe_of, reset
+from blendrag.lab.bench.open_loop import (
+    Alone,
+    Asked,
+    LoadArm,
+    OpenLoop,
+    Run,
+    Ways,
+    arrival_times,
+    compare_arms,
+)
+from blendrag.lab.bench.retrieval import PrefixOrder, Question, Retrieval
+from blendrag.lab.bench.timed import Timed
+from blendrag.lab.bootstrap import Interval, ratio
+from blendrag.lab.eviction.readers import read_azure
+from blendrag.lab.eviction.replay import replay
+from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.experiment import in_turn
+from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
+from blendrag.lab.running import blending_engine
+from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
+from blendrag.lab.setup import Setup
+from blendrag.progress import Progress
+from blendrag.prompt import PromptPlan, encode_document
+from blendrag.prompt.plan import Segment
+from blendrag.serving.prefixes import Prefixes
+from blendrag.settings import Settings
+from blendrag.store.contexts import NewChunk
+from blendrag.store.stack import TierSpec
+from blendrag.tree import Nodes, path_of
+
+BLOCK = 128  # tokens: what vLLM has on a CPU
+_LEAST, _STEP = (
+    0.6,
+    1.6,
+)  # the lowest rate by what full prefill answers without load, and from one to the next
+_BLOCKS = 2  # of questions one after another: so often each arm has its turn there
+
+ARMS = ("full", "prefix", "reordered", "tree", "blended", "both")
+AGAINST = {"reordered": "prefix", "tree": "prefix", "both": "blended"}
+_OWN_TREE = ("tree", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions:
+    """What is measured.
+
+    data: questions in SQuAD's format, of which the first ``articles`` articles are taken. arrivals: times of
+    Azure's trace; None: Poisson. chunk_tokens: of a document, at most. zipf: popularity; None: each question
+    once. earlier: questions before those that are measured. pool, tree: tokens that vLLM's prefix cache, and
+    a tree, have room for. alone: questions one after another; requests: at each rate, about.
+    """
+
+    data: Path
+    arrivals: Path | None = None
+    articles: int = 3
+    chunk_tokens: int = 128
+    top_k: int = 5
+    zipf: float | None = 1.0
+    earlier: int = 2000
+    pool: int = 2048
+    tree: int = 16384
+    max_tokens: int = 8
+    alone: int = 12
+    requests: int = 20
+    tries: int = 3
+    arms: tuple[str, ...] = ARMS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if unknown := [arm for arm in self.arms if arm not in ARMS]:
+            raise ConfigError(f"--arms: no arm {unknown[0]!r}, but {', '.join(ARMS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """An arm's mean TTFT by another's, question by question. rate: None one after another."""
+
+    arm: str
+    against: str
+    rate: float | None
+    ttft: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class TreeResults:
+    """arms: as in :class:`LoadResults`, at the same rates until one is past its bound. documents: how many,
+    and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
+
+    arms: dict[str, LoadArm]
+    compared: list[Compared]
+    documents: tuple[int, int]
+    bound_ms: float
+    setup: Setup[TreeOptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {name: asdict(arm) for name, arm in self.arms.items()}
+        return {
+            "arms": found,
+            "compared": [asdict(one) for one in self.compared],
+            "documents": self.documents,
+            "bound_ms": self.bound_ms,
+        } | self.setup.to_dict()
+
+
+def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> TreeResults:
+    """All arms have the same small prefix cache of vLLM's, are asked the same questions, at one rate at the
+    same times, and begin as the earlier questions would have left them.
+
+    Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
+    """
+    progress.note(f"reading {options.data}")
+    recorded = read_azure(options.arrivals) if options.arrivals else None
+    retrieval = Retrieval.read(options.data, options.articles, options.top_k, settings.embedder)
+    each = 2 * options.requests  # more than any rate's arrivals
+    count = options.alone + options.tries * each
+    earlier = options.earlier if options.zipf is not None else len(retrieval.asked) - count
+    stream = retrieval.stream(max(0, earlier) + count, options.zipf, options.seed)
+    with blending_engine(_small_pool(settings, options.pool), progress) as engine, ExitStack() as exits:
+        maker = PromptMaker.of(engine, settings)
+        ids = [
+            tuple(encode_document(maker.tokenizer, text)[: options.chunk_tokens]) for text in retrieval.texts
+        ]
+        progress.note("ingest")
+        store = exits.enter_context(scratch_store(engine, settings, tier=TierSpec(kind="ram")))
+        chunks = [store.document([own])[0] for own in ids]
+        store.register("documents", chunks)
+        store.fill(chunks)
+        prompts = _Prompts(maker, chunks)
+        check_prompts(map(prompts.of, stream[:200]), engine.max_model_len, options.max_tokens)
+        trees = {
+            arm: exits.enter_context(_tree(engine, settings, store, options.tree))
+            for arm in options.arms
+            if arm in _OWN_TREE
+        }
+        progress.note("earlier questions")
+        recipe = recipe_of(settings, store.id)
+        _leave(stream[:-count], prompts, trees, options.tree, settings.eviction, recipe)
+        measurement = _Measurement(engine, prompts, trees, recipe, stream, count, recorded, options, progress)
+        arms, bound_ms = asyncio.run(measurement.measure())
+        return TreeResults(
+            arms,
+            list(_compare(arms)),
+            (len(chunks), sum(len(chunk.token_ids) for chunk in chunks)),
+            bound_ms,
+            Setup.of(engine, settings, options, map(prompts.of, stream[-count:])),
+        )
+
+
+def _small_pool(settings: Settings, tokens: int) -> Settings:
+    """With a prefix cache of so many tokens: vLLM keeps one block for itself."""
+    blocks = {"block_size": BLOCK, "num_gpu_blocks_override": tokens // BLOCK + 1}
+    window = min(settings.max_model_len or tokens, tokens // BLOCK * BLOCK)
+    return settings.model_copy(
+        update={"engine_args": settings.engine_args | blocks, "max_model_len": window, "prefix_caching": True}
+    )
+
+
+class _Prompts:
+    """Questions as prompts. chunks: of the documents, by number."""
+
+    def __init__(self, maker: PromptMaker, chunks: Sequence[NewChunk]) -> None:
+        self._maker, self._chunks = maker, chunks
+
+    def of(self, question: Question) -> Prompt:
+        return self._maker.make([self._chunks[number] for number in question.documents], question.text)
+
+
+def plan_of(prompt: Prompt) -> PromptPlan:
+    """As serving has it."""
+    segments, at = [], 0
+    for key, start, length in prompt.spans:
+        segments.append(Segment("", prompt.token_ids[at:start]))
+        segments.append(Segment("", prompt.token_ids[start : start + length], key))
+        at = start + length
+    segments.append(Segment("", prompt.token_ids[at:]))
+    return PromptPlan(tuple(segment for segment in segments if segment.token_ids))
+
+
+# -- what earlier questions leave -------------------------------------------------------------------------
+
+
+@contextmanager
+def _tree(engine: Engine, settings: Settings, store: ScratchStore, tokens: int) -> Iterator[Prefixes]:
+    with scratch_tree(engine, settings, tokens // engine.facts.block_size) as (tree, client):
+        prefixes = Prefixes(tree, client, store.catalogue, sliced=True)
+        try:
+            yield prefixes
+        finally:
+            prefixes.growth.close()
+
+
+def held_nodes(paths: Iterable[Nodes], tokens: int, policy: str, block: int) -> set[str]:
+    """Keys of the nodes that a tree of so many tokens holds after prompts with these paths: a node takes
+    whole blocks."""
+    requests = [
+        Request(
+            float(at),
+            tuple(node.key for node in nodes),
+            tuple(block * (-(-node.end // block) - node.start // block) for node in nodes),
+        )
+        for at, nodes in enumerate(paths)
+    ]
+    trace = Trace("earlier", requests, prefix=True, unit="tokens", tree=True)
+    return replay(trace, make_policy(policy), tokens).held
+
+
+def _leave(
+    earlier: Sequence[Question],
+    prompts: _Prompts,
+    trees: Mapping[str, Prefixes],
+    tokens: int,
+    policy: str,
+    recipe: Any,
+) -> None:
+    """Have the trees hold what they would after these questions, which are replayed, not asked."""
+    if not trees:
+        return
+    some = next(iter(trees.values()))
+    made = {question.documents: prompts.of(question) for question in earlier}
+    paths = {
+        documents: path_of(some.tree.identity, prompt.token_ids, prompt.spans)
+        for documents, prompt in made.items()
+    }
+    block = some.client.engine.facts.block_size
+    held = held_nodes((paths[question.documents] for question in earlier), tokens, policy, block)
+    grown: set[str] = set()
+    for documents, prompt in made.items():
+        nodes = [node for node in paths[documents] if node.key in held]
+        if nodes and nodes[-1].key not in grown:
+            grown.update(node.key for node in nodes)
+            spans = tuple(span for span in prompt.spans if span[1] < nodes[-1].end)
+            plan = plan_of(Prompt(prompt.token_ids[: nodes[-1].end], spans))
+            for prefixes in trees.values():  # the second finds in vLLM's prefix cache what the first computed
+                prefixes.grow(plan)
+    for question in earlier:
+        for prefixes in trees.values():
+            prefixes.path(plan_of(made[question.documents]), recipe)  # it has been seen
+    for prefixes in trees.values():
+        prefixes.growth.finish()
+
+
+# -- the runs ---------------------------------------------------------------------------------------------
+
+
+class _Measurement:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: _Prompts,
+        trees: Mapping[str, Prefixes],
+        recipe: Any,
+        stream: Sequence[Question],
+        count: int,
+        recorded: Sequence[float] | None,
+        options: TreeOptions,
+        progress: Progress,
+    ) -> None:
+        self._engine, self._prompts, self._trees, self._recipe = engine, prompts, trees, recipe
+        self._stream, self._first = stream, len(stream) - count
+        self._recorded, self._options, self._progress = recorded, options, progress
+        self._room = options.pool // options.chunk_tokens  # documents
+        self._alone, self._order = itertools.count(), PrefixOrder(self._room)
+        every: Ways[Question] = {
+            "full": lambda q: Asked(prompts.of(q).token_ids, namespace=f"alone-{next(self._alone)}"),
+            "prefix": lambda q: Asked(prompts.of(q).token_ids),
+            "reordered": lambda q: Asked(
+                prompts.of(replace(q, documents=self._order.order(q.documents))).token_ids
+            ),
+            "tree": lambda q: self._exact("tree", q, blends=False),
+            "blended": lambda q: self._blended(prompts.of(q)),
+            "both": lambda q: self._exact("both", q, blends=True),
+        }
+        self._ways = {arm: every[arm] for arm in options.arms}
+        self._loop = OpenLoop(engine, self._ways, options.max_tokens)
+
+    async def measure(self) -> tuple[dict[str, LoadArm], float]:
+        """The arms, and the bound."""
+        options = self._options
+        asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
+        part = options.alone // _BLOCKS
+        for turn in in_turn(self._ways, range(_BLOCKS), self._progress, warm_up=0):
+            asked[turn.key] += await self._one_by_one(turn.key, self._first + turn.trial * part, part)
+        alone = {arm: Alone.of(own) for arm, own in asked.items()}
+        slowest = max(alone, key=lambda arm: alone[arm].total_ms)
+        base = 1e3 / alone["full" if "full" in alone else slowest].total_ms
+        bound_ms = 2 * alone["full" if "full" in alone else slowest].ttft_ms
+        runs: dict[str, list[Run]] = {arm: [] for arm in self._ways}
+        for turn in in_turn(self._ways, range(options.tries), self._progress, warm_up=0):
+            own = runs[turn.key]
+            if not own or own[-1].ttft_ms.p95 <= bound_ms:
+                own.append(await self._run(turn.key, turn.trial, base * _LEAST * _STEP**turn.trial, bound_ms))
+        return compare_arms(alone, runs, bound_ms), bound_ms
+
+    async def _one_by_one(self, arm: str, first: int, count: int) -> list[Timed]:
+        """With time to grow in between."""
+        await self._prepare(arm, first)
+        found = []
+        for question in self._stream[first : first + count]:
+            found.append(await self._loop.ask(arm, question))
+            if arm in self._trees:
+                await asyncio.to_thread(self._trees[arm].growth.wait)
+        return found
+
+    async def _run(self, arm: str, number: int, rate: float, bound_ms: float) -> Run:
+        options = self._options
+        seconds = options.requests / rate
+        times = arrival_times(rate, seconds, options.seed, self._recorded)
+        first = self._first + options.alone + number * 2 * options.requests
+        await self._prepare(arm, first)
+        run = await self._loop.run(arm, rate, self._stream[first:], times, seconds, bound_ms)
+        if arm in self._trees:  # or it would grow beside another arm
+            await asyncio.to_thread(self._trees[arm].growth.finish)
+        return run
+
+    async def _prepare(self, arm: str, first: int) -> None:
+        """vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
+        reset(self._engine)
+        self._order = PrefixOrder(self._room)
+        before = -(-self._room // self._options.top_k) if arm in ("prefix", "reordered") else 1
+        for question in self._stream[max(0, first - before) : first]:
+            await self._loop.ask(arm, question)
+
+    def _blended(self, prompt: Prompt) -> Asked:
+        return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
+
+    def _exact(self, arm: str, question: Question, *, blends: bool) -> Asked:
+        """As serving decides."""
+        prompt, prefixes = self._prompts.of(question), self._trees[arm]
+        recipe = replace(self._recipe, spans=prompt.spans) if blends else None
+        path, recipe = prefixes.path(plan_of(prompt), recipe)
+        return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
+
+
+def _compare(arms: Mapping[str, LoadArm]) -> Iterator[Compared]:
+    for arm, other in AGAINST.items():
+        if arm in arms and other in arms:
+            one, against = arms[arm], arms[other]
+            yield Compared(arm, other, None, ratio(one.alone.each_ms, against.alone.each_ms))
+            for run, beside in zip(one.runs, against.runs, strict=False):
+                if len(run.each_ms) == len(beside.each_ms):
+                    yield Compared(arm, other, run.rate, ratio(run.each_ms, beside.each_ms))

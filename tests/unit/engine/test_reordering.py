@@ -1,0 +1,164 @@
+"""Which waiting request begins, as a scheduler asks that goes through them from the oldest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from blendrag.engine.client.launch import connector_args
+from blendrag.engine.compat.requests import SamplingParams
+from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.worker.reordering import Reordering
+from blendrag.settings import Settings
+
+Sizes = tuple[int, int]  # cached, prompt
+SIZES = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda two: (two[0], two[0] + two[1]))
+
+
+def step(order: Reordering, waiting: dict[str, Sizes], blocked: frozenset[str] = frozenset()) -> list[str]:
+    """As the scheduler does: who may not begin is passed over until the next step."""
+    begun = []
+    for name in list(waiting):
+        if name not in blocked and order.may_begin(name, 0):
+            order.began(name)
+            del waiting[name]
+            begun.append(name)
+    order.step_over()
+    return begun
+
+
+@given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 4), st.data())
+def test_request_starves_or_is_overtaken_more_often(
+    sizes: list[Sizes], window: int, data: st.DataObject
+) -> None:
+    order, waiting, overtaken = Reordering(window), dict[str, Sizes](), dict[str, int]()
+    coming = [(str(number), size) for number, size in enumerate(sizes)]
+    for _ in range(3 * len(sizes)):
+        for _ in range(min(len(coming), data.draw(st.integers(0, 3)))):
+            name, size = coming.pop(0)
+            waiting[name], overtaken[name] = size, 0
+            order.arrived(name, *size)
+        if not coming and not waiting:
+            break
+        before = list(waiting)
+        begun = step(order, waiting)
+        assert bool(begun) == bool(before), "the engine is idle though somebody waits"
+        for name in begun:
+            for older in before[: before.index(name)]:
+                overtaken[older] += older in waiting
+    assert max(overtaken.values(), default=0) <= window
+    assert not waiting or coming or len(waiting) < len(sizes)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=10, unique=True))
+def test_request_with_less_cached_for_what_it_computes_begins_first(sizes: list[Sizes]) -> None:
+    order, waiting = Reordering(100), {str(number): size for number, size in enumerate(sizes)}
+    for name, size in waiting.items():
+        order.arrived(name, *size)
+    ratios = [cached / (prompt - cached) for cached, prompt in sizes]
+    step(order, waiting)
+    begun = set(map(str, range(len(sizes)))) - waiting.keys()
+    assert any(ratios[int(name)] == max(ratios) for name in begun)
+
+
+def test_papers_examples_are_ordered_otherwise() -> None:
+    order = Reordering(32)
+    order.arrived("small", 1, 3)
+    order.arrived("large", 2, 4)
+    assert not order.may_begin("small", 0) and order.may_begin("large", 0)
+    order.began("large")
+    assert order.may_begin("small", 0)
+    order = Reordering(32)
+    order.arrived("long", 2, 5)
+    order.arrived("short", 2, 3)
+    assert not order.may_begin("long", 0) and order.may_begin("short", 0)
+
+
+def test_what_the_engine_has_itself_does_not_count() -> None:
+    order = Reordering(32)
+    order.arrived("tree", 10, 20)
+    order.arrived("pool", 0, 20)
+    assert order.may_begin("tree", 0)
+    assert order.may_begin("pool", 15) and not order.may_begin("tree", 0)
+
+
+def test_lone_or_preempted_request_waits_or_all_wait_for_one_that_cannot_begin() -> None:
+    order = Reordering(4)
+    order.arrived("one", 0, 9)
+    assert step(order, {"one": (0, 9)}) == ["one"]
+    order.arrived("two", 0, 9)
+    order.arrived("best", 8, 9)
+    assert order.may_begin("one", 0), "it was preempted"
+    waiting = {"two": (0, 9), "best": (8, 9)}
+    assert step(order, waiting, blocked=frozenset({"best"})) == []
+    assert step(order, waiting, blocked=frozenset({"best"})) == ["two"]
+    order.ended("best")
+    order.arrived("last", 0, 9)
+    assert order.may_begin("last", 0), "the one before has gone"
+
+
+# -- under vLLM's own scheduler ---------------------------------------------------------------------------
+
+PROMPT, BLOCK = 300, 128  # tokens
+LAYER = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
+BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], LAYER)])
+HELD = {"nothing": 0, "some": 100, "more": 200, "most": 290}
+
+
+def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
+    """In which order requests begin that wait together, one to a step, of whose prompts so much is held."""
+    config = EngineArgs(
+        str(model_dir),
+        max_model_len=512,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(reorder_window=window))),
+    ).create_engine_config()
+    config.scheduler_config.async_scheduling = False  # claims are synchronous then, on a CPU
+    config.cache_config.num_gpu_blocks = 64
+    scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=BLOCK)
+    for name in names:
+        path = PrefixPath("tree", ((name, HELD[name]),), 1, 1) if HELD[name] else None
+        extra = {"kv_transfer_params": path.transfer_params("ticket")} if path else {}
+        params = SamplingParams(max_tokens=2, ignore_eos=True, extra_args=extra)
+        params.update_from_generation_config({}, 1)
+        scheduler.add_request(Request(name, list(range(PROMPT)), params, None))
+    order: list[str] = []
+    for _ in range(20 * len(names)):
+        scheduled = scheduler.schedule()
+        ids = list(scheduled.num_scheduled_tokens)
+        order += [new.req_id for new in scheduled.scheduled_new_reqs]
+        output = ModelRunnerOutput(ids, {id: at for at, id in enumerate(ids)}, [[7]] * len(ids))
+        scheduler.update_from_output(scheduled, output)
+        if not scheduler.has_requests():
+            return order
+    raise AssertionError(f"requests wait for ever; begun: {order}")
+
+
+@pytest.mark.parametrize(
+    ("window", "order"),
+    [
+        (0, ["nothing", "some", "most", "more"]),
+        (32, ["most", "more", "some", "nothing"]),
+        (1, ["most", "nothing", "some", "more"]),
+        (2, ["most", "more", "nothing", "some"]),
+    ],
+)
+def test_scheduler_takes_requests_in_another_order(model_dir: Path, window: int, order: list[str]) -> None:
+    assert begun(model_dir, window, ["nothing", "some", "most", "more"]) == order
+
+
+def test_scheduler_never_takes_a_lone_request(model_dir: Path) -> None:
+    assert begun(model_dir, 4, ["nothing"]) == ["nothing"]
