@@ -6,7 +6,7 @@ OLDEST := $(VENV)/oldest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel parallel models compat gpu lint clean
+.PHONY: help setup demo test unit kernel engines models compat gpu lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -14,7 +14,7 @@ help:
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then a minute)"
-	@echo "make parallel  tests of several ranks, engines and API servers (a quarter of an hour)"
+	@echo "make engines tests of engines of other kinds: structures, weights, budgets, several ranks or servers (25 minutes)"
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
 	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (25 minutes; STAGE=... for one stage)"
@@ -57,7 +57,11 @@ gpu:
 	$(eval REFUSED := $(shell $(STAGES) --check))$(if $(REFUSED),$(error $(REFUSED)))
 	@$(STAGES)
 
-parallel: setup
+# Without xdist's reordering: a worker's engine for all of the run would start before those of other tests.
+PARTED = $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
+
+engines: setup
+	$(PARTED) -m "variant and not models"
 	$(BIN)/pytest -m parallel
 
 models: setup
@@ -76,9 +80,8 @@ compat: setup
 		--ignore tests/unit/engine/test_paged_cache.py
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/engine/test_async_claims.py
 
-# Without xdist's reordering: one worker's engine would start before tests that start engines of their own.
 test: lint
-	$(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder -m "not models and not parallel and not (engine and gpu)"
+	$(PARTED) -m "not models and not variant and not parallel and not (engine and gpu)"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

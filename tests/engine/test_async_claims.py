@@ -10,7 +10,7 @@ import pytest
 
 from places import ROOT
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 TESTS = (
     "test_exact_prefixes.py::test_exact_prefix_is_another_answer_than_full_prefill",

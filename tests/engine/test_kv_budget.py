@@ -20,7 +20,12 @@ from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
 from workbench import Bench, Prompt, distance
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.own_engine,
+    pytest.mark.variant,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("kv-budget"),
+]
 
 BLOCK, BLOCKS = 32, 160
 TEXT = Sampling(max_tokens=40, logprobs=20, other={"ignore_eos": True})

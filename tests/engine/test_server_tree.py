@@ -11,7 +11,12 @@ import pytest
 
 from served import KB, TEXTS, Server, text_of
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-tree")]
+pytestmark = [
+    pytest.mark.own_engine,
+    pytest.mark.variant,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("server-tree"),
+]
 
 GROWN_S = 120.0  # until a test gives up
 

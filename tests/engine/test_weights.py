@@ -18,7 +18,7 @@ from blendrag.settings import Settings
 from lora_adapter import make_adapter
 from quantised_model import FORMATS, small_model
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
+pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow]
 
 OTHERS = ["gptq", "awq", "int4", "fp8 by rows"]
 REFUSED = {"fp8": "static_scaled_fp8_quant"}
