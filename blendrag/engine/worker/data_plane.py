@@ -295,7 +295,7 @@ class DataPlane:
         if exact is not None:
             report = behind(exact, report)
         if window is not None:  # until it says otherwise
-            report = report.evicted(Eviction(whole="the answer ended before anything was evicted"))
+            report = report.evicted(Eviction(whole="the answer ended with its first tokens"))
         self._keep(order.ticket, report)
         return report
 

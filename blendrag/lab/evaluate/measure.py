@@ -181,8 +181,9 @@ class Measuring:
         window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
         options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
         recipe = replace(base.recipe, options=options)
-        two = Sampling(max_tokens=2, other={"ignore_eos": True})
-        delta = await self._engine.agenerate(prompt, two, recipe)
+        # The second token's step evicts, the third's hears of it.
+        three = Sampling(max_tokens=3, other={"ignore_eos": True})
+        delta = await self._engine.agenerate(prompt, three, recipe)
         found = [LayerLoss(**each) for each in self._engine.call("end_study")]
         if delta.report is None or delta.report.kv_whole not in (MEASURED, ""):
             raise EngineError(f"the layers were not measured: {delta.report and delta.report.kv_whole}")
