@@ -17,7 +17,7 @@ PROMPT = "Say it, é 🙂"
 
 
 def pieces(tokenizer: Any, tokens: list[int], sampling: Sampling) -> list[Delta]:
-    """Of an engine that generates these tokens, one at a time, the last of which ends it."""
+    """Of an engine that generates these tokens, one at a time, the last of which is in ``stop_token_ids``."""
     params = SamplingParams(stop=list(sampling.stop), max_tokens=None, **sampling.other)
     text = incremental_detokenizer(tokenizer, tokenizer.encode(PROMPT), params)
     given: list[Delta] = []
@@ -46,7 +46,7 @@ def test_seam_loses_or_repeats_text_or_a_stop_across_it_is_missed(
     tokenizer: Any, said: str, stop: list[str], other: dict[str, Any], cuts: list[int], at_once: int
 ) -> None:
     """Wherever engines die, in the middle of a character or of a stop, how many tokens they give at once."""
-    tokens = [*tokenizer.encode(said), tokenizer.eos_token_id]
+    tokens = tokenizer.encode(f"{said}a")
     sampling, prompt = Sampling(stop=tuple(stop), other=other), tokenizer.encode(PROMPT)
     whole = pieces(tokenizer, tokens, sampling)
     given = whole[: min(cuts[0], len(whole) - 1)]
