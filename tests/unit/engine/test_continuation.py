@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ from hypothesis import strategies as st
 
 from blendrag.engine.client.continuation import Continuation, can_go_on
 from blendrag.engine.client.generation import Delta, Grammar, Sampling
+from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.compat.requests import SamplingParams, incremental_detokenizer
+from blendrag.settings import Settings
 
 PROMPT = "Say it, é 🙂"
 
@@ -90,3 +95,53 @@ def test_rest_may_be_shorter_than_asked_for(tokenizer: Any) -> None:
 )
 def test_answer_goes_on_where_its_rest_would_be_another(sampling: Sampling, goes_on: bool) -> None:
     assert can_go_on(sampling) == goes_on
+
+
+class Saying(RunningEngine):
+    """An engine over a model that says ``said``, token by token, whatever was said of it already."""
+
+    def __init__(self, tokenizer: Any, prompt: list[int], said: list[int]) -> None:
+        super().__init__(Settings.load())
+        self._prompt, self._said, self.asked = prompt, said, list[SamplingParams]()
+        self.given_up = False
+        self._llm = SimpleNamespace(
+            generate=self._generate,
+            model_config=SimpleNamespace(max_model_len=512),
+            output_processor=SimpleNamespace(tokenizer=tokenizer),
+        )
+
+    async def _generate(
+        self, prompt: Any, params: SamplingParams, ticket: str, **_: Any
+    ) -> AsyncGenerator[Any]:
+        ids, whole = prompt["prompt_token_ids"], [*self._prompt, *self._said]
+        assert ids == whole[: len(ids)]
+        self.asked.append(params)
+        try:
+            for at, token in enumerate(whole[len(ids) :][: params.max_tokens], 1):
+                ended = "length" if at == params.max_tokens else None
+                piece = SimpleNamespace(text="?", token_ids=[token], finish_reason=ended, logprobs=None)
+                yield SimpleNamespace(
+                    outputs=[piece], finished=bool(ended), kv_transfer_params=None, num_cached_tokens=0
+                )
+        except GeneratorExit:
+            self.given_up = True
+            raise
+
+    def go_on(self, sampling: Sampling) -> list[Delta]:
+        async def all_of_them() -> list[Delta]:
+            return [delta async for delta in self._deltas(self._prompt, sampling, None, "")]
+
+        return asyncio.run(all_of_them())
+
+
+def test_engine_goes_on_behind_a_stop_it_does_not_know_of_or_ends_too_early(tokenizer: Any) -> None:
+    prompt, said = tokenizer.encode(PROMPT), tokenizer.encode("one two three STOP four")
+    cut = len(tokenizer.encode("one two three S"))
+    for stop, text in ((("STOP",), "one two three "), ((), "one two three STOP four")):
+        sampling = Sampling(max_tokens=len(said), stop=stop)
+        before = "".join(delta.text for delta in pieces(tokenizer, said, sampling)[:cut])
+        engine = Saying(tokenizer, prompt, said)
+        rest = engine.go_on(replace(sampling, given=tuple(said[:cut])))
+        assert before + "".join(delta.text for delta in rest) == text
+        assert rest[-1].finish_reason == ("stop" if stop else "length") and engine.given_up == bool(stop)
+        assert engine.asked[0].max_tokens == len(said) - cut and not engine.asked[0].stop
