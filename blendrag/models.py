@@ -38,10 +38,19 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 def model_window(model: Path) -> int | None:
     """Tokens of the longest prompt that a model's ``config.json`` promises."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    config |= config.get("text_config") or {}
-    window: int | None = config.get("max_position_embeddings")
+    window: int | None = _text_config(model).get("max_position_embeddings")
     return window
+
+
+def attention_heads(model: Path) -> int | None:
+    """Of a layer, by a model's ``config.json``; None where it does not say."""
+    heads: int | None = _text_config(model).get("num_attention_heads")
+    return heads
+
+
+def _text_config(model: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return config | (config.get("text_config") or {})
 
 
 def load_tokenizer(model: Path) -> Any:

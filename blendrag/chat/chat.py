@@ -114,18 +114,32 @@ class Chat(ChatModel):
 
     def _pieces(self, request: ChatRequest) -> Generator[Piece]:
         turn = self._speculations.turn(request, self._turn)
-        with contextlib.closing(turn.deltas()) as deltas:
-            for delta in deltas:
-                yield turn.feed(delta)
+        for left in range(request.max_retries, -1, -1):
+            try:
+                with contextlib.closing(turn.deltas()) as deltas:
+                    for delta in deltas:
+                        yield turn.feed(delta)
+                return
+            except EngineError as error:
+                if not left or self._repeated_after(error) is None or not turn.go_on(error):
+                    raise
 
     async def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
         from blendrag.chat.turn import Turn
 
         turn = await in_thread(lambda: self._speculations.turn(request, self._turn), Turn.cancel)
-        async with contextlib.aclosing(turn.adeltas()) as deltas:
-            async for delta in deltas:
-                ends = delta.finish_reason is not None  # may look into the store
-                yield await asyncio.to_thread(turn.feed, delta) if ends else turn.feed(delta)
+        for left in range(request.max_retries, -1, -1):
+            try:
+                async with contextlib.aclosing(turn.adeltas()) as deltas:
+                    async for delta in deltas:
+                        ends = delta.finish_reason is not None  # may look into the store
+                        yield await asyncio.to_thread(turn.feed, delta) if ends else turn.feed(delta)
+                return
+            except EngineError as error:
+                if not left or self._repeated_after(error) is None:
+                    raise
+                if not await asyncio.to_thread(turn.go_on, error):
+                    raise
 
     def _repeated_after(self, error: BlendragError) -> float | None:
         """An engine that died is started again; what the program or the clock has ended stays so."""

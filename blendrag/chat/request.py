@@ -30,7 +30,8 @@ class RequestOptions(TypedDict, total=False):
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
     stands for the one that the messages' opening gives.
-    max_retries: how often a request is sent again after the engine failed, before anything was given out.
+    max_retries: how often a request is sent again after the engine failed, before anything was given out; or
+    an answer goes on behind what was, without tools, schema, grammar or seed.
     timeout: seconds that the answer may take. logprobs: how many per token.
     tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
     schema: JSON schema that the answer has to match; the model is shown it, and held to it.

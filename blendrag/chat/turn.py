@@ -11,10 +11,11 @@ from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logpr
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import TemplateFacts, answer_grammar, read_answer, visible, with_tools
+from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces
 from blendrag.engine.client.reasoning import Reasoning
-from blendrag.errors import BlendragError
+from blendrag.errors import BlendragError, EngineError
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import Speculated, evidence_of
 from blendrag.serving.library import Library
@@ -40,8 +41,7 @@ class Turn:
         self._library, self._settings, self._request = library, settings, request
         self.engine = library.start()
         self.plan = plan_request(library, request)
-        recipe, self._plain = library.recipe(self.plan, request.options or settings.blending)
-        self._path, self.recipe = library.path(self.plan, recipe)
+        self._choose()
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
         self._reader = Reasoning.of(
@@ -51,7 +51,9 @@ class Turn:
             request.chat_template_kwargs,
             skip_special_tokens=request.sampling.other.get("skip_special_tokens", True),
         )
-        self._reasoning, self._text, self._shown, self._tokens = "", "", 0, 0
+        self._reasoning, self._text, self._shown = "", "", 0
+        self._tokens: list[int] = []
+        self._resumed: dict[str, int] = {}
         self._logprobs: list[TokenLogprob] = []
         self._pieces: Pieces | None = None
         self._first_s: float | None = None
@@ -59,11 +61,18 @@ class Turn:
         self.on_first_token: Callable[[float], None] = lambda ttft_s: None
         """Told of the engine's TTFT, in seconds."""
 
+    def _choose(self) -> None:
+        """How the prompt is prefilled."""
+        recipe, self._plain = self._library.recipe(
+            self.plan, self._request.options or self._settings.blending
+        )
+        self._path, self.recipe = self._library.path(self.plan, recipe)
+
     @property
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
-        sampling = replace(request.sampling, path=self._path)
+        sampling = replace(request.sampling, path=self._path, given=tuple(self._tokens))
         if grammar:
             sampling = replace(sampling, grammar=grammar)
         if (reader := self._reader) is not None:
@@ -108,6 +117,16 @@ class Turn:
             return self._pieces.astream()
         return self.engine.astream(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
 
+    def go_on(self, error: EngineError) -> bool:
+        """Have the rest of an answer that failed like this come from another engine, started if need be.
+        False: nothing was given out, or the rest would not be right."""
+        if not self._tokens or self._request.offered or not can_go_on(self.sampling):
+            return False
+        self._resumed[str(error)] = len(self._tokens)
+        self._pieces, self.engine = None, self._library.start()
+        self._choose()
+        return True
+
     # -- the answer's -------------------------------------------------------------------------------------
 
     def feed(self, delta: Delta) -> Piece:
@@ -120,7 +139,7 @@ class Turn:
         thought, said = self._reader.feed(delta) if self._reader else ("", delta.text)
         self._reasoning += thought
         self._text += said
-        self._tokens += len(delta.token_ids)
+        self._tokens += delta.token_ids
         self._logprobs += token_logprobs(self._library.tokenizer, delta)
         if delta.finish_reason is not None:
             return self._end(delta, thought)
@@ -129,19 +148,21 @@ class Turn:
         return Piece(piece, reasoning=thought)
 
     def _end(self, last: Delta, thought: str) -> Piece:
+        evidence = evidence_of(self.plan, self.recipe, self._plain, last, self._path)
+        again = max(self._resumed.values(), default=0)
         evidence = replace(
-            evidence_of(self.plan, self.recipe, self._plain, last, self._path), speculation=self.speculation
+            evidence, fresh=evidence.fresh + again, speculation=self.speculation, resumed=self._resumed
         )
         stored = 0
         with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
         if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin
-            forecaster.answered(request.messages, self.plan, request.conversation, self._tokens, seconds)
+            forecaster.answered(request.messages, self.plan, request.conversation, len(self._tokens), seconds)
         read = read_answer(self._text, self._request)
         usage = Usage(
             input=evidence.prompt,
-            output=self._tokens,
+            output=len(self._tokens),
             cache_read=evidence.reused + evidence.prefix,
             cache_creation=stored,
             recomputed=evidence.recomputed,

@@ -35,6 +35,9 @@ class Evidence:
     trace: if it was asked for, what was loaded and computed when (see ``load.trace``).
     speculation: whether the answer had been begun before it was asked for (adopted); or one had, that nobody
     asked for then (discarded).
+    resumed: why the engine failed in the middle of the answer, and how many of its tokens were given out by
+    then, and prefilled behind the prompt by the next one. Of a resumed answer, all else is of its last part:
+    those tokens are among the computed ones.
     """
 
     prompt: int
@@ -55,6 +58,7 @@ class Evidence:
     kv_whole: str = ""
     trace: tuple[Event, ...] = ()
     speculation: Speculated = "none"
+    resumed: dict[str, int] = field(default_factory=dict)
 
     @property
     def computed(self) -> int:

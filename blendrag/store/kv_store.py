@@ -100,6 +100,10 @@ class KVStore(KVReader):
         self._usage.seen(record.key)
         return record.head.nbytes
 
+    def holds(self, key: str) -> bool:
+        """Whether the chunk is stored."""
+        return self._primary.holds(key)
+
     def delete(self, keys: Iterable[str], *, everywhere: bool = False) -> tuple[int, list[str]]:
         """Drop chunks from all tiers: how many the primary tier had, and the names of tiers that could not be
         reached.

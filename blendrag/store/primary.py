@@ -36,6 +36,10 @@ class Primary:
         """Whether the catalogue wants the chunk."""
         return self._catalogue.knows(key)
 
+    def holds(self, key: str) -> bool:
+        """Whether the chunk is stored."""
+        return bool(self.tier.has([key])) and bool(self._catalogue.ready([key]))
+
     def evicting(self, key: str) -> None:
         """The tier is about to drop a record for another one."""
         below = any(_has(tier, key) for tier in self._slower)

@@ -65,7 +65,9 @@ class NodeStore:
 
     def put(self, node: StoredNode, rows: torch.Tensor) -> bool:
         """Keep a node's blocks, uint8 [layers, bytes]; False if nobody wants it (any more), or there is no
-        room."""
+        room. One that is there, as another prompt has computed it meanwhile, is not written again."""
+        if self.kv.holds(node.key):
+            return True
         known = node.key in self._parents
         self._parents[node.key] = node.parent
         record = self.layout.node(node.key, node.token_ids, node.start, node.parent, rows)

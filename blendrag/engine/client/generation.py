@@ -35,7 +35,8 @@ class Sampling:
     model's own. conversation: which one the request belongs to, for forecasts of whether it goes on.
     thinks_first: ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds;
     None: it holds from the first token. path: through a tree of exact prefixes, for a prompt that is not
-    blended. other: any more of vLLM's ``SamplingParams``.
+    blended. given: tokens of the answer that an engine which died has given out, and behind which another is
+    to go on. other: any more of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int = 256
@@ -50,6 +51,7 @@ class Sampling:
     conversation: str | None = None
     thinks_first: Mapping[str, Any] | None = None
     path: PrefixPath | None = None
+    given: tuple[int, ...] = ()
     other: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -18,6 +18,7 @@ from blendrag.adapter import adapter_for
 from blendrag.engine import start_error
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError
+from blendrag.models import attention_heads
 from blendrag.settings import Settings, closest
 
 # Settings that an engine is started with; the others may differ from request to request.
@@ -157,12 +158,18 @@ def engine_args(
     machine has no GPU; None: as this one.
 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
-    reasoning parser that there is not, or not for this model. ModelError for an adapter of another model.
+    reasoning parser that there is not, or not for this model; ranks that cannot share its heads equally.
+    ModelError for an adapter of another model.
     """
     from blendrag.engine.compat.platform import is_cpu
     from blendrag.engine.compat.start import argument_names
     from blendrag.engine.compat.weights import merging_loader
 
+    ranks = settings.tensor_parallel_size
+    if ranks > 1 and (heads := attention_heads(model) or 0) % ranks:
+        raise ConfigError(
+            f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {settings.model}"
+        )
     eager, on_cpu = settings.enforce_eager, is_cpu() if on_cpu is None else on_cpu
     args: dict[str, Any] = {
         "model": str(model),
@@ -172,7 +179,7 @@ def engine_args(
         "max_model_len": settings.max_model_len,
         "kv_cache_dtype": settings.kv_cache_dtype,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "tensor_parallel_size": settings.tensor_parallel_size,
+        "tensor_parallel_size": ranks,
         "max_num_seqs": settings.max_num_seqs or (_CPU_SEQS if on_cpu else None),
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enable_prefix_caching": settings.prefix_caching,

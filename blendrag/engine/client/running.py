@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from blendrag import errors
+from blendrag.engine.client.continuation import Continuation
 from blendrag.engine.client.generation import (
     Delta,
     Sampling,
@@ -221,6 +222,10 @@ class RunningEngine:
 
         if sampling.forced and not self.extension.logits_processors:
             raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
+        rest: Continuation | None = None
+        if sampling.given:
+            rest = Continuation(self._llm.output_processor.tokenizer, token_ids, sampling)
+            token_ids, sampling = rest.token_ids, rest.sampling
         room = self.max_model_len - len(token_ids)
         if room < 1:
             raise PromptTooLongError(
@@ -235,14 +240,22 @@ class RunningEngine:
         exact = sampling.path is not None and sampling.path.held > 0
         begin, ttft, prefix = time.perf_counter(), 0.0, 0
         try:
-            async with asyncio.timeout(sampling.timeout_s):
-                async for output in self._llm.generate(prompt, params, ticket, **vllm_reasoning(sampling)):
+            outputs = self._llm.generate(prompt, params, ticket, **vllm_reasoning(sampling))
+            async with asyncio.timeout(sampling.timeout_s), contextlib.aclosing(outputs):
+                async for output in outputs:
                     ttft = ttft or time.perf_counter() - begin
                     prefix = prefix or output.num_cached_tokens or 0
                     delta = delta_of(output, ttft, prefix)
-                    if output.finished and delta.report is None and (recipe or exact):
+                    if rest:
+                        delta = rest.read(delta)
+                    ended = (
+                        delta.finish_reason is not None
+                    )  # perhaps by a stop that the engine does not know of
+                    if ended and delta.report is None and (recipe or exact):
                         delta.report = BlendReport.from_plain(await self.acall("report", ticket))
                     yield delta
+                    if ended and not output.finished:
+                        break
         except TimeoutError:
             raise GenerationTimeoutError(
                 f"no complete answer within {sampling.timeout_s:g} s: allow more time, or fewer tokens"

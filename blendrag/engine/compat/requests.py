@@ -32,6 +32,7 @@ __all__ = [
     "answers_of_all",
     "detokenizer",
     "has_other_than_text",
+    "incremental_detokenizer",
     "output_ids_not_read",
     "process_dict_updates",
     "reasoning_parser",
@@ -77,11 +78,19 @@ def _with_vocabulary(tokenizer: Any) -> Any:
 
 def detokenizer(tokenizer: Any, prompt: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
     """Gives the text that each token adds to an answer, as the engine does. To be called in their order."""
-    from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
-
     params = SamplingParams(skip_special_tokens=skip_special_tokens)
-    request = SimpleNamespace(request_id="", prompt_token_ids=prompt, sampling_params=params)
-    return FastIncrementalDetokenizer(tokenizer, request).decode_next
+    decode: Callable[[int], str] = incremental_detokenizer(tokenizer, prompt, params).decode_next
+    return decode
+
+
+def incremental_detokenizer(tokenizer: Any, prompt: list[int], params: SamplingParams) -> Any:
+    """vLLM's ``IncrementalDetokenizer`` of an answer, which finds its stop strings."""
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    request = SimpleNamespace(
+        request_id="", prompt_token_ids=prompt, prompt_embeds=None, sampling_params=params
+    )
+    return IncrementalDetokenizer.from_new_request(tokenizer, request)
 
 
 def has_other_than_text(messages: Any) -> bool:

@@ -26,11 +26,11 @@ CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 @dataclass
 class Saying:
-    """An engine that says ``answer``, a token at a time, and dies where there is nothing left to say."""
+    """An engine that says ``answer``, a token at a time, and dies so many times, behind three tokens each."""
 
     tokenizer: Any
     answer: str = SAID
-    dies: bool = False
+    deaths: int = 0
     prompts: list[str] = field(default_factory=list)
     asked: list[Sampling] = field(default_factory=list)
 
@@ -40,11 +40,12 @@ class Saying:
         self.prompts.append(decode(self.tokenizer, token_ids))
         self.asked.append(sampling)
         tokens = self.tokenizer.encode(self.answer, add_special_tokens=False)
-        for at, token in enumerate(tokens, 1):
-            ends = at == len(tokens)
-            if ends and self.dies:
+        first = len(sampling.given)
+        for at, token in enumerate(tokens[first:], first + 1):
+            if at == first + 4 and self.deaths:
+                self.deaths -= 1
                 raise EngineError("it died")
-            yield Delta(self.tokenizer.decode([token]), [token], 0.1, "stop" if ends else None)
+            yield Delta(self.tokenizer.decode([token]), [token], 0.1, "stop" if at == len(tokens) else None)
 
     async def astream(self, *request: Any) -> AsyncGenerator[Delta]:
         for delta in self.stream(*request):
@@ -128,13 +129,43 @@ def test_special_tokens_in_the_text_shift_where_thinking_ends(
     assert (answer.reasoning, answer.text) == (f"Let {special}me see.", "Good day.")
 
 
-def test_answer_of_which_thinking_was_given_out_is_begun_again(
+def test_answer_whose_engine_died_is_begun_again_or_has_a_seam(
     make: Callable[..., Chat], engine: Saying
 ) -> None:
-    engine.answer, engine.dies = "Let me see", True
-    chat, given = make(), []
-    with pytest.raises(EngineError):
-        given += [piece.reasoning for piece in chat.stream(chat.request(HI, max_retries=3))]
+    """While it thinks, and after that."""
+    chat = make()
+    whole = chat.complete(chat.request(HI))
+    count = whole.tokens
+    for deaths, ask in (
+        (1, lambda request: [*chat.stream(request)]),
+        (2, lambda r: asyncio.run(drained(chat, r))),
+    ):
+        engine.deaths = deaths
+        engine.asked.clear()
+        pieces = ask(chat.request(HI, max_retries=2))
+        answer = pieces[-1].answer
+        assert answer and (answer.reasoning, answer.text) == (THOUGHT, TEXT)
+        assert "".join(piece.reasoning for piece in pieces) == THOUGHT
+        assert "".join(piece.text for piece in pieces) == TEXT
+        assert [len(asked.given) for asked in engine.asked] == [0, 3, 6][: deaths + 1]
+        assert answer.tokens == answer.usage.output == count and answer.usage.input == whole.usage.input
+        assert answer.evidence.resumed == {"it died": 3 * deaths}
+        assert answer.evidence.fresh == answer.evidence.prompt + 3 * deaths
+    assert not whole.evidence.resumed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_retries": 0}, {"tools": [TOOL]}, {"seed": 1, "temperature": 1.0}, {"grammar": {"type": "object"}}],
+    ids=["no retries", "tools", "seed", "grammar"],
+)
+def test_answer_that_was_given_out_in_part_is_another_in_its_rest(
+    make: Callable[..., Chat], engine: Saying, options: dict[str, Any]
+) -> None:
+    engine.deaths, given = 1, []
+    chat = make()
+    with pytest.raises(EngineError, match="it died"):
+        given += [piece.reasoning for piece in chat.stream(chat.request(HI, **options))]
     assert len(engine.asked) == 1
 
 

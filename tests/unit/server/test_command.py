@@ -100,6 +100,7 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
         (["--recompute-ratio", "2"], "recompute_ratio"),
         (["no-such-folder/model"], "no-such-folder/model"),
         (["--lora", "an/adapter"], "an/adapter"),
+        (["-tp", "2"], "tensor_parallel_size 2 does not divide the 9 attention heads of smollm2-135m"),
         (["--temperature", "0.5"], "temperature is for clients to say"),
         (["--temperature", "0.5", "--docker"], "temperature is for clients to say"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendrag.eviction import POLICIES
+from blendrag.eviction.gdsf import GDSF
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier
@@ -57,19 +59,19 @@ class Rig:
         self.tree, self.emptied = Tree.open(self.root, self.identity)
         self.store = NodeStore.open(self.root, self.identity, "bfloat16", self.stack, BLOCK, BYTES)
 
-    def grow(self, names: Sequence[str]) -> None:
-        """A prompt leaves its nodes behind."""
-        ids, nodes = prompt(names)[0], path(names)
-        held = self.tree.match(nodes)
+    def grow(self, names: Sequence[str], root: tuple[int, ...] = ROOT, *, again: bool = False) -> None:
+        """A prompt leaves its nodes behind; again: also those that are there."""
+        ids, nodes = prompt(names, root)[0], path(names, root=root)
+        held = 0 if again else self.tree.match(nodes)
         self.tree.expect(nodes[held:], ids)
         for node in nodes[held:]:
             size = len(self.store.layout.blocks(node.start, node.end)) * BYTES
-            rows = torch.randint(256, (2, size), dtype=torch.uint8)
+            rows = self.rows.get(node.key, torch.randint(256, (2, size), dtype=torch.uint8))
             if self.store.put(StoredNode(node.key, node.parent, node.start, ids[: node.end]), rows):
                 self.rows[node.key] = rows
 
-    def use(self, names: Sequence[str]) -> int:
-        ids, nodes = prompt(names)[0], path(names)
+    def use(self, names: Sequence[str], root: tuple[int, ...] = ROOT) -> int:
+        ids, nodes = prompt(names, root)[0], path(names, root=root)
         held = self.tree.match(nodes)
         records = self.store.load([(node.key, ids[: node.end]) for node in nodes[:held]])
         assert all(torch.equal(one.rows, self.rows[one.key]) for one, _ in records)
@@ -190,6 +192,40 @@ def test_node_outlives_its_parent_or_limits_are_passed(
             for tier, limit in zip(one.store.kv.tiers, (ram, disk), strict=False):
                 assert limit is not None
                 assert tier.stats()["bytes"] <= limit
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_full_tiers_pass_their_limits_or_write_a_node_twice(tmp_path: Path, policy: str) -> None:
+    """While ten times as much comes as they hold. What has left RAM and comes back is a copy of what stays on
+    disk; what two prompts have computed at once is kept once."""
+    ram, disk = 4000, 12_000
+    stack = [TierSpec(kind="ram", bytes=ram, policy=policy), TierSpec(kind="disk", bytes=disk, policy=policy)]
+    with rig(*stack, root=tmp_path) as one:
+        quick, slow = one.store.kv.tiers
+        for number in itertools.count():
+            names, root = ("abc", "cab", "bca")[number % 3], (number // 3, 1)
+            one.grow(names, root)
+            one.grow(names, root, again=True)
+            for back in range(4):
+                one.use(names, (max(0, number // 3 - back), 1))
+            one.store.kv.wait()
+            one.store.check_integrity()
+            files = [file.stat().st_size for file in tmp_path.rglob("*.safetensors")]
+            found, there = slow.stats(), quick.stats()
+            assert sum(files) <= disk and found["bytes"] <= disk and there["bytes"] <= ram
+            assert found["puts"] == found["evictions"] + len(files)
+            if found["puts"] * sum(files) > 10 * disk * len(files):
+                break
+        assert there["promotions"] > 20, "they came back"
+
+
+def test_clock_of_one_tier_is_that_of_another() -> None:
+    with rig(TierSpec(kind="ram", bytes=3000), TierSpec(kind="disk", bytes=1 << 20)) as one:
+        for number in range(5):
+            one.grow("ab", (number, 1))
+        quick, slow = (tier._policy for tier in one.store.kv.tiers if isinstance(tier, LocalTier))
+        assert isinstance(quick, GDSF) and isinstance(slow, GDSF)
+        assert quick._aging > slow._aging == 0
 
 
 def test_document_stays_in_a_path_after_it_was_deleted() -> None:
