@@ -124,7 +124,7 @@ def test_alpha_that_is_no_share_is_taken(alpha: float) -> None:
 
 
 def test_unknown_allocator_has_no_clear_error() -> None:
-    with pytest.raises(ConfigError, match="unknown kv_allocator 'adda'; .*did you mean ada"):
+    with pytest.raises(ConfigError, match=r"unknown kv_allocator 'adda'; .*did you mean ada"):
         make_allocator("adda", 0.5)
     assert set(ALLOCATORS) == set(NAMES)
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from blendrag.cli.app import app
 from blendrag.lab.bench.floors import analyse, costs, counts
-from blendrag.lab.bench.kernels import KernelOptions, KernelResults
-from blendrag.lab.bench.kernels_report import print_kernels
+from blendrag.lab.bench.kernels import KernelOptions, KernelResults, print_kernels
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.lab.worker.operations import LayerShape, PieceTimes

@@ -13,10 +13,9 @@ import pytest
 
 from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
 from blendrag.lab.bench.load import LoadOptions, LoadResults
-from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
+from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load, print_tree
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
 from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
-from blendrag.lab.bench.tree_report import print_tree
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Percentiles, Spread
