@@ -70,14 +70,20 @@ def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir:
     assert not (workdir / "blendrag-index").exists()
 
 
-@pytest.mark.parametrize("arguments", [["ask", "who?"], ["chat"], ["stats"], ["stats", "--json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["ask", "who?"], ["chat"], ["stats"], ["stats", "--json"]),
+        *(["verify"], ["gc"], ["export", "x.tar"], ["purge", "-d", "x"]),
+    ],
+)
 def test_wrong_index_folder_is_corrected_and_not_made(
     blendrag: Blendrag, workdir: Path, arguments: list[str]
 ) -> None:
     (workdir / "my-index").mkdir()
     result = blendrag(*arguments, "--index", "my-indx")
-    assert result.exit_code == 1 and "my-index" in complaint(result) and not result.stdout
-    assert not (workdir / "my-indx").exists()
+    assert result.exit_code == 1 and "did you mean 'my-index'" in complaint(result) and not result.stdout
+    assert [path.name for path in workdir.iterdir()] == ["my-index"]
 
 
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:

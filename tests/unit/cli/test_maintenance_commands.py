@@ -39,16 +39,6 @@ def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
     assert command in blendrag("--help").stdout
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["gc"], ["export", "x.tar"], ["purge", "-d", "x"]])
-def test_wrong_index_folder_is_corrected_and_not_made(
-    blendrag: Blendrag, workdir: Path, arguments: list[str]
-) -> None:
-    (workdir / "my-index").mkdir()
-    result = blendrag(*arguments, "--index", "my-indx")
-    assert result.exit_code == 1 and "did you mean 'my-index'" in result.stderr and not result.stdout
-    assert [path.name for path in workdir.iterdir()] == ["my-index"]
-
-
 def test_verify_exits_with_1_until_the_problem_is_repaired(blendrag: Blendrag, index: Path) -> None:
     assert blendrag("verify").exit_code == 0
     record_of(index, A.key).write_bytes(b"garbage")
