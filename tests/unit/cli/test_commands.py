@@ -41,11 +41,16 @@ def test_version_is_printed(blendrag: Blendrag) -> None:
     assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
 
 
-@pytest.mark.parametrize("command", ["ingest", "ask", "chat", "stats", "doctor", "demo"])
-def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
-    result = blendrag(command, "--help")
+COMMANDS = ["ingest", "ask", "chat", "stats", "doctor", "demo", "verify", "gc", "export", "import", "purge"]
+OF_TREES = ("tree show", "tree warm", "tree clear")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *OF_TREES])
+def test_command_has_no_help(blendrag: Blendrag, command: str) -> None:
+    *group, name = command.split()
+    result = blendrag(*group, name, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
-    assert command in blendrag("--help").stdout
+    assert name in blendrag(*group, "--help").stdout
 
 
 @pytest.mark.parametrize(
