@@ -149,11 +149,6 @@ def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: P
     known = kept.ids()
     if missing := {id: row for id, row in wanted.items() if id not in known}:
         texts = {id: [row.text] for id, row in missing.items()}
-        done = kept.add(texts, sources={id: row.source for id, row in missing.items()}, progress=bar)
-        report.chunks += done.chunks
-        report.tokens += done.tokens
-        report.nbytes += done.nbytes
-        report.prefill_s += done.prefill_s
-        report.too_long = max(report.too_long, done.too_long)
-        report.not_blended = done.not_blended or report.not_blended
+        sources = {id: row.source for id, row in missing.items()}
+        report.count(kept.add(texts, sources=sources, progress=bar))
     kept.remove(known - wanted.keys())  # last: a text that has another place now is kept
