@@ -6,9 +6,7 @@ Priority, highest first: keyword arguments, environment, the YAML file named by 
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +26,7 @@ from pydantic_settings import (
 from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
+from blendrag.names import closest
 from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 
@@ -230,8 +229,7 @@ class Settings(BaseSettings):
             from blendrag.eviction import POLICIES
 
             if value not in POLICIES:
-                known = ", ".join(sorted(POLICIES))
-                raise ValueError(f"no policy {value!r}; there are {known}{closest(value, set(POLICIES))}")
+                raise ValueError(POLICIES.unknown(value))
         return value
 
     @field_validator("tiers")
@@ -329,12 +327,6 @@ def _refuse_unknown_variables() -> None:
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
             raise ConfigError(f"unknown variable {name}{closest(name, known)}")
-
-
-def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that it may stand for, if there is one."""
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def _explain(error: ValidationError) -> str:

@@ -10,9 +10,10 @@ from typing import Any, TypedDict
 from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
+from blendrag.names import closest
 from blendrag.options import BUDGET, BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
-from blendrag.settings import RENAMED, Settings, closest
+from blendrag.settings import RENAMED, Settings
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 

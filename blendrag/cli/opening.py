@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,8 @@ def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterato
         from blendrag.index.index import BlendIndex
 
         index = BlendIndex.open(folder, create=create, **options)
-    try:
+    with closing(index):
         yield index
-    finally:
-        index.close()
 
 
 @contextmanager
@@ -51,10 +49,8 @@ def open_served(
 
         chats = [RemoteChat(url, api_key, **options) for url in servers]
         index = ServedIndex(folder, chats, create=create)
-    try:
+    with closing(index):
         yield index
-    finally:
-        index.close()
 
 
 def start_engine(index: BlendIndex) -> None:

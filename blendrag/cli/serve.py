@@ -57,7 +57,7 @@ def serve(
     from blendrag.server.keys import read_keys
     from blendrag.serving.library import Library
     from blendrag.settings import Settings
-    from blendrag.store.codec import check_codec
+    from blendrag.store.codec import CODECS
     from blendrag.store.lock import IndexLock
 
     require_server()
@@ -69,7 +69,7 @@ def serve(
     settings = Settings.load(**given)
     make_selector(settings.blending)
     check_budget(settings.blending)
-    check_codec(settings.codec)
+    CODECS[settings.codec]
     with err().status("looking for the model") as status:
         path = resolve_model(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update

@@ -6,11 +6,11 @@ A page is one block of one head's tokens; with pages of one token this is the pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 
 from blendrag.errors import ConfigError
+from blendrag.names import Registry
 
 
 class Allocator(ABC):
@@ -39,14 +39,5 @@ class Allocator(ABC):
         """
 
 
-ALLOCATORS: dict[str, type[Allocator]] = {}
-
-
-def register_allocator(name: str) -> Callable[[type[Allocator]], type[Allocator]]:
-    """Class decorator: make an allocator available under ``name``."""
-
-    def register(cls: type[Allocator]) -> type[Allocator]:
-        ALLOCATORS[name] = cls
-        return cls
-
-    return register
+ALLOCATORS = Registry[Allocator]("kv_allocator")
+register_allocator = ALLOCATORS.register

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from blendrag.compress import ada, pyramid, static, uniform, window  # noqa: F401  (they register)
 from blendrag.compress.allocator import ALLOCATORS, Allocator
 from blendrag.compress.scorer import SCORERS, Scorer
@@ -14,15 +11,11 @@ from blendrag.options import BlendOptions
 
 def make_scorer(name: str) -> Scorer:
     """Raises ConfigError for a name that is not registered."""
-    if name not in SCORERS:
-        raise _unknown("kv_scorer", name, SCORERS)
     return SCORERS[name]()
 
 
 def make_allocator(name: str, alpha: float) -> Allocator:
     """Raises ConfigError for a name that is not registered, and an alpha outside of 0 to 1."""
-    if name not in ALLOCATORS:
-        raise _unknown("kv_allocator", name, ALLOCATORS)
     return ALLOCATORS[name](alpha)
 
 
@@ -43,9 +36,3 @@ def check_budget(options: BlendOptions, block_size: int | None = None) -> None:
                 f"kv_budget must be at least {least}, the window and one block of {block_size},"
                 f" not {options.kv_budget}"
             )
-
-
-def _unknown(setting: str, name: str, known: Iterable[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=1)
-    rest = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}"
-    return ConfigError(f"unknown {setting} {name!r}; {rest}")

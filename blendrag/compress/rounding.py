@@ -14,9 +14,3 @@ def largest_remainder(shares: torch.Tensor, total: int) -> torch.Tensor:
     up = torch.sort(rest, descending=True, stable=True).indices[:missing]
     whole[up] += 1
     return whole.long()
-
-
-def published_rounding(adaptive: torch.Tensor, uniform: int, alpha: float) -> torch.Tensor:
-    """The blend of both as Ada-KV's authors round it. Their sum is not that of ``adaptive``, so no allocator
-    uses it; it is what their published budgets are compared by."""
-    return torch.round(adaptive * (1 - alpha) + int(uniform * alpha)).long()

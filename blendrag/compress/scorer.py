@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from blendrag.names import Registry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +47,5 @@ class Scorer(ABC):
         heads, and layers, by them."""
 
 
-SCORERS: dict[str, type[Scorer]] = {}
-
-
-def register_scorer(name: str) -> Callable[[type[Scorer]], type[Scorer]]:
-    """Class decorator: make a scorer available under ``name``."""
-
-    def register(cls: type[Scorer]) -> type[Scorer]:
-        SCORERS[name] = cls
-        return cls
-
-    return register
+SCORERS = Registry[Scorer]("kv_scorer")
+register_scorer = SCORERS.register

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from blendrag.errors import ConfigError
 from blendrag.eviction.hazard import Hazard
+from blendrag.names import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +95,11 @@ class EvictionPolicy(ABC):
         return self._clock
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {}
-
-
-def register_policy(name: str) -> Callable[[type[EvictionPolicy]], type[EvictionPolicy]]:
-    """Class decorator: make a policy available under ``name``. It must be constructible without arguments."""
-
-    def register(cls: type[EvictionPolicy]) -> type[EvictionPolicy]:
-        POLICIES[name] = cls
-        return cls
-
-    return register
+# Each is made without arguments.
+POLICIES = Registry[EvictionPolicy]("eviction policy")
+register_policy = POLICIES.register
 
 
 def make_policy(name: str) -> EvictionPolicy:
     """A new policy called ``name``. Raises ConfigError for an unknown one."""
-    if name not in POLICIES:
-        raise ConfigError(f"unknown eviction policy {name!r}; there are {', '.join(sorted(POLICIES))}")
     return POLICIES[name]()

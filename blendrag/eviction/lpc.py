@@ -31,8 +31,7 @@ class LPC(EvictionPolicy):
     ``ignored``: forecasts that were no probabilities.
     """
 
-    def __init__(self, scale: float = SCALE) -> None:
-        self._scale = scale
+    def __init__(self) -> None:
         self._heap = IndexedHeap()
         self._lines: dict[str, _Lines] = {}
         self._usual: float | None = None
@@ -40,7 +39,7 @@ class LPC(EvictionPolicy):
 
     def added(self, key: str, size: int, use: Use) -> None:
         chance = 0.5 if self._usual is None else self._usual
-        self._note(key, _logit(chance) + self._scale * self._now(use.at), _NOBODY)
+        self._note(key, _logit(chance) + SCALE * self._now(use.at), _NOBODY)
 
     def used(self, key: str, use: Use) -> None:
         if key in self._lines:
@@ -59,7 +58,7 @@ class LPC(EvictionPolicy):
         elif key in self._lines:
             usual = probability if self._usual is None else self._usual
             self._usual = usual + _LATELY * (probability - usual)
-            self._note(key, _logit(probability) + self._scale * self._now(at), conversation or "?")
+            self._note(key, _logit(probability) + SCALE * self._now(at), conversation or "?")
 
     def _note(self, key: str, line: float, whose: str) -> None:
         others = (one for one in self._lines.get(key, ()) if one[1] not in (whose, _NOBODY))

@@ -85,10 +85,10 @@ class Features:
             rows.append(np.concatenate([latest, before, _scalars(window)]))
         return np.stack(rows)
 
-    def vectors(self, texts: Sequence[str], progress: Progress = SILENT) -> Rows:
+    def vectors(self, texts: Sequence[str]) -> Rows:
         """[texts, dimension], of whole texts. Interrupted, it goes on from where its cache is."""
         keys = [_key(text) for text in texts]
-        found = self._vectors(dict(zip(keys, texts, strict=True)), progress)
+        found = self._vectors(dict(zip(keys, texts, strict=True)), SILENT)
         return np.stack([found[key] for key in keys])
 
     def _texts(self, windows: Sequence[Window]) -> tuple[list[list[bytes]], dict[bytes, str]]:

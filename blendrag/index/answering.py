@@ -13,6 +13,8 @@ from blendrag.chat.interface import ChatModel
 from blendrag.chat.request import ChatRequest, RequestOptions
 from blendrag.prompt import Messages
 
+LEAST_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room for it
+
 
 class AskOptions(RequestOptions, total=False):
     """Options of a question: those of any request; ``top_k``, chunks retrieved; and ``history``, earlier

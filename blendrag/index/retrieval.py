@@ -8,12 +8,10 @@ from typing import Any
 
 from blendrag.chat.request import Source
 from blendrag.errors import EmptyIndexError, PromptTooLongError
+from blendrag.index.answering import LEAST_ANSWER_TOKENS
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.prompt import DocumentNote, KnownText, Messages, PromptPlan, assemble
 from blendrag.serving.library import Library
-
-# The window must leave room for an answer worth reading.
-_LEAST_ANSWER_TOKENS = 32
 
 
 class Retriever:
@@ -59,7 +57,7 @@ class Retriever:
                 history=[dict(message) for message in history],
                 template_options=chat_template_kwargs,
             )
-            if len(plan.token_ids) + _LEAST_ANSWER_TOKENS <= window:
+            if len(plan.token_ids) + LEAST_ANSWER_TOKENS <= window:
                 sources = tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits)
                 return replace(plan, notes=(*plan.notes, *left_out)), sources
             last = hits.pop()

@@ -14,7 +14,7 @@ import xxhash
 from blendrag.chat.request import ChatRequest, Source, check_names
 from blendrag.embedder import Embedder
 from blendrag.errors import ConfigError, EmptyIndexError, PromptTooLongError, StoreError
-from blendrag.index.answering import Answering, AskOptions
+from blendrag.index.answering import LEAST_ANSWER_TOKENS, Answering, AskOptions
 from blendrag.index.ingest import DocumentPipeline, IngestReport
 from blendrag.index.ledger import Ledger
 from blendrag.index.loaders import Document, Item
@@ -26,8 +26,6 @@ from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
-
-_LEAST_ANSWER_TOKENS = 32
 
 
 class ServedIndex(Answering):
@@ -113,7 +111,7 @@ class ServedIndex(Answering):
                 sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
             )
             with contextlib.suppress(PromptTooLongError):
-                if self._chat.count_tokens(one) + _LEAST_ANSWER_TOKENS <= self._chat.context_window:
+                if self._chat.count_tokens(one) + LEAST_ANSWER_TOKENS <= self._chat.context_window:
                     return one
             hits.pop()
         raise PromptTooLongError(
@@ -149,11 +147,6 @@ def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: P
     known = kept.ids()
     if missing := {id: row for id, row in wanted.items() if id not in known}:
         texts = {id: [row.text] for id, row in missing.items()}
-        done = kept.add(texts, sources={id: row.source for id, row in missing.items()}, progress=bar)
-        report.chunks += done.chunks
-        report.tokens += done.tokens
-        report.nbytes += done.nbytes
-        report.prefill_s += done.prefill_s
-        report.too_long = max(report.too_long, done.too_long)
-        report.not_blended = done.not_blended or report.not_blended
+        sources = {id: row.source for id, row in missing.items()}
+        report.count(kept.add(texts, sources=sources, progress=bar))
     kept.remove(known - wanted.keys())  # last: a text that has another place now is kept

@@ -123,13 +123,13 @@ def text_pieces(
     return cut_chunks(source, encode, tokens, least=count if least is None else least, most=count)
 
 
-def questions_of(tokenizer: Any, tokens: int, count: int = 8) -> list[str]:
-    """Up to ``count`` texts of exactly ``tokens`` tokens, to stand where the question does.
+def questions_of(tokenizer: Any, tokens: int) -> list[str]:
+    """Up to eight texts of exactly ``tokens`` tokens, to stand where the question does.
 
     Raises ConfigError if the installed packages have too little text.
     """
     found = []
-    for ids in text_pieces(tokenizer, count, tokens + _SLACK):
+    for ids in text_pieces(tokenizer, 8, tokens + _SLACK):
         for end in range(tokens, tokens + _SLACK + 1):  # what is decoded and stripped may be other tokens
             text = decode_tokens(tokenizer, ids[:end]).strip()
             if len(encode_document(tokenizer, text)) == tokens:

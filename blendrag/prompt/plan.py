@@ -107,7 +107,7 @@ class PromptPlan:
             start += len(segment.token_ids)
 
 
-def preview(text: str, width: int = 60) -> str:
-    """``text`` on one line of at most ``width`` characters."""
-    line = " ".join(text[: 4 * width].split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+def preview(text: str) -> str:
+    """``text`` on one line of at most 60 characters."""
+    line = " ".join(text[:240].split())
+    return line if len(line) <= 60 else line[:59] + "…"

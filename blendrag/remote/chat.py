@@ -29,12 +29,13 @@ from blendrag.errors import (
     GenerationTimeoutError,
     ServerBusyError,
 )
+from blendrag.names import closest
 from blendrag.options import BUDGET
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.remote.reading import Reader
-from blendrag.settings import Settings, closest
+from blendrag.settings import Settings
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0

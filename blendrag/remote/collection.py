@@ -58,10 +58,9 @@ class RemoteCollection(KeptDocuments):
         with progress_bar(progress) as bar:
             for part, parts_of in _parts(texts, sources or {}):
                 done = self._put({"documents": part, "sources": parts_of}, bar)
-                for name in ("added", "changed", "chunks", "tokens", "nbytes", "prefill_s"):
-                    setattr(report, name, getattr(report, name) + getattr(done, name))
-                report.too_long = max(report.too_long, done.too_long)
-                report.not_blended = done.not_blended or report.not_blended
+                report.count(done)
+                report.added += done.added
+                report.changed += done.changed
         report.unchanged = len(texts) - report.added - report.changed
         return report
 

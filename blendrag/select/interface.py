@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from blendrag.names import Registry
 from blendrag.options import BlendOptions
 
 
@@ -80,17 +80,8 @@ class RankedSelector(Selector):
         return torch.sort(top[scores[top] > float("-inf")]).values
 
 
-SELECTORS: dict[str, type[Selector]] = {}
-
-
-def register_selector(name: str) -> Callable[[type[Selector]], type[Selector]]:
-    """Class decorator: make a selector available under ``name``."""
-
-    def register(cls: type[Selector]) -> type[Selector]:
-        SELECTORS[name] = cls
-        return cls
-
-    return register
+SELECTORS = Registry[Selector]("selector")
+register_selector = SELECTORS.register
 
 
 def budget(total: int, ratio: float) -> int:

@@ -18,10 +18,9 @@ def make_selector(options: BlendOptions) -> Selector:
     name = options.selector
     if name in _GONE:
         raise ConfigError(f"the selector {name} is gone: use query")
-    if name not in SELECTORS:
-        raise ConfigError(f"unknown selector {name!r}; there are {', '.join(sorted(SELECTORS))}")
+    selector = SELECTORS[name]
     if options.recompute_ratio == 0.0:
-        name = "none"
+        selector = SELECTORS["none"]
     elif options.recompute_ratio == 1.0 and options.threshold is None:
-        name = "all"
-    return SELECTORS[name](options)
+        selector = SELECTORS["all"]
+    return selector(options)

@@ -24,12 +24,13 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
+from blendrag.names import closest
 from blendrag.options import Quality
 from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
-from blendrag.settings import RENAMED, Settings, closest
+from blendrag.settings import RENAMED, Settings
 
 _log = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ from blendrag.engine.client.launch import (
 )
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
+from blendrag.names import closest
 from blendrag.server import MOST_MIB
 from blendrag.server.keys import Keys
 from blendrag.serving.lease import default_kv_dir
-from blendrag.settings import Settings, closest
+from blendrag.settings import Settings
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.

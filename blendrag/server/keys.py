@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blendrag.errors import ConfigError
-from blendrag.settings import closest
+from blendrag.names import closest
 
 ASK, INGEST, ADMIN = "ask", "ingest", "admin"
 RIGHTS = frozenset({ASK, INGEST, ADMIN})

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from blendrag.chat.tools import TemplateFacts
 from blendrag.errors import BlendragError, ConfigError, StoreFullError
 from blendrag.index.split import Splitter
+from blendrag.names import closest
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.server.blending import Blending, blending_of
@@ -24,7 +25,6 @@ from blendrag.server.keys import ADMIN
 from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
-from blendrag.settings import closest
 
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 

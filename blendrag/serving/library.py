@@ -32,7 +32,7 @@ from blendrag.serving.prefixes import Prefixes, tree_folder, tree_stack
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.codec import check_codec
+from blendrag.store.codec import CODECS
 from blendrag.store.contexts import Contexts, NewChunk
 from blendrag.store.lock import IndexLock, Turns
 
@@ -63,7 +63,7 @@ class Library:
         with other processes of the same engine, whose worker has the folder locked instead."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
-        check_codec(settings.codec)
+        CODECS[settings.codec]
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
         self.tokenizer: Any = load_tokenizer(model_path)
         self._prefix = prefix_ids(settings, model_path)

@@ -42,6 +42,15 @@ class PrefillReport:
         """Prefill throughput."""
         return self.tokens / self.prefill_s if self.prefill_s else 0.0
 
+    def count(self, more: PrefillReport) -> None:
+        """Add what was done next. Each report counts all texts that are too long, earlier ones again."""
+        self.chunks += more.chunks
+        self.tokens += more.tokens
+        self.nbytes += more.nbytes
+        self.prefill_s += more.prefill_s
+        self.too_long = max(self.too_long, more.too_long)
+        self.not_blended = more.not_blended or self.not_blended
+
 
 def prefill_pending(
     entries: Sequence[Entry],

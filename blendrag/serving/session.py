@@ -16,7 +16,7 @@ from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
-from blendrag.eviction import make_policy
+from blendrag.eviction import POLICIES
 from blendrag.machine import cpu
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
@@ -137,7 +137,7 @@ class EngineSession:
     def use_policy(self, name: str) -> None:
         """Evict by another policy from now on, in all tiers of this machine, and when the engine is started
         again. Starts none. Raises ConfigError for an unknown policy."""
-        make_policy(name)
+        POLICIES[name]
         with self._lock:  # a start that goes on is waited for
             self.stack = tuple(spec.with_policy(name) for spec in self.stack)
         if store := self.store:

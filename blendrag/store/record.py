@@ -99,7 +99,7 @@ class Layout:
             "__metadata__": {
                 "key": key,
                 "identity": self.digest,
-                "codec": self.codec.name,
+                "codec": self.identity.codec,
                 "ids": xxhash.xxh3_64_hexdigest(ids.tobytes()),
                 "rows": "".join(checksums),
                 **({"context": context} if context else {}),

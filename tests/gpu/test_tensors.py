@@ -22,7 +22,7 @@ from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
 from blendrag.select import CachedTokens, make_selector
 from blendrag.select.deviation import deviation
-from blendrag.store.codec import Codec, codec_names, make_codec
+from blendrag.store.codec import CODECS, Codec, make_codec
 from blendrag.store.identity import KVIdentity
 from blendrag.store.kv_store import KVStore
 from blendrag.store.record import Record
@@ -103,7 +103,7 @@ def causal(length: int) -> Callable[[], torch.Tensor]:
     return lambda: attend(query, key, value, is_causal=True, enable_gqa=True)
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", sorted(CODECS))
 def test_codec_loses_more_on_a_gpu_or_reads_what_a_cpu_stored_otherwise(tables: Tables, name: str) -> None:
     codec = make_codec(name, KV_HEADS, SIZE, DTYPE)
     kv = random(LAYERS, 2, CHUNK_TOKENS, KV_HEADS, SIZE)
@@ -134,7 +134,7 @@ def decoded(codec: Codec, rows: torch.Tensor) -> torch.Tensor:
     return kv
 
 
-@pytest.mark.parametrize("name", codec_names())
+@pytest.mark.parametrize("name", sorted(CODECS))
 def test_layer_is_another_one_after_its_way_to_the_gpu(tables: Tables, tmp_path: Path, name: str) -> None:
     identity = KVIdentity("shape", "weights", "dtype", LAYERS, KV_HEADS, SIZE, codec=name)
     chunks = [make_chunk(seed, CHUNK_TOKENS, DTYPE, identity) for seed in range(CHUNKS)]

@@ -1,6 +1,6 @@
 """Two ranks in processes of their own, over gloo.
 
-``python several_ranks.py OUT MEETING RANK NAME`` does what the function of that name does, on one of them.
+``python several_ranks.py OUT MEETING RANK NAME...`` does what functions of these names do, on one of them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ HEADS = 4
 _LIMIT_S = 120.0
 
 
-def on_two_ranks(name: str, folder: Path) -> list[Any]:
-    """What the function of this name gives on each; of one that ends without an answer, its exit code."""
-    outs = [folder / f"{name} {rank}" for rank in (0, 1)]
-    words = [[__file__, str(out), str(folder / "meeting"), str(rank), name] for rank, out in enumerate(outs)]
+def on_two_ranks(folder: Path, *names: str) -> list[Any]:
+    """By rank, what the functions of these names give there; of one that ends without, its exit code."""
+    outs = [folder / f"answers {rank}" for rank in (0, 1)]
+    words = [[__file__, str(out), str(folder / "meeting"), str(at), *names] for at, out in enumerate(outs)]
     ranks = [subprocess.Popen([sys.executable, *each]) for each in words]
     try:
         codes = [rank.wait(_LIMIT_S) for rank in ranks]
@@ -192,6 +192,7 @@ def checks_unknown_structure(ranks: Ranks) -> str | None:
 
 
 if __name__ == "__main__":
-    out, meeting, rank, name = sys.argv[1:]
+    out, meeting, rank, *names = sys.argv[1:]
     torch.set_num_threads(1)
-    Path(out).write_text(json.dumps(globals()[name](SeveralRanks(Group(meeting, int(rank))))))
+    both = SeveralRanks(Group(meeting, int(rank)))
+    Path(out).write_text(json.dumps({name: globals()[name](both) for name in names}))

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from rich.console import Console
+
+Case = tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]]  # results, table, picture, texts
+
+
+def check_case(case: Case, folder: Path) -> None:
+    """The table of these results says all of the texts, and the machine; the picture is legible."""
+    results, table, draw, texts = case
+    check_table(partial(table, results), *texts, "A CPU [model]")
+    draw(results, folder / "out.png")
+    check_picture(folder / "out.png")
 
 
 def check_table(table: Callable[[Console], None], *shown: str) -> None:

@@ -1,19 +1,25 @@
-"""An embedder of words, and conversations with a rule that can be learned."""
+"""An embedder of words, conversations with a rule that can be learned, and their forecasts."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import xxhash
 
+from blendrag.forecast.background import ForecastCounts
+from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import Features, VectorCache
+from blendrag.forecast.outcome_log import OutcomeLog
 
 WIDTH = 24
+WAIT_S = 30.0  # until a test gives up
 
 
 class WordTokenizer:
@@ -64,3 +70,27 @@ def write_dialogs(path: Path, count: int = 120, last: str = "thanks bye") -> Pat
                 turns.append({"role": "user", "text": last})
             file.write(json.dumps({"id": f"d{number}", "turns": turns}) + "\n")
     return path
+
+
+def say(log: OutcomeLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
+    """A prompt per line, of this conversation at this time."""
+    log.record(
+        [conversation for conversation, _ in lines],
+        [at for _, at in lines],
+        made.rows([Window((prompt,), 1)] * len(lines)),
+    )
+
+
+class Counting(Protocol):
+    @property
+    def counts(self) -> ForecastCounts: ...
+
+
+def settle(forecasts: Counting, asked: int) -> None:
+    """Until every request is counted as something."""
+    for _ in range(int(WAIT_S * 100)):
+        counts = forecasts.counts
+        if counts.answered + counts.dropped + counts.unanswered >= asked:
+            return
+        threading.Event().wait(0.01)
+    pytest.fail(f"{forecasts.counts} of {asked}")

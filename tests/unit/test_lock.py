@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, version
 
@@ -71,8 +69,3 @@ def test_lock_names_no_registry_and_no_path() -> None:
         assert not [
             line for line in lines if not line.startswith("#") and ("/" in line or line.startswith("-"))
         ]
-
-
-@pytest.mark.slow
-def test_transformers_models_can_be_imported() -> None:
-    subprocess.run([sys.executable, "-c", "from transformers import LlamaForCausalLM"], check=True)

@@ -154,8 +154,7 @@ def decode(
     seed: options.Seed = 0,
 ) -> None:
     """Time per token and KV held: decoded from all of a prompt's KV, and from a budget of it."""
-    from blendrag.lab.bench.decode import DecodeOptions, run_decode
-    from blendrag.lab.bench.decode_report import print_decode
+    from blendrag.lab.bench.decode import DecodeOptions, print_decode, run_decode
     from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
@@ -176,8 +175,7 @@ def kernels(
     seed: options.Seed = 0,
 ) -> None:
     """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
-    from blendrag.lab.bench.kernels import KernelOptions, run_kernels
-    from blendrag.lab.bench.kernels_report import print_kernels
+    from blendrag.lab.bench.kernels import KernelOptions, print_kernels, run_kernels
     from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
@@ -236,9 +234,8 @@ def tree(
     seed: options.Seed = 0,
 ) -> None:
     """What a tree of exact prefixes saves, without blending and beside it, on questions that come again."""
-    from blendrag.lab.bench.load_report import draw_load
+    from blendrag.lab.bench.load_report import draw_load, print_tree
     from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
-    from blendrag.lab.bench.tree_report import print_tree
     from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 

@@ -19,7 +19,8 @@ from blendrag.engine import start_error
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
-from blendrag.settings import Settings, closest
+from blendrag.names import closest
+from blendrag.settings import Settings
 
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (

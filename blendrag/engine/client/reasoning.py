@@ -10,7 +10,8 @@ from typing import Any, Self
 from blendrag.engine.client.generation import Delta
 from blendrag.errors import ConfigError
 from blendrag.models import load_tokenizer
-from blendrag.settings import AUTO_PARSER, NO_PARSER, closest
+from blendrag.names import closest
+from blendrag.settings import AUTO_PARSER, NO_PARSER
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _OF_TAGS = "deepseek_r1"  # what vLLM calls its parser of these two

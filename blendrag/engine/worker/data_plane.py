@@ -26,8 +26,9 @@ from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.jobs import Jobs
+from blendrag.engine.worker.ranks import attempt
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
-from blendrag.errors import BlendragError, ConfigError, EngineError, StoreError
+from blendrag.errors import ConfigError, StoreError
 from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
@@ -101,13 +102,7 @@ class DataPlane:
 
     def _open_on_all(self, open_kv: Callable[[], KVReader]) -> KVReader:
         """On every rank, or on none: else only some would take part in what all do when it is tried again."""
-        kv, error = None, None
-        try:
-            kv = open_kv()
-        except BlendragError as problem:
-            error = problem
-        except Exception as problem:
-            error = EngineError(f"{type(problem).__name__}: {problem}")
+        kv, error = attempt(open_kv)
         error = next(filter(None, self.ranks.everyone(error)), None)
         if error is not None:
             if kv is not None:

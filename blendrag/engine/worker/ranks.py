@@ -22,6 +22,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+def attempt(work: Callable[[], T]) -> tuple[T | None, BlendragError | None]:
+    """What ``work`` gives, or the error that the client hears of."""
+    try:
+        return work(), None
+    except BlendragError as error:
+        return None, error
+    except Exception as error:
+        return None, EngineError(f"{type(error).__name__}: {error}")
+
+
 class Ranks:
     """One rank, which agrees with itself. The first one is the *owner*: it writes and has the catalogue.
 
@@ -113,12 +123,7 @@ class SeveralRanks(Ranks):
     def outcome(self, work: Callable[[], T]) -> T:
         result, error = None, None
         if self.first:
-            try:
-                result = work()
-            except BlendragError as problem:
-                error = problem
-            except Exception as problem:
-                error = EngineError(f"{type(problem).__name__}: {problem}")
+            result, error = attempt(work)
         result, error = self.choose((result, error))
         if error is not None:
             raise error

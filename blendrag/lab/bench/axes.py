@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from blendrag.errors import ConfigError
 from blendrag.options import STEPS, Step, step_of
 from blendrag.settings import Settings
-from blendrag.store.codec import codec_names
+from blendrag.store.codec import CODECS
 from blendrag.store.stack import TierSpec
 
 Value = int | float | str
@@ -131,7 +131,7 @@ AXES = {
         Axis("ratio", "recompute ratio", read_ratio, lambda _: (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)),
         Axis("question_tokens", "tokens in the question", _whole(4), lambda _: (16, 64, 128, 256, 512)),
         Axis("batch", "prompts sent at once", _whole(1), lambda _: (1, 2, 4)),
-        Axis("codec", "codec of stored KV", str, lambda _: codec_names()),
+        Axis("codec", "codec of stored KV", str, lambda _: sorted(CODECS)),
         Axis("quality", "step of quality", str, lambda _: (*STEPS, ALL)),
         Axis("tier", "tier that KV is read from", str, lambda settings: tuple(tiers_of(settings))),
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from rich.console import Console
+
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.recipe import Recipe
 from blendrag.errors import EngineError
@@ -16,6 +18,7 @@ from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
+from blendrag.lab.report import table_with, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -176,4 +179,33 @@ def _summary(own: Sequence[Round], whole: Sequence[Round]) -> Decoding:
         spread([each.ttft_s / base.ttft_s for each, base in pairs]),
         spread([each.itl_s / base.itl_s for each, base in pairs]),
         spread([each.held / base.held if base.held else 0.0 for each, base in pairs]),
+    )
+
+
+def print_decode(results: DecodeResults, console: Console) -> None:
+    """A row per arm and number of answers."""
+    names = ("at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
+    table = table_with("arm", *names)
+    for (arm, count), own in results.rows.items():
+        table.add_row(
+            arm,
+            str(count),
+            f"{own.ttft_ms.median:,.0f}",
+            f"{own.ttft_ratio.median:.2f}x",
+            f"{own.second_ms.median:,.0f}",
+            f"{own.itl_ms.median:,.1f}",
+            f"{own.itl_ratio.median:.2f}x",
+            f"{own.held.median:.1%}",
+            f"{own.held_ratio.median:.2f}x",
+        )
+    setup, options = results.setup, results.setup.options
+    console.print(table, markup=False)
+    console.print(
+        f"whole: decoded from all KV; evicted: from {results.kept} tokens a head, {results.freed} blocks of a"
+        f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd:"
+        f" from the first token to the second, between which what is kept is chosen; ms: a token after that;"
+        f" held: of the engine's KV blocks; x: to whole."
+        f" {options.repeats} repeats, {options.tokens} tokens an answer,"
+        f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
+        markup=False,
     )

@@ -6,11 +6,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.console import Console
+
 from blendrag.errors import ConfigError
 from blendrag.lab.arms import Blending, recipe_of
-from blendrag.lab.bench.floors import CHECK_LAYER, Floors, analyse
+from blendrag.lab.bench.floors import CHECK_LAYER, LAYER, Floors, analyse
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import PromptMaker, check_prompts
+from blendrag.lab.report import table_with, where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -21,6 +24,18 @@ from blendrag.progress import Progress
 from blendrag.settings import Settings
 
 _BLENDS = 7
+_NAMES = {
+    "rotate": "rotate stored K",
+    "write_stored": "write stored KV",
+    "qkv": "norm, QKV, RoPE",
+    "write": "write fresh KV",
+    "attention": "attention",
+    "o_proj": "output projection",
+    "mlp": "norm, MLP",
+    "select": "deviation, selection",
+    "gather": "gather rows",
+    "metadata": "attention metadata",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +103,63 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) 
             served = measure(engine, {arm.name: arm}, progress)[arm.name]
         ttft_ms = spread([sample.ttft_ms for sample in served])
         return KernelResults(analyse(measured), ttft_ms, Setup.of(engine, settings, options, prompts))
+
+
+def print_kernels(results: KernelResults, console: Console) -> None:
+    """A row per piece: time, floor and what is between; then the blend as a whole."""
+    pieces = results.floors.pieces
+    table = table_with("piece", "best ms", "median", "floor", "by", "best/floor", "times", "over")
+    for name in (*LAYER, *(name for name in pieces if name not in LAYER)):
+        piece = pieces[name]
+        table.add_row(
+            _name(name),
+            f"{piece.best_ms:.2f}",
+            f"{piece.median_ms:.2f}",
+            f"{piece.floor_ms:.2f}" if piece.floor_ms else "-",
+            piece.bound.replace("none", ""),
+            f"{piece.ratio:.1f}x" if piece.ratio else "-",
+            str(piece.count),
+            f"{piece.over_ms:.1f}",
+        )
+    for part in (_layer(results), table, _LEGEND, _blend(results), _facts(results)):
+        console.print(part, markup=False)
+
+
+def _name(piece: str) -> str:
+    return _NAMES[piece.removesuffix("_all")] + (", all rows" if piece.endswith("_all") else "")
+
+
+_LEGEND = (
+    "floor: operations at the best rate of multiplying, or bytes at the best rate of copying, whichever is"
+    " longer. times, over: how often in a blend, and its ms above the floor there.\n"
+)
+
+
+def _layer(results: KernelResults) -> str:
+    shape, rates = results.floors.shape, results.floors.rates
+    return (
+        f"One layer of {shape.layers}: {shape.rows:,} of {shape.tokens:,} tokens in {shape.runs:,} runs,"
+        f" {shape.cached:,} stored. Multiplying {rates.flops / 1e9:,.0f} GFLOP/s ({rates.flops_of}), copying"
+        f" {rates.bytes / 1e9:,.1f} GB/s ({rates.bytes_of})."
+    )
+
+
+def _blend(results: KernelResults) -> str:
+    ttft, pieces = results.ttft_ms.median, results.floors.pieces
+    floor, known, full = results.floors.floor_ms, results.floors.pieces_ms, results.floors.full_floor_ms
+    lost = sorted(pieces, key=lambda name: -pieces[name].over_ms)[:3]
+    worst = "; ".join(f"{_name(name)} {pieces[name].over_ms:,.0f} ms" for name in lost)
+    return (
+        f"A blend: TTFT {ttft:,.0f} ms = floor {floor:,.0f} + pieces above it {known - floor:,.0f}"
+        f" + everything else {ttft - known:,.0f}. TTFT is {ttft / floor:.1f}x the floor, the pieces"
+        f" {known / floor:.1f}x.\n"
+        f"The floor of a full prefill is {full:,.0f} ms: {full / floor:.1f}x a blend's. Most lost: {worst}.\n"
+    )
+
+
+def _facts(results: KernelResults) -> str:
+    setup, options = results.setup, results.setup.options
+    return (
+        f"{options.chunks} chunks of {options.chunk_tokens} tokens, {options.ratio:.0%} recomputed, mask"
+        f" {setup.mask}, {options.repeats} times each, in {setup.machine.dtype}; {where(setup.machine)}."
+    )

@@ -46,10 +46,8 @@ from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 
 BLOCK = 128  # tokens: what vLLM has on a CPU
-_LEAST, _STEP = (
-    0.6,
-    1.6,
-)  # the lowest rate by what full prefill answers without load, and from one to the next
+# The lowest rate by what full prefill answers without load, and from one to the next.
+_LEAST, _STEP = 0.6, 1.6
 _BLOCKS = 2  # of questions one after another: so often each arm has its turn there
 
 ARMS = ("full", "prefix", "reordered", "tree", "blended", "both")

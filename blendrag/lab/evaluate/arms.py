@@ -31,7 +31,7 @@ from blendrag.lab.bench.axes import read_ratio
 from blendrag.options import Metric
 from blendrag.select import SELECTORS
 from blendrag.settings import Settings, SharedPrefix
-from blendrag.store.codec import codec_names
+from blendrag.store.codec import CODECS
 
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
 RATIOS = (0.05, 0.1, 0.15, 0.3)
@@ -204,12 +204,12 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 def _with_extras(arm: ArmSpec, extras: Sequence[str]) -> ArmSpec:
     """In the order of names that are compared: the shared prefix first, unless the arm has it anyway."""
     behind = (*_PREFIXES, CONTEXT)
-    known = [*behind, *codec_names(), *ALLOCATORS, *SCORERS]
+    known = [*behind, *CODECS, *ALLOCATORS, *SCORERS]
     budget, extras = _budget(arm, list(extras))
     for extra in extras:
         if extra not in known:
             raise ConfigError(f"arm {arm.name!r}: unknown addition {extra!r}; {_nearest(extra, known)}")
-    prefix, codec = (_one_of(arm, kinds, extras) for kinds in (behind, codec_names()))
+    prefix, codec = (_one_of(arm, kinds, extras) for kinds in (behind, CODECS))
     usual = "none" if arm.name.partition("@")[0] in _ALONE else CONTEXT
     prefix = prefix or usual
     shown = (prefix if prefix != usual else None, codec, str(budget or ""))

@@ -14,7 +14,7 @@ from typing import Any
 from blendrag.lab import canvas
 from blendrag.lab.canvas import INK
 from blendrag.lab.evaluate.arms import FULL, REUSE
-from blendrag.lab.evaluate.plot_decoding import draw_decoding
+from blendrag.lab.evaluate.decoding import draw_decoding
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.summary import ArmSummary
 

@@ -1,13 +1,6 @@
 """How KV is laid down in a record: one interface, one registry, one file per codec."""
 
 from blendrag.store.codec import fp8, int4, int8, raw  # noqa: F401  (each registers itself)
-from blendrag.store.codec.interface import (
-    CODECS,
-    Codec,
-    check_codec,
-    codec_names,
-    make_codec,
-    register_codec,
-)
+from blendrag.store.codec.interface import CODECS, Codec, make_codec, register_codec
 
-__all__ = ["CODECS", "Codec", "check_codec", "codec_names", "make_codec", "register_codec"]
+__all__ = ["CODECS", "Codec", "make_codec", "register_codec"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 
-from blendrag.errors import ConfigError
+from blendrag.names import Registry
 
 
 class Codec(ABC):
@@ -15,8 +14,6 @@ class Codec(ABC):
 
     K is stored before RoPE (design decision D4), so a channel's range does not depend on the position.
     """
-
-    name: str
 
     def __init__(self, heads: int, size: int, dtype: torch.dtype) -> None:
         """``heads`` KV heads of ``size`` channels; ``dtype``: what the model computes in."""
@@ -37,32 +34,10 @@ class Codec(ABC):
         few passes, little allocated."""
 
 
-CODECS: dict[str, type[Codec]] = {}
-
-
-def register_codec(name: str) -> Callable[[type[Codec]], type[Codec]]:
-    """Class decorator: make a codec available under ``name``."""
-
-    def register(cls: type[Codec]) -> type[Codec]:
-        cls.name = name
-        CODECS[name] = cls
-        return cls
-
-    return register
-
-
-def codec_names() -> list[str]:
-    """All registered codecs, ours among them."""
-    return sorted(CODECS)
-
-
-def check_codec(name: str) -> None:
-    """Raise ConfigError for a name that no codec has."""
-    if name not in (known := codec_names()):
-        raise ConfigError(f"unknown codec {name!r}; there are {', '.join(known)}")
+CODECS = Registry[Codec]("codec")
+register_codec = CODECS.register
 
 
 def make_codec(name: str, heads: int, size: int, dtype: torch.dtype) -> Codec:
     """The codec called ``name``. Raises ConfigError for an unknown one."""
-    check_codec(name)
     return CODECS[name](heads, size, dtype)

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
+from blendrag.names import Registry
 from blendrag.store.record import Head, Layout, Record
 from blendrag.store.stack import TierSpec
 
@@ -154,18 +154,8 @@ class Tier(ABC):
                 setattr(self._stats, name, getattr(self._stats, name) + by)
 
 
-TIERS: dict[str, type[Tier]] = {}
-T = TypeVar("T", bound=type[Tier])
-
-
-def register_tier(kind: str) -> Callable[[T], T]:
-    """Class decorator: make a kind of tier available."""
-
-    def register(cls: T) -> T:
-        TIERS[kind] = cls
-        return cls
-
-    return register
+TIERS = Registry[Tier]("tier")
+register_tier = TIERS.register
 
 
 def make_tier(spec: TierSpec, layout: Layout, context: Context) -> Tier:

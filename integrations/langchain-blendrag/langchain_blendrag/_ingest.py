@@ -26,18 +26,6 @@ class IngestReport(PrefillReport):
     added: int = 0
     skipped: int = 0
 
-    def count(self, prefilled: PrefillReport | None) -> None:
-        """Add what one batch took."""
-        if prefilled is None:
-            return
-        self.chunks += prefilled.chunks
-        self.tokens += prefilled.tokens
-        self.nbytes += prefilled.nbytes
-        self.prefill_s += prefilled.prefill_s
-        # Each batch counts all that are too long, those of earlier batches again.
-        self.too_long = max(self.too_long, prefilled.too_long)
-        self.not_blended = prefilled.not_blended or self.not_blended
-
 
 class Notes(Progress):
     """What the engine is doing with a batch, beside a bar that counts chunks."""

@@ -97,7 +97,8 @@ class WarmingStore(VectorStore):
                 report.skipped += len(batch) - len(missing)
                 # Those present too: an earlier run may have ended between storing and warming.
                 # And those of the batch before that this one's first chunks are read behind.
-                report.count(self._warm(dict([*before.values(), *batch]), Notes(bar)))
+                if done := self._warm(dict([*before.values(), *batch]), Notes(bar)):
+                    report.count(done)
                 bar.advance(len(batch))
                 before = {chunk.metadata.get("source"): (id, chunk) for id, chunk in batch}
         return report

@@ -41,11 +41,16 @@ def test_version_is_printed(blendrag: Blendrag) -> None:
     assert blendrag("--version").stdout.strip() == f"blendrag {__version__}"
 
 
-@pytest.mark.parametrize("command", ["ingest", "ask", "chat", "stats", "doctor", "demo"])
-def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
-    result = blendrag(command, "--help")
+COMMANDS = ["ingest", "ask", "chat", "stats", "doctor", "demo", "verify", "gc", "export", "import", "purge"]
+OF_TREES = ("tree show", "tree warm", "tree clear")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *OF_TREES])
+def test_command_has_no_help(blendrag: Blendrag, command: str) -> None:
+    *group, name = command.split()
+    result = blendrag(*group, name, "--help")
     assert result.exit_code == 0 and "Usage" in result.stdout
-    assert command in blendrag("--help").stdout
+    assert name in blendrag(*group, "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -70,14 +75,20 @@ def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir:
     assert not (workdir / "blendrag-index").exists()
 
 
-@pytest.mark.parametrize("arguments", [["ask", "who?"], ["chat"], ["stats"], ["stats", "--json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["ask", "who?"], ["chat"], ["stats"], ["stats", "--json"]),
+        *(["verify"], ["gc"], ["export", "x.tar"], ["purge", "-d", "x"]),
+    ],
+)
 def test_wrong_index_folder_is_corrected_and_not_made(
     blendrag: Blendrag, workdir: Path, arguments: list[str]
 ) -> None:
     (workdir / "my-index").mkdir()
     result = blendrag(*arguments, "--index", "my-indx")
-    assert result.exit_code == 1 and "my-index" in complaint(result) and not result.stdout
-    assert not (workdir / "my-indx").exists()
+    assert result.exit_code == 1 and "did you mean 'my-index'" in complaint(result) and not result.stdout
+    assert [path.name for path in workdir.iterdir()] == ["my-index"]
 
 
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 
 Blendrag = Callable[..., Result]
-COMMANDS = ["verify", "gc", "export", "import", "purge"]
 
 
 @pytest.fixture
@@ -30,23 +29,6 @@ def index(workdir: Path) -> Path:
         store.put(chunk.key, chunk.token_ids, chunk.kv)
     store.close()
     return root
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
-    result = blendrag(command, "--help")
-    assert result.exit_code == 0 and "Usage" in result.stdout
-    assert command in blendrag("--help").stdout
-
-
-@pytest.mark.parametrize("arguments", [["verify"], ["gc"], ["export", "x.tar"], ["purge", "-d", "x"]])
-def test_wrong_index_folder_is_corrected_and_not_made(
-    blendrag: Blendrag, workdir: Path, arguments: list[str]
-) -> None:
-    (workdir / "my-index").mkdir()
-    result = blendrag(*arguments, "--index", "my-indx")
-    assert result.exit_code == 1 and "did you mean 'my-index'" in result.stderr and not result.stdout
-    assert [path.name for path in workdir.iterdir()] == ["my-index"]
 
 
 def test_verify_exits_with_1_until_the_problem_is_repaired(blendrag: Blendrag, index: Path) -> None:

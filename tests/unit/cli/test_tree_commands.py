@@ -69,12 +69,6 @@ def test_tree_of_an_index_in_use_is_removed(blendrag: Blendrag, index: Path) -> 
     lock.release()
 
 
-@pytest.mark.parametrize("command", ["show", "warm", "clear"])
-def test_every_command_has_help(blendrag: Blendrag, command: str) -> None:
-    result = blendrag("tree", command, "--help")
-    assert result.exit_code == 0 and "Usage" in result.stdout
-
-
 def test_questions_that_cannot_be_read_start_an_engine(blendrag: Blendrag, index: Path) -> None:
     result = blendrag("tree", "warm", "--questions", "none.txt")
     assert result.exit_code == 1 and "none.txt" in result.stderr and len(result.stderr.splitlines()) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blendrag.compress import ALLOCATORS, check_budget, make_allocator, page_gains
 from blendrag.compress.pyramid import layer_totals
-from blendrag.compress.rounding import largest_remainder, published_rounding
+from blendrag.compress.rounding import largest_remainder
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
 from places import DATA
@@ -124,7 +124,7 @@ def test_alpha_that_is_no_share_is_taken(alpha: float) -> None:
 
 
 def test_unknown_allocator_has_no_clear_error() -> None:
-    with pytest.raises(ConfigError, match="unknown kv_allocator 'adda'; did you mean ada"):
+    with pytest.raises(ConfigError, match=r"unknown kv_allocator 'adda'; .*did you mean ada"):
         make_allocator("adda", 0.5)
     assert set(ALLOCATORS) == set(NAMES)
 
@@ -139,7 +139,8 @@ def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
         gains = page_gains(known[f"score_L{layer}"], 1)
         theirs = known[f"repo_headlens_L{layer}_a{alpha}"] - 32
         adaptive = make_allocator("ada", 0.0).allocate(gains, 128)[0]
-        assert published_rounding(adaptive, 128, alpha).tolist() == theirs.tolist()
+        rounded = torch.round(adaptive * (1 - alpha) + int(128 * alpha))  # theirs, whose sum is not kept
+        assert rounded.tolist() == theirs.tolist()
         ours = make_allocator("ada", alpha).allocate(gains, 128)[0]
         assert (ours - theirs).abs().max() <= 1, "only rounding is ours"
         if not alpha:

@@ -4,6 +4,7 @@ connector, and a runner that counts as vLLM's second one does."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +116,19 @@ def request() -> Request:
     return Request("one", list(range(PROMPT)), params, None)
 
 
+def plane(start: Callable[[BlendOrder, Pace], Sliced], **more: Any) -> Any:
+    """What a worker's half is bound to."""
+    return SimpleNamespace(
+        queue=BlendQueue(start),
+        clock=StepClock(),
+        tiers=[],
+        take_forecasts=dict,
+        wait_for_device=lambda: None,
+        compression=COMPRESSION,
+        **more,
+    )
+
+
 def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
     """The tokens of a request whose blend does this, and what the engine says of it."""
     scheduler = AsyncScheduler(config, BLOCKS, StructuredOutputManager(config), block_size=128)
@@ -125,15 +139,7 @@ def answer(config: Any, blend: Any) -> tuple[list[int], dict[str, Any]]:
         runner.there[order.request_id] = set(range(len(order.token_ids)))
         return report
 
-    plane: Any = SimpleNamespace(
-        queue=BlendQueue(start),
-        clock=StepClock(),
-        tiers=[],
-        take_forecasts=dict,
-        wait_for_device=lambda: None,
-        compression=COMPRESSION,
-    )
-    runner.connector.bind(plane)
+    runner.connector.bind(plane(start))
     scheduler.add_request(request())
     steps: deque[tuple[Any, ModelRunnerOutput]] = deque()
     tokens: list[int] = []
@@ -277,16 +283,7 @@ def test_blocks_that_were_never_filled_are_found_by_the_next_prompt(
     def load(order: Any) -> None:
         raise RuntimeError("it is missing")
 
-    plane: Any = SimpleNamespace(
-        queue=BlendQueue(start),
-        clock=StepClock(),
-        tiers=[],
-        take_forecasts=dict,
-        wait_for_device=lambda: None,
-        compression=COMPRESSION,
-        load=load,
-    )
-    runner.connector.bind(plane)
+    runner.connector.bind(plane(start, load=load))
 
     def add(name: str, extra: dict[str, Any]) -> Request:
         sampling = SamplingParams(max_tokens=4, ignore_eos=True, extra_args=extra)

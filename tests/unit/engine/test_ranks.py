@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from blendrag.load.layers import SteadyLayers, StoredLayer, StoredLayers
 from several_ranks import on_two_ranks
 
 
-def test_ranks_disagree(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """By rank; all from the same two processes, as importing takes longer than the tests."""
+    names = ("agreements", "slices", "job", "opens_alone", "checks_unknown_structure")
+    return on_two_ranks(tmp_path_factory.mktemp("ranks"), *names)
+
+
+def test_ranks_disagree(answers: list[dict[str, Any]]) -> None:
     both = {
         "sum": [3.0] * 3,
         "choose": {"rank": 0},
@@ -20,35 +29,35 @@ def test_ranks_disagree(tmp_path: Path) -> None:
         "full": "StoreFullError: full",
         "gone": "EngineError: OSError: gone",
     }
-    assert on_two_ranks("agreements", tmp_path) == [both | {"whole": True}, both | {"whole": False}]
+    assert [own["agreements"] for own in answers] == [both | {"whole": True}, both | {"whole": False}]
 
 
-def test_rank_goes_by_its_own_clock(tmp_path: Path) -> None:
-    first, second = on_two_ranks("slices", tmp_path)
+def test_rank_goes_by_its_own_clock(answers: list[dict[str, Any]]) -> None:
+    first, second = (own["slices"] for own in answers)
     assert first == second
     assert max(at for *_, at in first) > 2
 
 
-def test_job_pauses_where_the_other_rank_would(tmp_path: Path) -> None:
-    first, second = on_two_ranks("job", tmp_path)
+def test_job_pauses_where_the_other_rank_would(answers: list[dict[str, Any]]) -> None:
+    first, second = (own["job"] for own in answers)
     assert first == second and first[-1] is True
 
 
 def test_rank_that_fails_alone_is_waited_for(tmp_path: Path) -> None:
-    assert on_two_ranks("fails_alone", tmp_path) == [True, 1]
+    assert on_two_ranks(tmp_path, "fails_alone") == [{"fails_alone": True}, 1]
 
 
-def test_store_that_one_rank_could_not_open_is_open_on_the_others(tmp_path: Path) -> None:
+def test_store_that_one_rank_could_not_open_is_open_on_the_others(answers: list[dict[str, Any]]) -> None:
     both = ["OSError: too many open files", "open"]
-    assert on_two_ranks("opens_alone", tmp_path) == [both, both]
+    assert [own["opens_alone"] for own in answers] == [both, both]
 
 
 def test_self_check_that_fails_on_one_rank_is_waited_for_by_the_others(tmp_path: Path) -> None:
-    assert on_two_ranks("checks_alone", tmp_path) == [None, 1]
+    assert on_two_ranks(tmp_path, "checks_alone") == [{"checks_alone": None}, 1]
 
 
-def test_structure_that_is_unknown_to_all_ranks_ends_the_engine(tmp_path: Path) -> None:
-    first, second = on_two_ranks("checks_unknown_structure", tmp_path)
+def test_structure_that_is_unknown_to_all_ranks_ends_the_engine(answers: list[dict[str, Any]]) -> None:
+    first, second = (own["checks_unknown_structure"] for own in answers)
     assert first == second and "no such norm" in first
 
 

@@ -16,10 +16,9 @@ from blendrag.forecast.conversation import Window
 from blendrag.forecast.outcome_log import OutcomeLog
 from blendrag.forecast.predictor import Predictor
 from blendrag.lab.eviction.learn_predictor import Trained
-from word_embedder import WordEmbedder, features
+from word_embedder import WAIT_S, WordEmbedder, features, settle
 
 WINDOW = Window.of(["how much"])
-WAIT_S = 30.0  # until a test gives up
 
 
 class Gate(WordEmbedder):
@@ -66,16 +65,6 @@ def live(
         yield made
     finally:
         made.close(WAIT_S)
-
-
-def settle(predictor: BackgroundPredictor, asked: int) -> None:
-    """Until every request is counted as something."""
-    for _ in range(int(WAIT_S * 100)):
-        counts = predictor.counts
-        if counts.answered + counts.dropped + counts.unanswered >= asked:
-            return
-        threading.Event().wait(0.01)
-    pytest.fail(f"{predictor.counts} of {asked}")
 
 
 def test_full_queue_drops_and_never_waits(trained: Trained) -> None:

@@ -11,20 +11,11 @@ import pytest
 
 from blendrag.errors import PredictorError
 from blendrag.forecast.conversation import Window
-from blendrag.forecast.features import Features
 from blendrag.forecast.outcome_log import ENDED_AFTER_S, OutcomeLog
-from word_embedder import WordEmbedder, features
+from word_embedder import WordEmbedder, features, say
 
 NAME = "words"  # of the embedder
 LATER = 3 * ENDED_AFTER_S
-
-
-def say(log: OutcomeLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
-    log.record(
-        [conversation for conversation, _ in lines],
-        [at for _, at in lines],
-        made.rows([Window((prompt,), 1)] * len(lines)),
-    )
 
 
 def outcomes(log: OutcomeLog) -> list[bool]:

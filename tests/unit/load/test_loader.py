@@ -12,7 +12,7 @@ from blendrag.load import loader
 from blendrag.load.layers import StoredLayers
 from blendrag.load.loader import LoadFailedError
 from blendrag.load.slots import CudaSlots
-from blendrag.store.codec import codec_names
+from blendrag.store.codec import CODECS
 from blendrag.store.record import Record
 from blendrag.store.tiers import Read, TierError
 from stand_in_device import DEVICE, stand_in
@@ -40,7 +40,7 @@ def fetched(layers: StoredLayers, numbers: Sequence[int]) -> dict[int, torch.Ten
     return {number: torch.stack(layers.synchronize(number).of_all_heads()).clone() for number in numbers}
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", sorted(CODECS))
 @pytest.mark.parametrize("ram", [0, 1 << 22])
 @pytest.mark.parametrize("lengths", [(5, 40, 9), (5, 33, 1)])
 def test_layers_are_what_the_records_hold(
@@ -53,7 +53,7 @@ def test_layers_are_what_the_records_hold(
     assert all(bits(found[layer]).equal(bits(whole[layer])) for layer in range(LAYERS))
 
 
-@pytest.mark.parametrize("codec", codec_names())
+@pytest.mark.parametrize("codec", sorted(CODECS))
 @pytest.mark.parametrize("ram", [0, 1 << 22])
 def test_layers_on_a_device_are_what_the_records_hold(
     make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, codec: str, ram: int

@@ -34,10 +34,9 @@ from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import TierSpec
 from engine_facts import FACTS
 from stores import A, B, C, D, ask, holds, open_stack, put, register
-from word_embedder import WordEmbedder
+from word_embedder import WordEmbedder, settle
 
 END = Delta(" Eight years.", [1, 2, 3], 0.01, finish_reason="stop")
-WAIT_S = 30.0  # until a test gives up
 LPC = (TierSpec(kind="ram", chunks=3, policy="lpc"), TierSpec(kind="disk", chunks=3, policy="lpc"))
 
 
@@ -89,16 +88,6 @@ def begin(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]
         each.close()
 
 
-def settled(forecaster: Forecaster, asked: int) -> None:
-    """Until every request is counted as something."""
-    for _ in range(int(WAIT_S * 100)):
-        counts = forecaster.counts
-        if counts.answered + counts.dropped + counts.unanswered >= asked:
-            return
-        threading.Event().wait(0.01)
-    pytest.fail(f"{forecaster.counts} of {asked}")
-
-
 def predictors() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "blendrag-predictor"]
 
@@ -119,7 +108,7 @@ def test_goodbye_keeps_its_chunks(tmp_path: Path, begin: Open) -> None:
         ask(store, chunk)
         messages = [{"role": "user", "content": f"Document {chunk.key}. {words}"}]
         forecaster.answered(messages, plan(chunk.key), f"c{number}")
-        settled(forecaster, number)
+        settle(forecaster, number)
     put(store, D)
     assert holds(store, A, B, C, D) == [[True, False, True, True]] * 2  # LRU would give up A
     store.close()
@@ -130,9 +119,9 @@ def test_conversations_earlier_chunks_are_forgotten_or_come_first(begin: Open) -
     session = Session()
     forecaster = begin(session)
     forecaster.answered("where is the hotel", plan("a", "b", "c"), "mine")
-    settled(forecaster, 1)
+    settle(forecaster, 1)
     forecaster.answered("how much is the room", plan("b", "d"), "mine")
-    settled(forecaster, 2)
+    settle(forecaster, 2)
     (((first, _, some),), ((second, chance, more),)) = session.calls
     assert first == second == conversation_id((), "mine") and 0.0 < chance < 1.0
     assert (some, more) == (["c", "b", "a"], ["d", "b", "c", "a"])
@@ -178,7 +167,7 @@ def test_missing_predictor_is_told_of_twice_or_not_counted(
     forecaster = begin(session)
     for number in range(3):
         forecaster.answered([{"role": "user", "content": "hi"}], plan("a"), None)
-        settled(forecaster, number + 1)
+        settle(forecaster, number + 1)
     assert forecaster.counts.unanswered == 3 and "evictor train" in forecaster.counts.reason
     assert len([record for record in caplog.records if "as LRU" in record.message]) == 1
     assert not session.calls
@@ -193,7 +182,7 @@ def test_damaged_weights_are_used(begin: Open, settings: Settings) -> None:
     session = Session()
     forecaster = begin(session)
     forecaster.answered([{"role": "user", "content": "hi"}], plan("a"), None)
-    settled(forecaster, 1)
+    settle(forecaster, 1)
     assert "damaged" in forecaster.counts.reason and not session.calls
 
 
@@ -201,11 +190,11 @@ def test_new_predictor_waits_for_a_restart(begin: Open, settings: Settings, trai
     session = Session()
     forecaster = begin(session)
     forecaster.answered("hi", plan("a"), "mine")
-    settled(forecaster, 1)
+    settle(forecaster, 1)
     assert not session.calls
     save_weights(default_folder(settings), trained.classifier, trained.manifest)
     forecaster.answered("hi", plan("a"), "mine")
-    settled(forecaster, 2)
+    settle(forecaster, 2)
     assert len(session.calls) == forecaster.counts.answered == 1 and forecaster.counts.reason == ""
 
 
@@ -215,7 +204,7 @@ def test_outcomes_are_logged_only_with_a_predictor(begin: Open, settings: Settin
     forecaster = begin(session, outcome_log=True, embedder="words")
     for number in range(3):
         forecaster.answered("hi", plan("a"), "mine")
-        settled(forecaster, number + 1)
+        settle(forecaster, number + 1)
     forecaster.close()
     assert OutcomeLog(default_folder(settings), "words").count() == 3
     assert not session.calls
@@ -224,7 +213,7 @@ def test_outcomes_are_logged_only_with_a_predictor(begin: Open, settings: Settin
 def test_outcomes_are_logged_without_being_asked_for(begin: Open, settings: Settings) -> None:
     forecaster = begin(Session())
     forecaster.answered("hi", plan("a"), "mine")
-    settled(forecaster, 1)
+    settle(forecaster, 1)
     forecaster.close()
     assert not list(default_folder(settings).glob("outcomes-*"))
 
@@ -235,7 +224,7 @@ def test_store_that_is_not_open_is_told(begin: Open) -> None:
     session.store = None  # no engine, or one that died
     forecaster = begin(session)
     forecaster.answered("hi", plan("a"), "mine")
-    settled(forecaster, 1)
+    settle(forecaster, 1)
     assert not session.calls
 
 
@@ -267,7 +256,7 @@ def test_predictor_runs_for_policies_that_do_not_ask_it(
     library._look_ahead(running=True)
     assert library.forecaster is not None and len(predictors()) == 1
     library.forecaster.answered("hi", plan("a"), "mine")
-    settled(library.forecaster, 1)
+    settle(library.forecaster, 1)
     library.use_policy("lru")
     assert library.forecaster is None and not predictors()
     library.session.use_policy("lpc+")

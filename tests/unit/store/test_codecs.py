@@ -11,6 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from blendrag.errors import ConfigError
 from blendrag.store.codec import Codec, make_codec
+from blendrag.store.codec.int4 import Int4
+from blendrag.store.codec.int8 import Int8
 from device import DEVICE
 from stand_in_device import Crossings, DeviceTensor
 
@@ -55,7 +57,7 @@ def spans(codec: Codec, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     """Greatest minus least K, the same of V, and V's greatest magnitude, of the group that a number is in."""
     key, value = kv.double().unbind(1)
     tokens, size = key.shape[1], key.shape[3]
-    by_tokens, by_channels = (32, 32) if codec.name == "int4" else (tokens, size)
+    by_tokens, by_channels = (32, 32) if isinstance(codec, Int4) else (tokens, size)
     wide, wide_value, largest = torch.empty_like(key), torch.empty_like(value), torch.empty_like(value)
     for at in range(0, tokens, by_tokens):
         group = key[:, at : at + by_tokens]
@@ -72,10 +74,10 @@ def half_steps(codec: Codec, kv: torch.Tensor) -> torch.Tensor:
     result to the codec's dtype adds."""
     kind = torch.finfo(codec.dtype)
     wide, wide_value, largest = spans(codec, kv)
-    match codec.name:
-        case "int8":
+    match codec:
+        case Int8():
             key, value = wide / 255 / 2, largest / 127 / 2
-        case "int4":
+        case Int4():
             key, value = wide / 15 / 2, wide_value / 15 / 2
         case _:  # three bits of mantissa: of a number's own size, or of the smallest ones
             number = kv.double()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from blendrag.lab.bench.codecs import measure_codec
-from blendrag.store.codec import codec_names, make_codec
+from blendrag.store.codec import CODECS, make_codec
 
 
 def test_measuring_a_codec_leaves_torch_with_one_thread_or_finds_an_error_in_raw() -> None:
     records = [torch.randn(2, 2, 40, 2, 32).to(torch.bfloat16) for _ in range(2)]
     before = torch.get_num_threads()
-    found = {name: measure_codec(make_codec(name, 2, 32, torch.bfloat16), records) for name in codec_names()}
+    found = {name: measure_codec(make_codec(name, 2, 32, torch.bfloat16), records) for name in sorted(CODECS)}
     assert torch.get_num_threads() == before
     assert (found["raw"].k_error, found["raw"].v_error) == (0, 0)
     assert found["raw"].bytes_per_token == 2 * 2 * 2 * 32 * 2

@@ -25,6 +25,7 @@ BAD = [
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
     (("beside", "--plot", "out"), "--plot out"),
+    (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
 ]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from blendrag.lab.bench.decode import ARMS, DecodeOptions, DecodeResults, Decoding
-from blendrag.lab.bench.decode_report import print_decode
+from blendrag.lab.bench.decode import ARMS, DecodeOptions, DecodeResults, Decoding, print_decode
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner
 
-from blendrag.cli.app import app
 from blendrag.lab.bench.floors import analyse, costs, counts
-from blendrag.lab.bench.kernels import KernelOptions, KernelResults
-from blendrag.lab.bench.kernels_report import print_kernels
+from blendrag.lab.bench.kernels import KernelOptions, KernelResults, print_kernels
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.lab.worker.operations import LayerShape, PieceTimes
@@ -104,19 +101,3 @@ def test_json_has_other_fields_than_promised() -> None:
         found["pieces"]["mlp"]
     )
     assert {"ttft_ms", "pieces_ms", "floor_ms", "full_floor_ms"} == set(found["blend"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
-    ],
-)
-def test_bad_option_is_one_line_without_an_engine(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
-    result = CliRunner().invoke(app, ["bench", *arguments])
-    assert result.exit_code == 1
-    assert message in result.stderr and result.stderr.startswith("error: ")
-    assert not result.stdout

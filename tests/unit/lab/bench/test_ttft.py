@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +26,7 @@ from blendrag.prompt import encode_document
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
 from paper_machine import MACHINE
-from shown import check_picture, check_table
+from shown import Case, check_case
 
 START = Point(6, 512, 0.15, "raw")
 
@@ -147,7 +145,7 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
     )  # fmt: skip
 
 
-CASES: list[tuple[TtftResults, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
+CASES = [
     (results("ratio", 0.15, ingest=True), print_ttft, draw_ttft, ("blend@0.15", "4.15x", "461", "94%")),
     (results("chunks", 2, 4, 12), print_sweep, draw_sweep, ("2,002", "4.15x", "0.0000", "461")),
     (results("quality", "fast", "close"), print_sweep, draw_sweep, ("fast", "close", "4.15x")),
@@ -155,17 +153,9 @@ CASES: list[tuple[TtftResults, Callable[..., None], Callable[..., None], tuple[s
 ]
 
 
-@pytest.mark.parametrize(("found", "table", "draw", "shown"), CASES)
-def test_table_is_cut_off_or_picture_is_see_through(
-    found: TtftResults,
-    table: Callable[..., None],
-    draw: Callable[..., None],
-    shown: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
-    check_table(partial(table, found), *shown, "A CPU [model]")
-    draw(found, tmp_path / "out.png")
-    check_picture(tmp_path / "out.png")
+@pytest.mark.parametrize("case", CASES)
+def test_table_is_cut_off_or_picture_is_see_through(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
 
 
 def test_json_has_other_fields_than_promised() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,15 @@ import pytest
 
 from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
 from blendrag.lab.bench.load import LoadOptions, LoadResults
-from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
+from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load, print_tree
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
 from blendrag.lab.bench.tree import Compared, TreeOptions, TreeResults
-from blendrag.lab.bench.tree_report import print_tree
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Percentiles, Spread
 from blendrag.settings import Settings
 from paper_machine import MACHINE
-from shown import check_picture, check_table
+from shown import Case, check_case
 
 
 def setup(options: Any) -> Setup[Any]:
@@ -76,7 +73,7 @@ def beside_results() -> BesideResults:
     )
 
 
-CASES: list[tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]]] = [
+CASES = [
     (load_results(), print_load, draw_load,
      ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
     (tree_results(), print_tree, draw_load,
@@ -85,17 +82,9 @@ CASES: list[tuple[Any, Callable[..., None], Callable[..., None], tuple[str, ...]
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("results", "table", "draw", "shown"), CASES)
-def test_table_is_cut_off_or_picture_is_see_through(
-    results: Any,
-    table: Callable[..., None],
-    draw: Callable[..., None],
-    shown: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
-    check_table(partial(table, results), *shown, "A CPU [model]")
-    draw(results, tmp_path / "out.png")
-    check_picture(tmp_path / "out.png")
+@pytest.mark.parametrize("case", CASES)
+def test_table_is_cut_off_or_picture_is_see_through(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
 
 
 def test_json_has_other_fields_than_promised() -> None:

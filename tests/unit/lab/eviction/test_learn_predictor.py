@@ -19,7 +19,7 @@ from blendrag.lab.eviction import learn_predictor
 from blendrag.lab.eviction.fit_classifier import Examples
 from blendrag.lab.eviction.learn_predictor import Trained, evaluate_on_file, examples, relearn, train_on_file
 from blendrag.lab.eviction.readers import Dialog, Turn
-from word_embedder import WordEmbedder, features, write_dialogs
+from word_embedder import WordEmbedder, features, say, write_dialogs
 
 pytestmark = pytest.mark.slow
 
@@ -77,14 +77,6 @@ def test_lengths_are_read_only_where_they_help(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(learn_predictor, "fit", spy)
     made = train_on_file(write_dialogs(tmp_path / "d.jsonl", 60), features())
     assert len(tried) == 2 and len(made.classifier.columns) == min(tried)[1]
-
-
-def say(log: OutcomeLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
-    log.record(
-        [conversation for conversation, _ in lines],
-        [at for _, at in lines],
-        made.rows([Window((prompt,), 1)] * len(lines)),
-    )
 
 
 def filled(folder: Path, made: Features, count: int, ending: str) -> OutcomeLog:

@@ -1,0 +1,42 @@
+"""Names that users give: of an axis's implementations, and the one that a wrong one may stand for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from blendrag.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, type[T]], Generic[T]):
+    """An axis's implementations by name. Asking for one that there is not raises ConfigError."""
+
+    def __init__(self, axis: str) -> None:
+        """``axis``: what its implementations are called."""
+        super().__init__()
+        self._axis = axis
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator: make an implementation available under ``name``."""
+
+        def register(cls: type[T]) -> type[T]:
+            self[name] = cls
+            return cls
+
+        return register
+
+    def unknown(self, name: str) -> str:
+        """What is wrong with a name that is not registered."""
+        return f"unknown {self._axis} {name!r}; there are {', '.join(sorted(self))}{closest(name, self)}"
+
+    def __missing__(self, name: str) -> type[T]:
+        raise ConfigError(self.unknown(name))
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that it may stand for, if there is one."""
+    match = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {match[0]}?" if match else ""
