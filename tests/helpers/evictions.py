@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,47 +23,59 @@ from small_decoder import KV_HEADS, SIZE
 LAYERS, HEADS = 3, 4
 
 
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 class Request:
     """A prompt, in the cache as an engine has written it when its last token is computed."""
 
     def __init__(self, model: LoadedModel, name: str, tokens: int, blocks: list[int], **options: Any) -> None:
         torch.manual_seed(tokens)
         self.model, self.name, self.blocks, self.tokens = model, name, blocks, tokens
-        self.options = BlendOptions(**options)
-        self.key, self.value = torch.randn(2, LAYERS, tokens, KV_HEADS, SIZE)
-        self.query = torch.randn(LAYERS, tokens, HEADS, SIZE)
+        self.options, self.layers = BlendOptions(**options), model.decoder.num_layers
+        self.key, self.value = torch.randn(2, self.layers, tokens, KV_HEADS, SIZE)
+        self.query = torch.randn(self.layers, tokens, HEADS, SIZE)
         self.append(0)
 
     def append(self, first: int) -> None:
         pages = self.model.cache.pages(self.blocks)
         places = pages.places(np.arange(first, self.key.shape[1]))
-        for layer in range(LAYERS):
+        for layer in range(self.layers):
             pages.write(layer, places, self.key[layer, first:], self.value[layer, first:])
 
     def grow(self) -> None:
         """By one generated token."""
-        fresh = torch.randn(2, LAYERS, 1, KV_HEADS, SIZE)
+        fresh = torch.randn(2, self.layers, 1, KV_HEADS, SIZE)
         self.key, self.value = torch.cat([self.key, fresh[0]], 1), torch.cat([self.value, fresh[1]], 1)
         self.append(self.key.shape[1] - 1)
 
-    def blended(self, compression: Compression) -> None:
-        """Its passes, the second of which is the one that counts."""
+    def blended(
+        self, compression: Compression, put: Callable[[torch.Tensor], torch.Tensor] = as_it_is
+    ) -> None:
+        """Its passes, the second of which is the one that counts. put: moves Q to where it is."""
         ids = list(range(self.tokens - 1))
         recipe = Recipe("store", (("a", 3, self.tokens - 60),), self.options)
         window = compression.window(BlendOrder(self.name, "", ids, self.blocks, 0, recipe))
         if window is not None:
-            for layer in range(LAYERS):
-                window.note(layer, np.array([1, len(ids) - 1]), torch.randn(2, HEADS, SIZE))
+            for layer in range(self.layers):
+                window.note(layer, np.array([1, len(ids) - 1]), put(torch.randn(2, HEADS, SIZE)))
                 rows = np.arange(0, len(ids))
                 for at in (rows[:50], rows[50:]):
-                    window.note(layer, at, self.query[layer, at])
+                    window.note(layer, at, put(self.query[layer, at]))
 
     def order(self) -> EvictionOrder:
         return EvictionOrder(self.name, self.blocks, self.tokens)
 
 
-def outputs(model: LoadedModel, requests: list[Request], rows: list[int]) -> torch.Tensor:
-    """A step of the engine's: of each request its last so many tokens, in every layer."""
+def outputs(
+    model: LoadedModel,
+    requests: list[Request],
+    rows: list[int],
+    put: Callable[[torch.Tensor], torch.Tensor] = as_it_is,
+) -> torch.Tensor:
+    """A step of the engine's: of each request its last so many tokens, in every layer. put: moves what the
+    engine has there to the device."""
     lengths = [request.key.shape[1] for request in requests]
     spans = [np.arange(n - count, n) for n, count in zip(lengths, rows, strict=True)]
     sequences = np.repeat(np.arange(len(requests)), rows)
@@ -69,12 +83,13 @@ def outputs(model: LoadedModel, requests: list[Request], rows: list[int]) -> tor
     table = torch.tensor([request.blocks + [0] * (width - len(request.blocks)) for request in requests])
     runs = find_runs(np.concatenate(spans), sequences)
     metadata = attention_metadata(model.cache.runner, runs, table.int(), torch.zeros(sum(rows)).long())
+    of_step = next(iter(metadata.values()))
+    there = {name: put(getattr(of_step, name)) for name in ("query_start_loc", "seq_lens", "block_table")}
+    of_step = replace(of_step, **there)
     generator = torch.Generator().manual_seed(5)
-    query = torch.randn(sum(rows), HEADS, SIZE, generator=generator)
-    found = []
-    for attention in model.decoder.attentions:
-        found.append(attend(attention, query, attention.kv_cache, metadata[attention.layer_name]))
-    return torch.stack(found)
+    query = put(torch.randn(sum(rows), HEADS, SIZE, generator=generator))
+    attentions = model.decoder.attentions
+    return torch.stack([attend(each, query, each.kv_cache, of_step) for each in attentions])
 
 
 def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> None:
@@ -104,24 +119,23 @@ def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, **choice
     for _ in range(size):  # over an edge
         evicted.grow()
     scale, group = model.decoder.attentions[0].impl.scale, HEADS // KV_HEADS
-    for rows in ([1, 3, 7], [1, 1, 1]):  # a step with prompts in it, and one of decoding
-        found = outputs(model, [other, evicted, other], rows)
+    for rows in ([1, 3, 7], [1, 1, 1], [1, 1, 1, 1]):  # one step has prompts in it
+        requests = [other, evicted, other, other][: len(rows)]
+        found = outputs(model, requests, rows)
         query = torch.randn(sum(rows), HEADS, SIZE, generator=torch.Generator().manual_seed(5))
-        at = slice(1, 1 + rows[1])
-        for layer in range(LAYERS):
-            for head in range(KV_HEADS):
-                own = slice(head * group, (head + 1) * group)
-                kept = chosen[layer * KV_HEADS + head]
-                kept = torch.cat([kept, torch.arange(7 * size, evicted.key.shape[1])])
-                key, value = evicted.key[layer, kept, head, None], evicted.value[layer, kept, head, None]
-                last = torch.arange(len(kept) - rows[1], len(kept))
-                expected = dense_attention(query[at, own], key, value, last, Scores(scale))
-                torch.testing.assert_close(found[layer, at, own], expected, rtol=1e-3, atol=1e-4)
-            for count, at_other in ((rows[0], slice(0, 1)), (rows[2], slice(1 + rows[1], None))):
-                last = torch.arange(other.tokens - count, other.tokens)
-                key, value = other.key[layer], other.value[layer]
-                expected = dense_attention(query[at_other], key, value, last, Scores(scale))
-                torch.testing.assert_close(found[layer, at_other], expected, rtol=1e-3, atol=1e-4)
+        first = 0
+        for request, count in zip(requests, rows, strict=True):
+            at, first = slice(first, first + count), first + count
+            for layer in range(LAYERS):
+                for head in range(KV_HEADS):
+                    own = slice(head * group, (head + 1) * group)
+                    kept = torch.arange(request.key.shape[1])
+                    if request is evicted:
+                        kept = torch.cat([chosen[layer * KV_HEADS + head], kept[7 * size :]])
+                    key, value = (part[layer, kept, head, None] for part in (request.key, request.value))
+                    last = torch.arange(len(kept) - count, len(kept))
+                    expected = dense_attention(query[at, own], key, value, last, Scores(scale))
+                    torch.testing.assert_close(found[layer, at, own], expected, rtol=1e-3, atol=1e-4)
     # Its blocks are another request's, later: nothing of it is left.
     compression.forget({"evicted"})
     again = Request(model, "again", 3 * size, evicted.blocks[:3])

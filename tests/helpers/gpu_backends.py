@@ -5,6 +5,7 @@ place, and FlashAttention's."""
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from blendrag.engine.compat import head_attention
 from blendrag.engine.worker.blending import LoadedModel
 from device import INTERPRETED
 from small_decoder import BLOCKS, small_model
+from stand_in_device import DeviceTensor
 
 REQUESTS = 4  # of a step at most
 
@@ -45,7 +47,7 @@ def model_with(
     folder: Path,
     layers: int,
     patched: pytest.MonkeyPatch,
-    block: int = 16,
+    put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> LoadedModel:
     """A small model as the worker of an engine with full CUDA graphs has it, which was started to evict, when
     vLLM has not yet heard that the backend cannot be captured. ``patched`` outlives it."""
@@ -55,9 +57,9 @@ def model_with(
     patched.setattr(head_attention, "started_to_evict", lambda: True)
     patched.setattr(VllmConfig, "__post_init__", _with_graphs(VllmConfig.__post_init__))
     selector._cached_get_attn_backend.cache_clear()
-    model = small_model(folder, layers, block_size=block)
+    model = small_model(folder, layers, put, block_size=16)
     selector._cached_get_attn_backend.cache_clear()
-    lay_out(model, layout)
+    _lay_out(model, layout, put)
     return model
 
 
@@ -66,13 +68,13 @@ def _with_graphs(configure: Any) -> Any:
         configure(config)
         config.scheduler_config.max_num_seqs = REQUESTS
         config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
-        config.compilation_config.cudagraph_capture_sizes = [1, 2, REQUESTS]
+        config.compilation_config.cudagraph_capture_sizes = [1, 2, 3]  # up to 3 requests' keys are divided
         config.compilation_config.max_cudagraph_capture_size = REQUESTS
 
     return configured
 
 
-def lay_out(model: LoadedModel, layout: KVCacheLayout) -> None:
+def _lay_out(model: LoadedModel, layout: KVCacheLayout, put: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """All layers' caches in one allocation, as vLLM lays them out."""
     attentions, spec = model.decoder.attentions, model.cache.runner.attn_groups[0][0].kv_cache_spec
     layers, blocks, *_ = compute_layout_strides(spec, BLOCKS, len(attentions), layout)
@@ -80,13 +82,18 @@ def lay_out(model: LoadedModel, layout: KVCacheLayout) -> None:
     placed = KVCacheTensor(memory.numel(), [each.layer_name for each in attentions], layers, blocks)
     views = create_kv_cache_views(memory, spec, BLOCKS, layout, placed)
     for attention, cache in zip(attentions, views, strict=True):
-        attention.kv_cache = cache
+        attention.kv_cache = put(cache)
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """What a kernel finds: on the device that is none, too."""
+    return tensor.held if isinstance(tensor, DeviceTensor) else tensor
 
 
 def _write(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: torch.Tensor, *_: Any) -> None:
-    size = key_cache.shape[1]
+    size, slots = key_cache.shape[1], _held(slots)
     for cache, tensor in ((key_cache, key), (value_cache, value)):
-        cache[slots // size, slots % size] = tensor[: len(slots)]
+        _held(cache)[slots // size, slots % size] = _held(tensor)[: len(slots)]
 
 
 def _attend(
@@ -110,6 +117,9 @@ def _attend(
     assert k_descale.shape == v_descale.shape == (len(seqused_k), k.shape[2])
     if k.shape[2] == 1:  # else the table is a test's, and vLLM's own ends behind a tile
         assert block_table.shape[1] * k.shape[1] % 128 == 0, "a tile ends past the table"
+    q, k, v, out, cu_seqlens_q, seqused_k, block_table = map(
+        _held, (q, k, v, out, cu_seqlens_q, seqused_k, block_table)
+    )
     for line, length in enumerate(seqused_k.tolist()):
         rows = slice(*cu_seqlens_q[line : line + 2].tolist())
         count = rows.stop - rows.start

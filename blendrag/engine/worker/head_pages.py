@@ -76,13 +76,12 @@ class PageReader:
 
     def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
         self._pages, self._view, self._order = pages, pages.view, order
-        across, along = pages.view.stride()[2:]
-        width, first = pages.view.shape[3], pages.view.storage_offset()
+        steps, width = pages.view.stride(), pages.view.shape[3]
         self._keys_at, self._values_at = (
-            (first + part // width * across + part % width * along).to(pages.device) for part in order
+            (part // width * steps[2] + part % width * steps[3]).to(pages.device) for part in order
         )
-        numbers = pages.view.untyped_storage().nbytes() // pages.view.element_size()
-        self._memory = pages.view.as_strided((numbers,), (1,), 0)
+        last = sum((size - 1) * step for size, step in zip(pages.view.shape, steps, strict=True))
+        self._memory = pages.view.as_strided((last + 1,), (1,), pages.view.storage_offset())
 
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.config import (
     CompilationConfig,
     CompilationMode,
@@ -19,20 +20,45 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from blendrag.engine.compat import head_attention
+from blendrag.engine.worker.compression import Compression
 from device import INTERPRETED
-from evictions import LAYERS, evict_and_read
+from evictions import LAYERS, Request, evict_and_read, outputs
 from gpu_backends import model_with
+from stand_in_device import DeviceTensor, stand_in
 
 BACKENDS = ["FLASH_ATTN", "TRITON_ATTN"]
+LAYOUTS = list(KVCacheLayout)
 
 
-@pytest.mark.parametrize("layout", KVCacheLayout)
+@pytest.mark.parametrize("layout", LAYOUTS[:: 2 if INTERPRETED else 1])
 @pytest.mark.parametrize("backend", BACKENDS[INTERPRETED:])
 def test_what_is_read_after_eviction_is_not_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: KVCacheLayout
 ) -> None:
     model = model_with(backend, layout, tmp_path / "model", LAYERS, monkeypatch)
     evict_and_read(model, monkeypatch, kv_allocator="joint")
+
+
+@torch.inference_mode()
+def test_host_waits_for_the_device_in_every_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an eviction, and of a step that reads what it left."""
+    monkeypatch.setattr("gpu_backends.INTERPRETED", False)
+    waits = []
+    for layers in (2, 4):
+        with stand_in(monkeypatch) as crossings:
+            folder = tmp_path / str(layers)
+            model = model_with("TRITON_ATTN", KVCacheLayout.LBHNC, folder, layers, monkeypatch, DeviceTensor)
+            compression = Compression.of(model.decoder, model.cache)
+            assert compression.reason is None
+            request = Request(model, "a", 117, list(range(8)), kv_budget=64)
+            request.blended(compression, DeviceTensor)
+            crossings.forget()
+            assert compression.evict(request.order()).freed
+            waits.append(list(crossings.waits))
+            crossings.forget()
+            outputs(model, [request, request], [1, 3], DeviceTensor)
+            waits.append(list(crossings.waits))
+    assert [len(each) for each in waits] == [1, 3, 1, 3], waits
 
 
 def started(**options: Any) -> VllmConfig:
