@@ -38,7 +38,7 @@ class Stage:
 
 
 def stages(model: str) -> dict[str, Stage]:
-    """By name, in their order: at most 9 minutes each, 25 in all."""
+    """By name, in their order: at most 9 minutes each, 28 in all."""
     bench = ("gpu/test_bench.py",)
     shapes = {"llama": Stage(6, bench, "llama"), "mistral": Stage(6, bench, "mistral")}
     return {
@@ -46,6 +46,7 @@ def stages(model: str) -> dict[str, Stage]:
         "doctor": Stage(6, ("gpu/test_doctor.py",)),
         **({"model": Stage(9, bench, model)} if model else shapes),
         "faults": Stage(3, ("gpu/test_faults.py",)),
+        "budget": Stage(3, ("gpu/test_budget.py",)),
     }
 
 

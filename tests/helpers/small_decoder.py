@@ -38,10 +38,13 @@ _CONFIG = {
 
 
 def small_model(
-    folder: Path, layers: int, put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    folder: Path,
+    layers: int,
+    put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    block_size: int | None = None,
 ) -> LoadedModel:
     """As a worker has it, in float32, with an empty paged cache. The same weights every time. put: moves what
-    the model keeps to where it is."""
+    the model keeps to where it is. block_size: None: that of engines on CPUs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_CONFIG | {"num_hidden_layers": layers}))
     config = EngineArgs(
@@ -51,6 +54,7 @@ def small_model(
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=1,
     ).create_engine_config()
+    config.cache_config.block_size = block_size or config.cache_config.block_size
     with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
         _be_alone()
         model = initialize_model(config)

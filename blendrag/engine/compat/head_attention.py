@@ -1,23 +1,62 @@
-"""Attention of sequences that are one KV head each, by the stock CPU backend's own kernel.
+"""Attention of sequences that are one KV head each, by a stock backend's own kernel.
 
-``register`` puts a subclass in the stock backend's place, under its name. Only an engine that is started to
-evict has layers of it, and they differ in one look: whether a step's rows attend by heads
-(:class:`HeadAttention`); else it is the stock backend.
+:func:`register` has vLLM look for its backends here, under their names. An engine that is started to evict
+finds subclasses, whose layers differ in one look: whether a step's rows attend by heads
+(:class:`HeadAttention`). Any other finds the stock backends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from vllm.config import get_current_vllm_config
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    CommonAttentionMetadata,
+)
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from blendrag.engine.compat.platform import is_cpu
+
+_Copied = TypeVar("_Copied")
+
+# The backends that can, and how the builder of their metadata is told of one KV head, for a group of heads.
+_ONE_HEAD: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+    "CPU_ATTN": lambda _, group: {"num_heads": group, "num_kv_heads": 1},
+    # A buffer for full graphs would hold no more sequences than there are requests.
+    "FLASH_ATTN": lambda _, group: {"num_heads_q": group, "num_heads_kv": 1, "use_full_cuda_graph": False},
+    # Keys of so few sequences are divided, in buffers with room for as many heads in all.
+    "TRITON_ATTN": lambda builder, group: {
+        "num_heads_q": group,
+        "num_heads_kv": 1,
+        "seq_threshold_3D": builder.seq_threshold_3D * builder.num_heads_kv,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSequences:
+    """Sequences over pages of one KV head, in one layer.
+
+    table: [sequences, pages] int32. lengths: [sequences] int32, keys of each, ``most`` at most. starts:
+    [sequences + 1] int32, where each one's rows begin, which are its last tokens, ``longest`` at most; and
+    the same on the host.
+    """
+
+    table: torch.Tensor
+    lengths: torch.Tensor
+    most: int
+    starts: torch.Tensor
+    on_host: torch.Tensor
+    longest: int
 
 
 class HeadAttention(Protocol):
@@ -27,7 +66,9 @@ class HeadAttention(Protocol):
         """Fill ``output``, [tokens, heads, head_size]; or leave it, and return False."""
 
 
-class HeadAttentionImpl(CPUAttentionBackendImpl):
+class HeadAttentionImpl(AttentionImpl[Any]):
+    """In front of a stock implementation."""
+
     by_heads: HeadAttention | None = None
 
     def forward(
@@ -45,13 +86,43 @@ class HeadAttentionImpl(CPUAttentionBackendImpl):
         by_heads = self.by_heads if attn_metadata is not None and kv_cache is layer.kv_cache else None
         if by_heads is not None and by_heads.attend(layer, query, attn_metadata, output):
             return output
-        return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *scales, **other)
+        stock: Any = super()
+        attended: torch.Tensor = stock.forward(
+            layer, query, key, value, kv_cache, attn_metadata, output, *scales, **other
+        )
+        return attended
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        return False  # of rows by heads, the output is as it is computed
 
 
-class HeadAttentionBackend(CPUAttentionBackend):
-    @staticmethod
-    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
-        return HeadAttentionImpl if started_to_evict() else CPUAttentionBackendImpl
+@cache
+def _by_heads(name: str) -> type[AttentionBackend]:
+    stock = _stock(name)
+    builder, implementation = stock.get_builder_cls(), stock.get_impl_cls()
+    never = classmethod(lambda *_: AttentionCGSupport.NEVER)  # a graph would replay the look of one step
+    eager = type(builder.__name__, (builder,), {"get_cudagraph_support": never})
+    looking = type(implementation.__name__, (HeadAttentionImpl, implementation), {})
+    members = {
+        "__module__": __name__,  # with the name, where vLLM finds it again
+        "get_builder_cls": staticmethod(lambda: eager),
+        "get_impl_cls": staticmethod(lambda: looking),
+    }
+    return type(name, (stock,), members)
+
+
+def _stock(name: str) -> type[AttentionBackend]:
+    found: type[AttentionBackend] = resolve_obj_by_qualname(AttentionBackendEnum[name].value)
+    return found
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[AttentionBackend]:
+        """The backend of this name, as vLLM looks for it here."""
+        if name not in _ONE_HEAD:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _by_heads(name) if started_to_evict() else _stock(name)
 
 
 def started_to_evict() -> bool:
@@ -64,19 +135,20 @@ def started_to_evict() -> bool:
 
 
 def register() -> None:
-    """Have vLLM use it, in a process that has not loaded its model yet."""
-    if is_cpu():
-        name = f"{HeadAttentionBackend.__module__}.{HeadAttentionBackend.__qualname__}"
-        register_backend(AttentionBackendEnum.CPU_ATTN, name)
+    """Have vLLM look here, in a process that has not loaded its model yet."""
+    for name in _ONE_HEAD:
+        if is_cpu() == (name == "CPU_ATTN"):
+            register_backend(AttentionBackendEnum[name], f"{__name__}.{name}")
 
 
 def not_by_heads(attentions: Sequence[Any]) -> str | None:
     """Why these modules do not attend by heads; None if they can."""
     if all(isinstance(attention.impl, HeadAttentionImpl) for attention in attentions):
         return None
-    if isinstance(attentions[0].impl, CPUAttentionBackendImpl):
+    name = attentions[0].attn_backend.get_name()
+    if name in _ONE_HEAD:
         return "the engine was started without kv_budget"
-    return f"backend {attentions[0].attn_backend.get_name()} does not read by heads"
+    return f"backend {name} does not read by heads"
 
 
 def bind(attentions: Sequence[Any], by_heads: HeadAttention) -> None:
@@ -86,41 +158,39 @@ def bind(attentions: Sequence[Any], by_heads: HeadAttention) -> None:
 
 
 class HeadKernel:
-    """The stock implementation with one KV head. ``runner``: vLLM's model runner."""
+    """The stock implementation with one KV head, of these modules. ``runner``: vLLM's model runner."""
 
-    def __init__(self, attention: Any, runner: Any) -> None:
-        self._group = attention.num_heads // attention.num_kv_heads
-        self._builder = copy(runner.attn_groups[0][0].get_metadata_builder(0))
-        self._builder.num_heads, self._builder.num_kv_heads = self._group, 1
+    def __init__(self, attentions: Sequence[Any], runner: Any) -> None:
+        first = attentions[0]
+        group = first.num_heads // first.num_kv_heads
+        builder = runner.attn_groups[0][0].get_metadata_builder(0)
+        self._builder = _copied(builder, _ONE_HEAD[first.attn_backend.get_name()](builder, group))
+        heads = {"num_heads": group, "num_kv_heads": 1}
+        self._impls = {each.layer_name: _copied(each.impl, heads) for each in attentions}
 
     def attend(
-        self,
-        attention: Any,
-        query: torch.Tensor,
-        view: torch.Tensor,
-        table: torch.Tensor,
-        lengths: torch.Tensor,
-        starts: torch.Tensor,
-        longest: int,
+        self, attention: Any, query: torch.Tensor, view: torch.Tensor, sequences: HeadSequences
     ) -> torch.Tensor:
-        """Attention of [rows, group, head_size] over pages of one KV head, ``view``; same shape.
-
-        table: [sequences, pages] int32. lengths: [sequences] int32, keys of each. starts: [sequences + 1]
-        int32, where each one's rows begin, which are its last tokens; ``longest`` of them at most.
-        """
+        """Attention of [rows, group, head_size] over pages of one KV head, ``view``; same shape."""
         common = CommonAttentionMetadata(
-            query_start_loc=starts,
-            query_start_loc_cpu=starts,
-            seq_lens=lengths,
-            num_reqs=len(lengths),
+            query_start_loc=sequences.starts,
+            query_start_loc_cpu=sequences.on_host,
+            seq_lens=sequences.lengths,
+            num_reqs=len(sequences.lengths),
             num_actual_tokens=len(query),
-            max_query_len=longest,
-            max_seq_len=int(lengths.max()),
-            block_table_tensor=table,
-            slot_mapping=starts,  # nothing is written
+            max_query_len=sequences.longest,
+            max_seq_len=sequences.most,
+            block_table_tensor=sequences.table,
+            slot_mapping=sequences.starts,  # nothing is written
             causal=True,
         )
         out = torch.empty_like(query)
         metadata = self._builder.build(0, common)
-        CPUAttentionBackendImpl.forward(attention.impl, attention, query, query, query, view, metadata, out)
+        self._impls[attention.layer_name].forward(attention, query, query, query, view, metadata, out)
         return out
+
+
+def _copied(thing: _Copied, changes: dict[str, Any]) -> _Copied:
+    made = copy(thing)
+    vars(made).update(changes)
+    return made

@@ -93,7 +93,7 @@ class Compression:
         reader = PageReader.of(pages, scratch)
         if reader is None:
             return cls(decoder, None, "its backend's KV is not read back")
-        reading = HeadReading(attentions, pages, HeadKernel(attentions[0], cache.runner))
+        reading = HeadReading(attentions, pages, HeadKernel(attentions, cache.runner))
         bind(attentions, reading)
         return cls(decoder, Parts(pages, reader, reading), None)
 
@@ -146,7 +146,7 @@ class Compression:
         )
         stays = scores.new_full((*scores.shape[:2], last * size - scores.shape[2]), float("inf"))
         scores = torch.cat([scores, stays], -1)
-        counts = allocator.allocate(page_gains(scores, size), keep).numpy()
+        counts = allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
         kept = KeptPages.of(pages, blocks[:keep], counts)
         rows = [
             parts.reader.rows(

@@ -71,18 +71,17 @@ class HeadPages:
 class PageReader:
     """K and V out of pages, in whichever order the backend keeps a page's numbers.
 
-    order: [2, block_size, head_size] int64, where in a page each number of K and of V is.
+    order: [2, block_size, head_size] int64, where in a page each number of K and of V is; on the host.
     """
 
     def __init__(self, pages: HeadPages, order: torch.Tensor) -> None:
         self._pages, self._view, self._order = pages, pages.view, order
-        across, along = pages.view.stride()[2:]
-        width, first = pages.view.shape[3], pages.view.storage_offset()
+        steps, width = pages.view.stride(), pages.view.shape[3]
         self._keys_at, self._values_at = (
-            first + part // width * across + part % width * along for part in order
+            (part // width * steps[2] + part % width * steps[3]).to(pages.device) for part in order
         )
-        numbers = pages.view.untyped_storage().nbytes() // pages.view.element_size()
-        self._memory = pages.view.as_strided((numbers,), (1,), 0)
+        last = sum((size - 1) * step for size, step in zip(pages.view.shape, steps, strict=True))
+        self._memory = pages.view.as_strided((last + 1,), (1,), pages.view.storage_offset())
 
     @classmethod
     def of(cls, pages: HeadPages, scratch: torch.Tensor) -> Self | None:
@@ -95,11 +94,11 @@ class PageReader:
         numbers = torch.arange(1, block * width + 1, dtype=bits, device=scratch.device)
         key, value = numbers.view(scratch.dtype).view(2, block, 1, width // 2)
         write_kv(pages.attentions[0], key, value, scratch, torch.arange(block, device=scratch.device))
-        ordered = scratch.flatten().view(bits).sort()
+        ordered = scratch.flatten().view(bits).cpu().sort()
         order = ordered.indices.view(2, block, width // 2)
-        here = torch.arange(block * width, device=scratch.device)
+        here = torch.arange(block * width)
         lines = all(_along_lines(here, part).equal(part) for part in order)
-        return cls(pages, order) if lines and ordered.values.equal(numbers) else None
+        return cls(pages, order) if lines and ordered.values.equal(numbers.cpu()) else None
 
     def keys(self, ids: Ints) -> torch.Tensor:
         """Those of these pages, one behind the other: [pages * block_size, head_size]."""

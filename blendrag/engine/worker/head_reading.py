@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 import numpy as np
 import torch
 
-from blendrag.engine.compat.head_attention import HeadKernel
+from blendrag.engine.compat.head_attention import HeadKernel, HeadSequences
 from blendrag.engine.worker.head_pages import HeadPages, KeptPages
 from blendrag.engine.worker.indices import Ints, upload
+
+_TILE = 128  # tokens: kernels read tables by tiles of so many, past the end of a sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -31,15 +34,12 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """The sequences of a step, the same in all layers but for pages and lengths: tables [layers, sequences,
-    pages] and lengths [layers, sequences], int32. rows: [rows] where each one's query is, as heads of tokens;
-    None if they are in order."""
+    """The sequences of a step, in each layer. tokens: that the step has. rows: [rows] where each one's query
+    is, as heads of tokens; None if they are in order."""
 
     metadata: Any
-    tables: torch.Tensor
-    lengths: torch.Tensor
-    starts: torch.Tensor
-    longest: int
+    layers: list[HeadSequences]
+    tokens: int
     rows: torch.Tensor | None
 
 
@@ -76,19 +76,11 @@ class HeadReading:
             if self._step is None:
                 self._plain = metadata
                 return False
-        step, number = self._step, self._number[layer.layer_name]
-        tokens, heads, size = metadata.num_actual_tokens, self._pages.kv_heads, query.shape[-1]
-        by_heads = query[:tokens].reshape(tokens * heads, -1, size)
+        step, sequences = self._step, self._step.layers[self._number[layer.layer_name]]
+        tokens, size = step.tokens, query.shape[-1]
+        by_heads = query[:tokens].reshape(tokens * self._pages.kv_heads, -1, size)
         rows = by_heads if step.rows is None else by_heads[step.rows]
-        found = self._kernel.attend(
-            layer,
-            rows,
-            self._pages.view,
-            step.tables[number],
-            step.lengths[number],
-            step.starts,
-            step.longest,
-        )
+        found = self._kernel.attend(layer, rows, self._pages.view, sequences)
         if step.rows is not None:
             by_heads = torch.empty_like(found)
             by_heads[step.rows] = found
@@ -109,7 +101,8 @@ class HeadReading:
             self._lines(one, blocks[row, : -(-length // size)])
             for row, (one, length) in enumerate(zip(kept, seq_lens.tolist(), strict=True))
         ]
-        width = max(table.shape[2] for table, _ in lines)
+        tile = lcm(_TILE, size) // size
+        width = -(-max(table.shape[2] for table, _ in lines) // tile) * tile
         tables = np.zeros((self._pages.num_layers, count, heads, width), np.int32)
         lengths = np.zeros(tables.shape[:3], np.int32)
         for row, (table, dropped) in enumerate(lines):
@@ -122,14 +115,16 @@ class HeadReading:
             rows = upload(np.concatenate(at), self._pages.device)
         device, sequences = self._pages.device, count * heads
         ends = np.concatenate([[0], np.repeat(queries, heads).cumsum()]).astype(np.int32)
-        return _Step(
-            metadata,
+        most = lengths.max((1, 2)).tolist()
+        there = upload(ends, device), torch.from_numpy(ends), int(queries.max())
+        of_layers = zip(
             upload(tables.reshape(-1, sequences, width), device),
             upload(lengths.reshape(-1, sequences), device),
-            upload(ends, device),
-            int(queries.max()),
-            rows,
+            most,
+            strict=True,
         )
+        layers = [HeadSequences(*layer, *there) for layer in of_layers]
+        return _Step(metadata, layers, int(starts[-1]), rows)
 
     def _lines(self, kept: _Kept | None, blocks: Ints) -> tuple[Ints, Ints | int]:
         """The pages of one request's sequences, [layers, kv_heads, pages], and how many tokens shorter each
