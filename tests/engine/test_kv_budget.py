@@ -188,7 +188,7 @@ def test_pool_for_four_prompts_runs_fewer_than_sixteen_or_preempts_one(few_block
             running.append(counted("num_requests_running"))
             if max(running) == len(prompts) and len(text) >= len(shown):
                 break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         return text[: len(shown)]
 
     async def all_at_once() -> list[str]:
