@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
+from rich.console import Console
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.recipe import Recipe
+from blendrag.lab.evaluate.arms import parse_arms
+from blendrag.lab.evaluate.report import print_evaluation
+from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.running import lab_engine
 from blendrag.lab.worker.operations import MEASURED, LayerLoss
+from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -53,15 +62,13 @@ def few_blocks(
 
 def held() -> float:
     """Blocks that requests hold, by vLLM's own gauge."""
-    share = REGISTRY.get_sample_value("vllm:kv_cache_usage_perc", labels_of("vllm:kv_cache_usage_perc"))
-    assert share is not None
-    return share * (BLOCKS - 1)
+    return counted("kv_cache_usage_perc") * (BLOCKS - 1)
 
 
-def labels_of(name: str) -> dict[str, str]:
-    """Of the one series there is."""
-    found = [s.labels for metric in REGISTRY.collect() for s in metric.samples if s.name == name]
-    return found[-1]
+def counted(name: str) -> float:
+    """By vLLM, in the one series there is of this name."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    return [sample.value for sample in samples if sample.name == f"vllm:{name}"][-1]
 
 
 def generate(bench: Bench, prompt: Prompt, **options: Any) -> Delta:
@@ -164,6 +171,35 @@ def test_requests_beside_others_give_other_texts_or_hold_more_kv(few_blocks: Ben
     few_blocks.reset()
 
 
+def test_pool_for_four_prompts_runs_fewer_than_sixteen_or_preempts_one(few_blocks: Bench) -> None:
+    """No answer ends before all of them run: how long a prompt is blended beside others does not matter."""
+    prompts = [few_blocks.prompt(few_blocks.pieces[n : n + 12]) for n in range(4)] * 4
+    assert (BLOCKS - 1) // -(-len(prompts[0].token_ids) // BLOCK) == 4
+    recipes = [few_blocks.recipe(prompt, 0.0, "none", kv_budget=BUDGET // 2) for prompt in prompts]
+    few_blocks.reset()
+    asked = list(zip(prompts, recipes, strict=True))
+    alone = [few_blocks.engine.generate(prompt.token_ids, TEXT, recipe).text for prompt, recipe in asked[:4]]
+    long, running, preempted = replace(TEXT, max_tokens=300), [0.0], counted("num_preemptions_total")
+
+    async def one(prompt: Prompt, recipe: Recipe, shown: str) -> str:
+        text, stream = "", few_blocks.engine.astream(prompt.token_ids, long, recipe)
+        async for delta in stream:
+            text += delta.text
+            running.append(counted("num_requests_running"))
+            if max(running) == len(prompts) and len(text) >= len(shown):
+                break
+        await stream.aclose()
+        return text[: len(shown)]
+
+    async def all_at_once() -> list[str]:
+        return list(await asyncio.gather(*(one(*pair, alone[n % 4]) for n, pair in enumerate(asked))))
+
+    assert asyncio.run(all_at_once()) == alone * 4
+    assert max(running) == len(prompts)
+    assert counted("num_preemptions_total") == preempted
+    few_blocks.reset()
+
+
 def test_preempted_answer_is_another_or_loses_a_block(few_blocks: Bench) -> None:
     prompt, engine = few_blocks.prompt(few_blocks.pieces[:18]), few_blocks.engine
     alone = generate(few_blocks, prompt, kv_budget=BUDGET).text
@@ -212,3 +248,22 @@ def test_layers_are_measured_on_other_tokens_or_nothing_is_evicted_afterwards(fe
     assert 1 > kept[0] > kept[2] > 0 and 1 > kept[1] > kept[2]
     assert 0 < lost[0] < lost[2] and 0 < lost[1] < lost[2]
     assert generate(few_blocks, prompt, kv_budget=BUDGET).report.kv_freed  # type: ignore[union-attr]
+
+
+def test_eval_of_budgets_ends_in_an_error_or_says_nothing_of_a_short_answer(
+    few_blocks: Bench, texts: list[str], tmp_path: Path
+) -> None:
+    data, printed = tmp_path / "mine.jsonl", Console(file=io.StringIO(), width=160)
+    row = {"question": "What is it about?", "answer": "Python packages", "documents": texts[:4]}
+    data.write_text(json.dumps(row))
+    settings = few_blocks.engine.settings
+    arms = parse_arms(["ada:128", "uniform:128"], None, settings)
+    results = run_eval(settings, EvalOptions(data, "jsonl", arms, max_tokens=4), SILENT)
+    assert list(results.decoding) == [arm.name for arm in arms if arm.budget]
+    for arm in results.decoding.values():
+        assert 0 < arm.kept.mean < 0.5 and arm.kl.mean > 0 and arm.nll_loss is not None
+        assert arm.layers_kept and all(0 < share < 1 for share in (*arm.layers_kept, *arm.layers_lost))
+    assert results.decoding[arms[2].name].kl_to_uniform is not None
+    print_evaluation(results, printed)
+    second_table = printed.file.getvalue().partition("- uniform's")[2]  # type: ignore[attr-defined]
+    assert all(name in second_table for name in results.decoding)

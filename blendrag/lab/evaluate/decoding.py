@@ -51,7 +51,8 @@ def summarise_decoding(
         by_arm.setdefault(sample.arm, {})[sample.question] = sample
     found = {}
     for arm in arms:
-        own = {id: each for id, each in by_arm.get(arm.name, {}).items() if each.kv_kept}
+        answered = by_arm.get(arm.name, {})
+        own = {id: each for id, each in answered.items() if each.evicted and each.evicted.kept}
         if arm.budget is not None and own:
             uniform = replace(arm.budget, by=_BASE)
             base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget.by != _BASE else {}
@@ -75,7 +76,7 @@ def _summary(
         budget.tokens,
         budget.by,
         len(own),
-        mean([each.kv_kept / tokens[id] for id, each in own.items()]),
+        mean([each.evicted.kept / tokens[id] for id, each in own.items() if each.evicted]),
         difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,
         mean(list(kl.values())),
         difference([kl[id] for id in shared], [base[id] for id in shared]) if shared else None,

@@ -143,7 +143,6 @@ class Measuring:
                 recomputed=own.report.recomputed,
                 split_ms=own.report.ms,
                 nll_later=own.nll_later,
-                kv_kept=own.report.kv_kept,
                 evicted=lost.get(prompt.arm),
             )
             for prompt, own, text, decision in zip(prompts, forced, texts, decided, strict=True)
@@ -162,9 +161,10 @@ class Measuring:
             reference = (await force(self._engine, base, ids, again=True)).logprobs[1:]
             layers = await self._study(base, ids, [arm for arm, _ in own])
             for arm, prompt in own:
-                forced = (await force(self._engine, prompt, ids, again=True)).logprobs[1:]
-                kl = [next_token_kl(there, here) for there, here in zip(reference, forced, strict=True)]
-                found[arm.name] = Lost(float(np.mean(kl)), layers.get(arm.name))
+                forced = await force(self._engine, prompt, ids, again=True)
+                pairs = zip(reference, forced.logprobs[1:], strict=True)
+                kl = float(np.mean([next_token_kl(there, here) for there, here in pairs]))
+                found[arm.name] = Lost(kl, forced.report.kv_kept, layers.get(arm.name))
         return found
 
     async def _study(self, base: ArmPrompt, ids: Ids, arms: Sequence[ArmSpec]) -> dict[str, LayerLoss]:

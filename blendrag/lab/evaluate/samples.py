@@ -17,9 +17,11 @@ from blendrag.lab.worker.operations import LayerLoss
 @dataclass(frozen=True, slots=True)
 class Lost:
     """By decoding from a budget of KV. kl: mean divergence in nats from the same arm without, from the second
-    token on of what that wrote. layers: None where the prompt is no longer than the budget."""
+    token on of what that wrote. kept: tokens that a head kept; 0, and layers None, where the prompt is no
+    longer than the budget."""
 
     kl: float
+    kept: int
     layers: LayerLoss | None
 
 
@@ -33,8 +35,7 @@ class AnswerSample:
     text: the free answer. decision: the likeliest of the question's choices; None where there are none.
     ttft_ms: milliseconds to the first token; split_ms: those of load, select, recompute ({} if not blended).
     cached: tokens of documents whose KV was reused; recomputed: those of them that were computed again.
-    nll_later: nll from the second token on; None where there is none. kv_kept: tokens that a head kept, 0
-        where nothing was evicted. evicted: of an arm with a budget of KV.
+    nll_later: nll from the second token on; None where there is none. evicted: of an arm with a budget of KV.
     """
 
     question: str
@@ -48,7 +49,6 @@ class AnswerSample:
     recomputed: int
     split_ms: dict[str, float]
     nll_later: float | None = None
-    kv_kept: int = 0
     evicted: Lost | None = None
 
     @property
@@ -68,7 +68,7 @@ class AnswerSample:
             raise ValueError("not the fields of a sample")
         if lost := found["evicted"]:
             layers = lost["layers"]
-            found["evicted"] = Lost(lost["kl"], None if layers is None else LayerLoss(**layers))
+            found["evicted"] = Lost(lost["kl"], lost["kept"], None if layers is None else LayerLoss(**layers))
         found["logprobs"] = [{int(token): p for token, p in at.items()} for at in found["logprobs"]]
         return cls(**found)
 

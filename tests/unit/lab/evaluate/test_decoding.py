@@ -25,7 +25,7 @@ WHOLE = "query@0.15"
 def sample(question: int, arm: str, nll: float | None, kl: float = 0.0, kept: int = 0) -> AnswerSample:
     layers = LayerLoss("window", arm.split(":")[1], 512, [0.9, 1.0], [0.2, kl]) if kept else None
     whole = AnswerSample(str(question), arm, 1.0, [{7: -0.1}], "", None, 1.0, 80, 12, {}, nll)
-    return whole if arm == WHOLE else replace(whole, kv_kept=kept, evicted=Lost(kl, layers))
+    return whole if arm == WHOLE else replace(whole, evicted=Lost(kl, kept, layers))
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ samples = st.builds(
     AnswerSample, st.text(), st.text(), numbers,
     st.lists(st.dictionaries(counts, numbers)), st.text(),
     st.none() | st.text(), numbers, counts, counts,
-    st.dictionaries(st.text(), numbers), st.none() | numbers, counts,
-    st.none() | st.builds(Lost, numbers, st.none() | st.builds(
+    st.dictionaries(st.text(), numbers), st.none() | numbers,
+    st.none() | st.builds(Lost, numbers, counts, st.none() | st.builds(
         LayerLoss, st.text(), st.text(), counts, st.lists(numbers), st.lists(numbers)
     )),
 )  # fmt: skip
