@@ -116,6 +116,7 @@ def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, **choice
     assert sum(map(len, chosen)) == LAYERS * KV_HEADS * 3 * size
     for attention in model.decoder.attentions:
         attention.kv_cache[evicted.blocks[3:7]] = torch.nan
+    outputs(model, [evicted], [1])
     for _ in range(size):  # over an edge
         evicted.grow()
     scale, group = model.decoder.attentions[0].impl.scale, HEADS // KV_HEADS

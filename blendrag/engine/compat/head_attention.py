@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
-from vllm.config import get_current_vllm_config
+from vllm.config import get_current_vllm_config_or_none
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -127,8 +127,8 @@ if not TYPE_CHECKING:
 
 def started_to_evict() -> bool:
     """Whether the engine whose layers are being made is: its connector's options say it, which may be a child
-    of vLLM's ``MultiConnector``."""
-    transfer = get_current_vllm_config().kv_transfer_config
+    of vLLM's ``MultiConnector``. Not, where no layers are being made."""
+    transfer = getattr(get_current_vllm_config_or_none(), "kv_transfer_config", None)
     extra = {} if transfer is None else transfer.kv_connector_extra_config
     children = [child.get("kv_connector_extra_config", {}) for child in extra.get("connectors", ())]
     return any(each.get("evicts") for each in (extra, *children))

@@ -13,6 +13,7 @@ from math import lcm
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from blendrag.engine.compat.head_attention import HeadKernel, HeadSequences
@@ -20,6 +21,10 @@ from blendrag.engine.worker.head_pages import HeadPages, KeptPages
 from blendrag.engine.worker.indices import Ints, upload
 
 _TILE = 128  # tokens: kernels read tables by tiles of so many, past the end of a sequence
+
+# The pages of one request's sequences, [layers, kv_heads, pages] int32, and how many tokens shorter than the
+# request each one is.
+_Lines = tuple[npt.NDArray[np.int32], Ints | int]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +57,7 @@ class HeadReading:
         self._kept: dict[int, _Kept] = {}  # by the request's first block, which is its own
         self._step: _Step | None = None
         self._plain: Any = None  # the last step's metadata in which nothing was evicted
+        self._lines: dict[tuple[_Kept | None, bytes], _Lines] = {}  # the last step's, by request and blocks
 
     def keep(self, request_id: str, pages: KeptPages, first_later: int) -> None:
         """From the next step on, this request reads these pages for its blocks before ``first_later``."""
@@ -65,7 +71,7 @@ class HeadReading:
             for block in gone:
                 del self._kept[block]
         if not self._kept:
-            self._step = self._plain = None
+            self._step, self._plain, self._lines = None, None, {}
 
     def attend(self, layer: Any, query: torch.Tensor, metadata: Any, output: torch.Tensor) -> bool:
         """A layer's attention, if a row of the step has evicted KV; else nothing, and False."""
@@ -97,10 +103,12 @@ class HeadReading:
             return None
         seq_lens = metadata.seq_lens[:count].cpu().numpy().astype(np.int64)
         heads, size = self._pages.kv_heads, self._pages.block_size
-        lines = [
-            self._lines(one, blocks[row, : -(-length // size)])
+        keys = [
+            (one, blocks[row, : -(-length // size)].tobytes())
             for row, (one, length) in enumerate(zip(kept, seq_lens.tolist(), strict=True))
         ]
+        self._lines = {key: self._lines.get(key) or self._lines_of(*key) for key in keys}
+        lines = [self._lines[key] for key in keys]
         tile = lcm(_TILE, size) // size
         width = -(-max(table.shape[2] for table, _ in lines) // tile) * tile
         tables = np.zeros((self._pages.num_layers, count, heads, width), np.int32)
@@ -126,16 +134,15 @@ class HeadReading:
         layers = [HeadSequences(*layer, *there) for layer in of_layers]
         return _Step(metadata, layers, int(starts[-1]), rows)
 
-    def _lines(self, kept: _Kept | None, blocks: Ints) -> tuple[Ints, Ints | int]:
-        """The pages of one request's sequences, [layers, kv_heads, pages], and how many tokens shorter each
-        one is than the request."""
-        pages, later = self._pages, blocks if kept is None else blocks[kept.first_later :]
+    def _lines_of(self, kept: _Kept | None, block_ids: bytes) -> _Lines:
+        pages, blocks = self._pages, np.frombuffer(block_ids, np.int64)
+        later = blocks if kept is None else blocks[kept.first_later :]
         layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]
         own = pages.ids(layers, later, heads)
         if kept is None:
-            return own, 0
+            return own.astype(np.int32), 0
         counts, table = kept.pages.counts, kept.pages.table
-        joined = np.zeros((*counts.shape, table.shape[2] + len(later)), np.int64)
+        joined = np.zeros((*counts.shape, table.shape[2] + len(later)), np.int32)
         joined[:, :, : table.shape[2]] = table
         at = counts[..., None] + np.arange(len(later))
         np.put_along_axis(joined, at, own, axis=2)

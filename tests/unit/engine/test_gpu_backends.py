@@ -84,9 +84,10 @@ def test_engine_without_a_budget_has_other_backends_than_vllms(
             assert evicting.full_cls_name() == tuple(named.get_path().rsplit(".", 1)), (
                 "vLLM finds it by its name"
             )
-            assert issubclass(
-                evicting.get_impl_cls(), (head_attention.HeadAttentionImpl, stock.get_impl_cls())
-            )
+            looking = evicting.get_impl_cls()
+            assert issubclass(looking, head_attention.HeadAttentionImpl)
+            assert issubclass(looking, stock.get_impl_cls())
+        assert named.get_class() is stock
     finally:
         for one in BACKENDS:
             AttentionBackendEnum[one].clear_override()
