@@ -248,13 +248,11 @@ class RunningEngine:
                     delta = delta_of(output, ttft, prefix)
                     if rest:
                         delta = rest.read(delta)
-                    ended = (
-                        delta.finish_reason is not None
-                    )  # perhaps by a stop that the engine does not know of
+                    ended = delta.finish_reason is not None
                     if ended and delta.report is None and (recipe or exact):
                         delta.report = BlendReport.from_plain(await self.acall("report", ticket))
                     yield delta
-                    if ended and not output.finished:
+                    if ended and not output.finished:  # by a stop that the engine does not know of
                         break
         except TimeoutError:
             raise GenerationTimeoutError(
