@@ -312,9 +312,7 @@ def _from_hub(kind: _Kind, name: str, revision: str | None, tell: Progress) -> P
         return _checked(kind, Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES)))
     except ModelNotFoundError:
         raise
-    except (
-        Exception
-    ) as error:  # name, network, proxy, login, disk: the hub client has no common base for them
+    except Exception as error:  # of the name, network, login, disk: the hub's client has no common base
         known = [DEFAULT_MODEL] if kind is _MODEL else []
         guess = _did_you_mean(name, [*known, *_neighbours(Path(name))])
         raise ModelNotFoundError(f"no {kind.name} {name!r}: {_hub_reason(error, revision)}{guess}") from error

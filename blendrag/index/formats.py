@@ -182,9 +182,7 @@ def _plain_text(page: BeautifulSoup) -> str:
             parts.append(before)
             stack.append((after, True))
             stack += [(child, preformatted) for child in reversed(node.contents)]
-        elif isinstance(node, str) and not isinstance(
-            node, PreformattedString
-        ):  # those are comments and such
+        elif isinstance(node, str) and not isinstance(node, PreformattedString):  # comments and such
             # Outside <pre> white space means nothing, so that a line end is one that we put there.
             parts.append(node if preformatted else re.sub(r"\s+", " ", node))
     text = re.sub(r"(?<![ |])[ |]*\n", "\n", "".join(parts))  # white space and empty cells at a line's end

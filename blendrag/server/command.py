@@ -12,13 +12,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.launch import (
-    SERVING,
-    changes_kv,
-    connector_args,
-    engine_args,
-    server_environment,
-)
+from blendrag.engine.client.launch import SERVING, changes_kv, connector_args, engine_args, server_environment
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.names import closest

@@ -16,13 +16,7 @@ from blendrag.eviction import POLICIES
 from blendrag.eviction.hazard_file import NAME as HAZARD
 from blendrag.forecast.background import BackgroundPredictor, ForecastCounts
 from blendrag.forecast.classifier import MANIFEST, load_manifest
-from blendrag.forecast.conversation import (
-    PROMPTS,
-    Window,
-    conversation_id,
-    window_of,
-    without_documents,
-)
+from blendrag.forecast.conversation import PROMPTS, Window, conversation_id, window_of, without_documents
 from blendrag.forecast.features import Features
 from blendrag.forecast.folder import default_folder
 from blendrag.forecast.outcome_log import OutcomeLog

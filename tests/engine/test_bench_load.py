@@ -57,9 +57,8 @@ def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
     engine: Engine, command: Callable[..., Result], texts: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(
-        "blendrag.lab.bench.tree._small_pool", lambda settings, tokens: settings
-    )  # this engine
+    # This engine:
+    monkeypatch.setattr("blendrag.lab.bench.tree._small_pool", lambda settings, tokens: settings)
     data = tmp_path / "squad.json"
     asked = [{"context": text, "qas": [{"question": f"What is {text[:40]}?"}]} for text in texts]
     data.write_text(json.dumps([{"paragraphs": asked}]))

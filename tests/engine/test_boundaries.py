@@ -111,12 +111,9 @@ def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None
     assert means[-1] < 1e-4 < means[0], means
 
 
-@pytest.mark.parametrize(
-    ("selector", "metric"),
-    [(measuring, metric) for measuring in ("hkvd", "gradual") for metric in ("v", "k", "kv")]
-    + [("first_k", "v"), ("random", "v")],
-)
-def test_every_selector_recomputes_about_what_it_was_given(bench: Bench, selector: str, metric: str) -> None:
+@pytest.mark.parametrize("selector", ["hkvd", "gradual"])
+@pytest.mark.parametrize("metric", ["k", "kv"])
+def test_another_metric_has_more_recomputed_than_was_given(bench: Bench, selector: str, metric: str) -> None:
     prompt = bench.prompt(bench.pieces[8:12])
     report = bench.blended(prompt, selector=selector, metric=metric, ratio=0.3).report
     assert report is not None

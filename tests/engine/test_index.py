@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from blendrag import BlendIndex, Document
-from blendrag.errors import (
-    EmptyIndexError,
-    StoreFullError,
-    StoreInUseError,
-    StoreMismatchError,
-)
+from blendrag.errors import EmptyIndexError, StoreFullError, StoreInUseError, StoreMismatchError
 from blendrag.progress import Progress
 from places import ROOT
 from workbench import assert_adds_up, assert_consistent, files

@@ -1,17 +1,7 @@
 """``blendrag bench``."""
 
 from blendrag.cli.bench.eviction import eviction
-from blendrag.cli.bench.speed import (
-    beside,
-    context,
-    decode,
-    kernels,
-    load,
-    speculate,
-    sweep,
-    tree,
-    ttft,
-)
+from blendrag.cli.bench.speed import beside, context, decode, kernels, load, speculate, sweep, tree, ttft
 from blendrag.cli.console import group
 
 app = group(help="Measure on this machine.")

@@ -52,9 +52,7 @@ class PrefixClaims:
             known.block_ids = list(block_ids)
         else:
             self._growing[request.request_id] = _Growing(request, path, list(block_ids), path.held)
-        if claimed or (
-            path.held and known is None
-        ):  # without tokens, it is a use of what the engine has itself
+        if claimed or (path.held and known is None):  # without tokens: a use of what the engine has itself
             end, written = path.held_end, min(path.held_end, request.num_prompt_tokens - 1) - claimed
             nodes, ids = path.nodes[: path.held], request.all_token_ids[:end] if claimed else []
             ticket = str(request.kv_transfer_params.get("ticket", ""))

@@ -10,11 +10,11 @@ Those with stored KV may add what chunks are prefilled behind (``:none``, ``:sta
 setting ``shared_prefix``, and no text of their document; ``:context``, all that the settings say) and a
 codec, ``:int8``. ``:ada:512`` has the answer decoded from a budget of 512 tokens of KV, shared by this
 allocator; ``:random:512``, chosen by this scorer; alone, ``ada:512`` is of the settings' selector. Without
-such an addition ``reuse`` (PromptCache) and
-``lmcache`` prefill chunks alone whatever the settings say, as their authors do: ``:none`` is another spelling
-of them, and the gap that arms close is that of full reuse so defined. Selectors do as the settings say, which
-is what an index does. A selector without a ratio stands for an arm at each of the ratios, ``paper`` for all
-selectors, ``adakv`` for all ways to share a budget, of 128 to 2,048 tokens.
+such an addition ``reuse`` (PromptCache) and ``lmcache`` prefill chunks alone whatever the settings say, as
+their authors do: ``:none`` is another spelling of them, and the gap that arms close is that of full reuse so
+defined. Selectors do as the settings say, which is what an index does. A selector without a ratio stands for
+an arm at each of the ratios, ``paper`` for all selectors, ``adakv`` for all ways to share a budget, of 128 to
+2,048 tokens.
 """
 
 from __future__ import annotations

@@ -20,13 +20,7 @@ from blendrag.lab.eviction.readers import (
     read_questions,
 )
 from blendrag.lab.eviction.trace import Trace
-from blendrag.lab.eviction.workloads import (
-    DialogLoad,
-    RetrievalLoad,
-    dialog_trace,
-    embedded,
-    retrieval_trace,
-)
+from blendrag.lab.eviction.workloads import DialogLoad, RetrievalLoad, dialog_trace, embedded, retrieval_trace
 from blendrag.lab.records import numbered_lines
 
 Forecasts = Callable[[Trace], Sequence[float] | None]

@@ -96,9 +96,7 @@ def _document(item: Any, metadata: dict[str, Any] | None) -> Document:
 def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
     if success is False:
         return
-    if (
-        ids := arguments["first"]
-    ) is None:  # some stores remove all then, some by other arguments, some nothing
+    if (ids := arguments["first"]) is None:  # some remove all then, some by other arguments, some nothing
         store._forget_missing()
     else:
         store._forget(ids)

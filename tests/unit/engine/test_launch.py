@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from blendrag.engine.client import launch
-from blendrag.engine.client.launch import (
-    SERVING,
-    busy,
-    engine_args,
-    engine_key,
-    server_environment,
-)
+from blendrag.engine.client.launch import SERVING, busy, engine_args, engine_key, server_environment
 from blendrag.engine.compat import platform
 from blendrag.engine.compat.start import argument_names
 from blendrag.errors import ConfigError

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
-from blendrag.select import (
-    SELECTORS,
-    CachedTokens,
-    Selector,
-    make_selector,
-    register_selector,
-)
+from blendrag.select import SELECTORS, CachedTokens, Selector, make_selector, register_selector
 from blendrag.select.gradual import Gradual, schedule
 from blendrag.select.interface import budget
 from cached_tokens import LENGTHS, tokens_of

@@ -11,18 +11,7 @@ import pytest
 import xxhash
 
 from blendrag.store.record import Miss
-from stores import (
-    LAYOUT,
-    A,
-    filled,
-    get,
-    gone,
-    make_record,
-    put,
-    record_of,
-    same,
-    to_bytes,
-)
+from stores import LAYOUT, A, filled, get, gone, make_record, put, record_of, same, to_bytes
 
 GIB = 1 << 30
 MOST_TOKENS = 1 << 22

@@ -18,12 +18,7 @@ from blendrag.forecast.features import Features
 from blendrag.lab.eviction.readers import Questions, read_questions
 from blendrag.lab.eviction.trace import Trace
 from blendrag.lab.eviction.vectors import DiskCache
-from blendrag.lab.eviction.workloads import (
-    Embedded,
-    RetrievalLoad,
-    embedded,
-    retrieval_trace,
-)
+from blendrag.lab.eviction.workloads import Embedded, RetrievalLoad, embedded, retrieval_trace
 
 LOAD = RetrievalLoad(rate=5.0, seconds=400.0, top_k=3)
 
