@@ -74,11 +74,11 @@ $(OLDEST): requirements/oldest.lock
 	@touch $@
 
 # In front of the other packages, which are new enough for it. Of tests that start engines of their own, those of
-# asynchronous claims. The functions by which test_paged_cache.py lays out caches came later.
+# asynchronous claims. The functions by which three files lay out caches came later.
 compat: setup
 	@$(MAKE) --no-print-directory $(OLDEST)
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
-		--ignore tests/unit/engine/test_paged_cache.py --ignore tests/unit/engine/test_gpu_backends.py
+		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/engine/test_async_claims.py
 
 test: lint
