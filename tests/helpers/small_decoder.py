@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.utils import AttentionGroup
@@ -57,7 +59,8 @@ def small_model(
     config.cache_config.block_size = block_size or config.cache_config.block_size
     with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
         _be_alone()
-        model = initialize_model(config)
+        with patch.dict(rotary_embedding._ROPE_DICT, clear=True):  # shared, and others are moved
+            model = initialize_model(config)
         generator = torch.Generator().manual_seed(0)
         for _, weights in sorted(model.named_parameters()):
             noise = torch.randn(weights.shape, generator=generator)

@@ -118,7 +118,10 @@ def test_what_is_read_of_a_page_is_not_what_was_written(dtype: torch.dtype) -> N
         assert read.equal(written[rows])
 
 
-@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
+AMX = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this processor has no AMX kernels")
+
+
+@pytest.mark.parametrize("isa", ["vec", "vec16", pytest.param("amx", marks=AMX)])
 def test_order_of_a_processors_pages_is_not_learnt(isa: str) -> None:
     found = modules(dtype=torch.bfloat16)
     for attention in found:
