@@ -15,7 +15,8 @@ BlendragError
 ├── PredictorError           train it again (blendrag evictor train); until then, eviction is by LRU
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
-├── EngineError              the engine did not start, or died: the message says what to do
+├── EngineError              the engine died, or failed at something: ask again, the next use starts it
+│   ├── EngineStartError     correct what the message names: memory, weights, a setting, time
 │   ├── EngineClosedError    open another, or ask before close()
 │   ├── EngineBusyError      close the other engine that is named, or use its settings
 │   └── GenerationTimeoutError  allow more time, or fewer tokens
@@ -92,7 +93,11 @@ class PromptTooLongError(BlendragError):
 
 
 class EngineError(BlendragError):
-    """The embedded engine did not start, or stopped working."""
+    """The embedded engine stopped working, or failed at something."""
+
+
+class EngineStartError(EngineError):
+    """The engine did not start, and would not with the same settings."""
 
 
 class EngineClosedError(EngineError):

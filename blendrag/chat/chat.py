@@ -15,6 +15,7 @@ from blendrag.errors import (
     EngineBusyError,
     EngineClosedError,
     EngineError,
+    EngineStartError,
     GenerationTimeoutError,
 )
 from blendrag.models import DEFAULT_MODEL, model_window, resolve_model
@@ -142,9 +143,10 @@ class Chat(ChatModel):
                     raise
 
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """An engine that died is started again; what the program or the clock has ended stays so."""
-        ended = isinstance(error, EngineBusyError | EngineClosedError | GenerationTimeoutError)
-        return 0.0 if isinstance(error, EngineError) and not ended else None
+        """An engine that died is started again; one that does not start would not, and what the program or
+        the clock has ended stays so."""
+        final = EngineStartError | EngineBusyError | EngineClosedError | GenerationTimeoutError
+        return 0.0 if isinstance(error, EngineError) and not isinstance(error, final) else None
 
     def _turn(self, request: ChatRequest) -> Turn:
         from blendrag.chat.turn import Turn

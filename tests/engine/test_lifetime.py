@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from blendrag.engine.client.engine import Engine
-from blendrag.errors import EngineError
+from blendrag.errors import EngineStartError
 from blendrag.settings import Settings
 from places import ROOT
 
@@ -108,23 +108,31 @@ def alive(process: psutil.Process) -> bool:
 
 
 IMPATIENT = """
+import signal, sys
 import blendrag.engine.compat.required  # the rest of a start is what processes do
 from blendrag.engine.client.engine import Engine
-from blendrag.errors import EngineError
+from blendrag.errors import EngineStartError
 from blendrag.settings import Settings
+if interrupted := sys.argv[1] == "interrupted":
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+    signal.alarm(4)
+limit = 600 if interrupted else 4
 try:
-    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32", start_timeout_s=4))
-except EngineError as error:
-    print(error, flush=True)
+    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32", start_timeout_s=limit))
+except (EngineStartError, KeyboardInterrupt) as error:
+    print("it ended:", repr(error), flush=True)
 input()
 """
 
 
-def test_start_that_is_given_up_leaves_a_process(tmp_path: Path, model_dir: Path) -> None:
-    process = start(tmp_path, "", IMPATIENT)
+@pytest.mark.parametrize(("why", "told"), [("late", "start_timeout_s"), ("interrupted", "KeyboardInterrupt")])
+def test_start_that_is_given_up_leaves_a_process(
+    tmp_path: Path, model_dir: Path, why: str, told: str
+) -> None:
+    process = start(tmp_path, why, IMPATIENT)
     try:
-        (said,) = lines_until(process, "the engine did not start")
-        assert "start_timeout_s" in said
+        (said,) = lines_until(process, "it ended")
+        assert told in said
         wait_for(lambda: not spawned(psutil.Process(process.pid)))
         process.communicate("\n")
         assert process.returncode == 0, "threads of the start hold up the end"
@@ -154,6 +162,8 @@ def test_start_that_fails_for_want_of_memory_names_no_size(tmp_path: Path, model
     config = json.loads((long / "config.json").read_text())
     (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 18}))
     settings = Settings.load(model=str(long), dtype="float32", kv_cache_gib=1)
-    with pytest.raises(EngineError, match=r"does not fit: .* 262,144 tokens 3\.8 GiB.*lower max_model_len"):
+    with pytest.raises(
+        EngineStartError, match=r"does not fit: .* 262,144 tokens 3\.8 GiB.*lower max_model_len"
+    ):
         Engine.shared(settings)
     wait_for(lambda: not spawned(psutil.Process()))

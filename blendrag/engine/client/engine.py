@@ -31,7 +31,7 @@ from blendrag.engine.client.running import RunningEngine, T
 from blendrag.engine.client.shortage import shortage
 from blendrag.engine.operations import EngineFacts
 from blendrag.engine.start_error import kept, one_line
-from blendrag.errors import EngineBusyError, EngineClosedError, EngineError
+from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, EngineStartError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
 from blendrag.models import quantisation, resolve_model
 from blendrag.settings import Settings
@@ -73,16 +73,19 @@ class Engine(RunningEngine):
             raise
         except TimeoutError:
             self._give_up(start)
-            raise EngineError(
+            raise EngineStartError(
                 f"the engine did not start within {settings.start_timeout_s:g} s (start_timeout_s);"
                 " VLLM_LOGGING_LEVEL=INFO shows what it waits for"
             ) from None
         except Exception as error:
             self._stop_loop()
-            raise EngineError(
+            raise EngineStartError(
                 f"the engine did not start with {settings.model}: {error}"
                 " (VLLM_LOGGING_LEVEL=INFO shows vLLM's own log)"
             ) from error
+        except BaseException:  # Ctrl-C: nobody would own it
+            self._give_up(start)
+            raise
         atexit.register(self.close)
         if settings.dtype == "auto":
             warn_of_emulation(self.facts.dtype)
@@ -108,7 +111,7 @@ class Engine(RunningEngine):
                     self._llm = start_llm(args, connector_args(self.settings))
             except Exception as error:
                 if not self._closed and (short := shortage(self.model_path, args)):
-                    raise EngineError(f"{self.settings.model} does not fit: {short}") from error
+                    raise EngineStartError(f"{self.settings.model} does not fit: {short}") from error
                 cause = kept(self._sockets.name) or one_line(error)
                 if how := quantisation(self.model_path):
                     cause += f"; its weights are quantised ({how}): in another format they may load"
@@ -121,7 +124,7 @@ class Engine(RunningEngine):
         return facts
 
     def _give_up(self, start: Future[Any]) -> None:
-        """End the processes of a start that takes too long, any of which may hold the device: the engine's
+        """End the processes of a start that nobody waits for, any of which may hold the device: the engine's
         core here, and by its watchdog the worker. vLLM, which waits for them in our loop's thread, then
         fails."""
         self._closed = True  # a start that has come to no process yet makes none

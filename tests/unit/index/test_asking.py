@@ -11,7 +11,7 @@ import pytest
 
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.generation import Delta
-from blendrag.errors import ConfigError, EngineClosedError, EngineError
+from blendrag.errors import ConfigError, EngineClosedError, EngineError, EngineStartError
 from engine_facts import FACTS
 
 HELLO = [{"role": "user", "content": "Hello?"}]
@@ -85,10 +85,11 @@ def test_answer_is_lost_with_the_engine(
 def test_failure_is_hidden_for_ever(index: BlendIndex, engine: Failing) -> None:
     with pytest.raises(EngineError, match="it died"):
         index.ask(HELLO, max_retries=0)
-    engine.asked, engine.error = 0, EngineClosedError("closed")
-    with pytest.raises(EngineClosedError):
-        index.ask(HELLO)
-    assert engine.asked == 1, "what the program has ended stays so"
+    for final in (EngineClosedError("by the program"), EngineStartError("does not fit")):
+        engine.asked, engine.error = 0, final
+        with pytest.raises(type(final)):
+            index.ask(HELLO)
+        assert engine.asked == 1, final
 
 
 @pytest.mark.parametrize(
