@@ -2,7 +2,7 @@
 one registry each. Plain torch, no engine."""
 
 from blendrag.compress.allocator import ALLOCATORS, Allocator, register_allocator
-from blendrag.compress.keep import kept_tokens, page_gains
+from blendrag.compress.pages import kept_tokens, page_gains
 from blendrag.compress.registry import check_budget, least_budget, make_allocator, make_scorer
 from blendrag.compress.scorer import SCORERS, Observed, Scorer, register_scorer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from blendrag.compress.allocator import Allocator, register_allocator
-from blendrag.compress.rounding import largest_remainder
+from blendrag.compress.pages import largest_remainder
 
 
 @register_allocator("ada")
@@ -20,8 +20,6 @@ class Ada(Allocator):
 @register_allocator("joint")
 class Joint(Allocator):
     """All heads of all layers share what there is."""
-
-    across_layers = True
 
     def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
         heads = gains.flatten(0, 1)

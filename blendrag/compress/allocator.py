@@ -17,12 +17,9 @@ class Allocator(ABC):
     """Shares pages out among heads.
 
     alpha: the share of every head's pages that is the uniform one (Ada-KV's safeguard, section 3.4).
-    across_layers: whether layers may get more than one another, which takes pages that any layer can use.
 
     Raises ConfigError for an alpha outside of 0 to 1.
     """
-
-    across_layers: bool = False
 
     def __init__(self, alpha: float = 0.5) -> None:
         if not isinstance(alpha, int | float) or not 0.0 <= alpha <= 1.0:
@@ -34,10 +31,18 @@ class Allocator(ABC):
         """The pages of each head, [layers, kv_heads] int64, on the CPU: ``pages`` of them on average,
         exactly; no head more than there are, or less than it has to keep.
 
-        gains: [layers, kv_heads, most] of :func:`~blendrag.compress.keep.page_gains`; those that a head has
+        gains: [layers, kv_heads, most] of :func:`~blendrag.compress.pages.page_gains`; those that a head has
         to keep are infinite, ``pages`` at most. pages: ``most`` at most.
         """
 
 
 ALLOCATORS = Registry[Allocator]("kv_allocator")
 register_allocator = ALLOCATORS.register
+
+
+@register_allocator("uniform")
+class Uniform(Allocator):
+    """The same for every head of every layer: SnapKV, and the baseline of Ada-KV's Theorem 4."""
+
+    def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
+        return torch.full(gains.shape[:2], pages, dtype=torch.int64)

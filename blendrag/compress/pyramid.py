@@ -6,7 +6,7 @@ import torch
 
 from blendrag.compress.ada import adaptive
 from blendrag.compress.allocator import Allocator, register_allocator
-from blendrag.compress.rounding import largest_remainder
+from blendrag.compress.pages import largest_remainder
 
 _BETA = 20  # how many times the mean is what the last layer has
 
@@ -14,8 +14,6 @@ _BETA = 20  # how many times the mean is what the last layer has
 @register_allocator("pyramid")
 class Pyramid(Allocator):
     """A layer's heads have the same."""
-
-    across_layers = True
 
     def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
         layers = layer_totals(gains, pages).tolist()

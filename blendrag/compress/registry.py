@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blendrag.compress import ada, pyramid, static, uniform, window  # noqa: F401  (they register)
+from blendrag.compress import ada, pyramid, static, window  # noqa: F401  (they register)
 from blendrag.compress.allocator import ALLOCATORS, Allocator
 from blendrag.compress.scorer import SCORERS, Scorer
 from blendrag.errors import ConfigError

@@ -21,8 +21,11 @@ class Recent(Scorer):
 
 @register_scorer("random")
 class Random(Scorer):
-    """The same tokens every time, of each head its own."""
+    """The same tokens for the same prompt, of each layer's heads their own."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
 
     def score(self, layer: Observed) -> torch.Tensor:
         shape = (layer.key.shape[1], layer.candidates)
-        return torch.rand(shape, generator=torch.Generator().manual_seed(shape[1])).to(layer.key.device)
+        return torch.rand(shape, generator=self._generator).to(layer.key.device)

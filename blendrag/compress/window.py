@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import max_pool1d
 
-from blendrag.compress.loss import projected_norms
 from blendrag.compress.scorer import Observed, Scorer, register_scorer
 
 
@@ -49,3 +48,13 @@ def observed_attention(layer: Observed) -> torch.Tensor:
         products[..., layer.candidates :].masked_fill_(later, float("-inf"))
         observed.append(products.softmax(-1)[..., : layer.candidates].mean((0, 1)))
     return torch.stack(observed)
+
+
+def projected_norms(value: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """L1 norms of the rows of each query head's V W_O: [heads, n] float32, of [n, kv_heads, d] and
+    [hidden, heads * d]. One head at a time."""
+    d = value.shape[2]
+    heads = output.shape[1] // d
+    group = heads // value.shape[1]
+    parts = output.float().split(d, dim=1)
+    return torch.stack([(value[:, h // group].float() @ parts[h].T).abs().sum(-1) for h in range(heads)])

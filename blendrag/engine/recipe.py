@@ -99,9 +99,10 @@ def conversation_of(request: Any) -> str:
 @dataclass(frozen=True, slots=True)
 class EvictionOrder:
     """A prompt of ``tokens``, all of them computed, in the first of these blocks: the step at hand computes
-    what follows."""
+    what follows. No blocks: they are not known, and stay."""
 
     request_id: str
+    ticket: str
     block_ids: list[int]
     tokens: int
 

@@ -17,7 +17,6 @@ class Eviction:
 
     tokens: that a head has kept, on average. first, last: numbers of the request's blocks, between which all
     are free now; first_block: the id of its very first. whole: why nothing was evicted; None if it was.
-    spoilt: whether the KV is no longer what the prompt's is, and has to be computed again.
     """
 
     tokens: int = 0
@@ -25,7 +24,6 @@ class Eviction:
     last: int = 0
     first_block: int = -1
     whole: str | None = None
-    spoilt: bool = False
 
     @property
     def freed(self) -> int:

@@ -10,6 +10,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,6 @@ from fastapi.routing import APIRoute
 
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.watchdog import exit_with_parent
-from blendrag.engine.operations import EngineFacts
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
@@ -98,21 +98,21 @@ class _Engine(RunningEngine):
         settings: Settings,
         llm: Any,
         loop: asyncio.AbstractEventLoop,
-        facts: EngineFacts,
         *,
         alone: bool,
     ) -> None:
         super().__init__(settings, alone=alone)
-        self._llm, self._loop, self.facts = llm, loop, facts
+        self._llm, self._loop = llm, loop
 
     @classmethod
     async def of(cls, settings: Settings, llm: Any, *, alone: bool, engines: int) -> _Engine:
         """Bind the workers to their model. To be awaited in the server's loop. alone: whether there is no
         other API server. engines: data parallel ones, which have no tree: each would keep nodes of its own
         requests."""
-        (facts, *_) = await llm.collective_rpc("blendrag_bind")
-        facts |= {"blocks": ""} if engines > 1 else {}
-        return cls(settings, llm, asyncio.get_running_loop(), EngineFacts(**facts), alone=alone)
+        engine = cls(settings, llm, asyncio.get_running_loop(), alone=alone)
+        facts = await engine.bound()
+        engine.facts = replace(facts, blocks="") if engines > 1 else facts
+        return engine
 
     def end_in_order(self, tenants: Mapping[str, Blending]) -> None:
         """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let

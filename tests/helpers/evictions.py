@@ -65,7 +65,7 @@ class Request:
                     window.note(layer, at, put(self.query[layer, at]))
 
     def order(self) -> EvictionOrder:
-        return EvictionOrder(self.name, self.blocks, self.tokens)
+        return EvictionOrder(self.name, "", self.blocks, self.tokens)
 
 
 def outputs(

@@ -117,11 +117,10 @@ class Engine(RunningEngine):
                     cause += f"; its weights are quantised ({how}): in another format they may load"
                 raise RuntimeError(cause) from error
         try:
-            facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
+            return await self.bound()
         except BaseException:
             self._llm.shutdown(timeout=0)
             raise
-        return facts
 
     def _give_up(self, start: Future[Any]) -> None:
         """End the processes of a start that nobody waits for, any of which may hold the device: the engine's

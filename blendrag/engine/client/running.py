@@ -64,6 +64,15 @@ class RunningEngine:
     def release(self) -> None:
         """Give the engine back."""
 
+    async def bound(self) -> EngineFacts:
+        """What the workers say once they are bound to their model. Raises ConfigError where the settings do
+        not go with it."""
+        from blendrag.compress import check_budget
+
+        facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
+        check_budget(self.settings.blending, facts.block_size)
+        return facts
+
     # -- what it knows ------------------------------------------------------------------------------------
 
     @property

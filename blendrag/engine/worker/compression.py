@@ -46,7 +46,8 @@ class WindowQueries:
         self._query[layer, upload(positions[begin:] - self.first, query.device)] = query[begin:]
 
     def __getitem__(self, layer: int) -> torch.Tensor:
-        assert self._query is not None, "the question is computed in every layer"
+        if self._query is None:
+            raise WholeError("no question stands behind the documents")
         return self._query[layer]
 
 
@@ -114,12 +115,14 @@ class Compression:
 
     @torch.inference_mode()
     def evict(self, order: EvictionOrder) -> Eviction:
-        """Compact a prompt's KV into its first blocks, once the step has computed all of it. Whatever goes
-        wrong before anything is written keeps it whole; what does afterwards is reported as ``spoilt``."""
+        """Compact a prompt's KV into its first blocks, once all of it is computed. Whatever goes wrong, it
+        stays whole."""
         seen = self._seen.pop(order.request_id, None)
         try:
             if self._parts is None:
                 raise WholeError(self.reason)
+            if not order.block_ids:
+                raise WholeError("its layers' blocks are not in one group")
             if seen is None:
                 raise WholeError("it was not blended to its end")
             return self._evict(self._parts, seen, order)
@@ -157,12 +160,14 @@ class Compression:
             for head in range(pages.kv_heads)
         ]  # all of them are read before one is written: they may be in the way
         at = iter(rows)
+        before = pages.copy_of(blocks[:keep])
         try:
             for layer in range(pages.num_layers):
                 for head in range(pages.kv_heads):
                     pages.write(layer, kept.table[layer, head, : counts[layer, head]], *next(at))
-        except Exception as error:
-            return Eviction(whole=f"{type(error).__name__}: {error}", spoilt=True)
+        except BaseException:
+            pages.restore(blocks[:keep], before)
+            raise
         parts.reading.keep(order.request_id, kept, last)
         tokens = keep * size + order.tokens - last * size
         return Eviction(tokens, keep, last, int(blocks[0]))

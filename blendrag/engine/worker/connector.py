@@ -315,8 +315,6 @@ class BlendConnector(KVConnectorBase_V1):
                 self._freeing.free(request_id, eviction)
                 if request_id in self._results:
                     self._results[request_id] = self._results[request_id].evicted(eviction)
-                if eviction.spoilt:
-                    self._failed.add(request_id)
             for conversation, chance in meta.forecasts.items():
                 self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
         self._ordering(lambda order: order.settle())
@@ -350,12 +348,9 @@ class BlendConnector(KVConnectorBase_V1):
         if self._data_plane is None or not isinstance(connector_metadata, BlendMetadata):
             return
         # Before the step's forward, which may have their blocks as others', and reads what is left.
-        compression = self._data_plane.compression
-        compression.forget(connector_metadata.ended | connector_metadata.preempted)
+        self._data_plane.compression.forget(connector_metadata.ended | connector_metadata.preempted)
         for order in connector_metadata.evictions:
-            eviction = self._evictions[order.request_id] = compression.evict(order)
-            if eviction.spoilt:
-                self._failed_blocks.update(order.block_ids)
+            self._evictions[order.request_id] = self._data_plane.evict(order)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()

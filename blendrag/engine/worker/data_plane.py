@@ -19,7 +19,7 @@ from blendrag.control.profile import Profile
 from blendrag.engine.client.watchdog import ENDS_WITHIN_S
 from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.prefixes import NodeLoad
-from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.recipe import BlendOrder, EvictionOrder
 from blendrag.engine.report import BlendReport, Eviction
 from blendrag.engine.worker.blending import LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
@@ -294,6 +294,13 @@ class DataPlane:
         self._keep(order.ticket, report)
         return report
 
+    def evict(self, order: EvictionOrder) -> Eviction:
+        """Evict a blended prompt's KV (:meth:`Compression.evict`)."""
+        eviction = self.compression.evict(order)
+        if order.ticket in self._reports:
+            self._reports[order.ticket] = self._reports[order.ticket].evicted(eviction)
+        return eviction
+
     def load(self, order: NodeLoad) -> BlendReport | None:
         """Restore an exact prefix (:meth:`ExactPrefixes.load`)."""
         report = self.prefixes.load(order)
@@ -313,7 +320,8 @@ class DataPlane:
             self._reports.popitem(last=False)
 
     def report(self, ticket: str) -> BlendReport | None:
-        """The report of a request that ended in the step that blended it: its output left without one."""
+        """The report of a request whose output left without one: it ended in the step that blended it, or is
+        a server's stream."""
         return self._reports.get(ticket)
 
 

@@ -11,7 +11,8 @@ from blendrag.engine.report import Eviction
 
 
 class BlockFreeing:
-    """Of one scheduler. ``blocks``: None where this vLLM's manager is another one: nothing is evicted."""
+    """Of one scheduler. ``blocks``: None where a request's are in several groups, or this vLLM's manager is
+    another one: nothing is evicted."""
 
     def __init__(self, blocks: RequestBlocks | None) -> None:
         self._blocks = blocks
@@ -19,7 +20,7 @@ class BlockFreeing:
 
     def expect(self, request: Any, recipe: Recipe) -> None:
         """A prompt that is blended: evicted once its first token is there, if that is asked for."""
-        if recipe.options.kv_budget is not None and self._blocks is not None:
+        if recipe.options.kv_budget is not None:
             self._expected[request.request_id] = request
 
     def forget(self, request_id: str) -> None:
@@ -27,17 +28,16 @@ class BlockFreeing:
         self._expected.pop(request_id, None)
 
     def orders(self, scheduled: Collection[str]) -> list[EvictionOrder]:
-        """Requests whose prompt was computed, of a step that goes on with these: their first token has left,
-        and does not wait for the choice of what is kept."""
-        orders = []
-        for request_id, request in tuple(self._expected.items()):
+        """The first request whose prompt was computed, of a step that goes on with these: its first token has
+        left, and does not wait for the choice of what is kept. The others' turn comes in later steps: all
+        that are running wait for each."""
+        for request_id, request in self._expected.items():
             if request_id in scheduled and request.num_computed_tokens >= request.num_prompt_tokens:
-                assert self._blocks is not None, "else none is expected"
-                orders.append(
-                    EvictionOrder(request_id, self._blocks.ids(request_id), request.num_prompt_tokens)
-                )
                 del self._expected[request_id]
-        return orders
+                ticket = str(request.kv_transfer_params.get("ticket", ""))
+                blocks = [] if self._blocks is None else self._blocks.ids(request_id)
+                return [EvictionOrder(request_id, ticket, blocks, request.num_prompt_tokens)]
+        return []
 
     def free(self, request_id: str, eviction: Eviction) -> None:
         """Give the blocks back that the worker has emptied. Those of a request that has ended since, or was

@@ -67,6 +67,15 @@ class HeadPages:
         rows = key.unsqueeze(1).contiguous(), value.unsqueeze(1).contiguous()
         write_kv(self.attentions[layer], *rows, self.view, upload(slots, self.device))
 
+    def copy_of(self, blocks: Ints) -> list[torch.Tensor]:
+        """What each layer has in these blocks, for :meth:`restore`."""
+        return [attention.kv_cache[upload(blocks, self.device)] for attention in self.attentions]
+
+    def restore(self, blocks: Ints, copies: Sequence[torch.Tensor]) -> None:
+        """Have in these blocks again what was there."""
+        for attention, copy in zip(self.attentions, copies, strict=True):
+            attention.kv_cache[upload(blocks, self.device)] = copy
+
 
 class PageReader:
     """K and V out of pages, in whichever order the backend keeps a page's numbers.

@@ -10,6 +10,7 @@ from typing import Any
 import xxhash
 
 import blendrag
+from blendrag.compress import check_budget
 from blendrag.errors import PromptTooLongError
 from blendrag.lab import require
 from blendrag.lab.evaluate.arms import ArmSpec
@@ -73,6 +74,8 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
         settings = settings.model_copy(update={"kv_budget": max(budgets)})
     config = _config(settings, options, format)
     with SampleLog.open(options.rows, config) as log, blending_engine(settings, progress) as engine:
+        for arm in options.arms:
+            check_budget(arm.recipe(settings, "", ()).options, engine.facts.block_size)
         measuring = Measuring(engine, settings, options.max_tokens, progress)
         asked = [measuring.tokenize(question, format) for question in questions]
         fitting = [each for each in asked if measuring.fits(each)]

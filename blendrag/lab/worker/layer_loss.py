@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from blendrag.compress import Observed, kept_tokens, make_allocator, make_scorer, page_gains
-from blendrag.compress.loss import eviction_loss
+from blendrag.compress.window import projected_norms
 from blendrag.engine.recipe import EvictionOrder
 from blendrag.engine.report import Eviction
 from blendrag.engine.worker.compression import Compression, Parts, WindowQueries
@@ -129,3 +129,29 @@ def _attention(layer: Observed, observed: int) -> torch.Tensor:
     products = torch.einsum("qhd,nhd->qhn", query, key) * layer.scale
     later = torch.arange(n) > torch.arange(n - len(query), n)[:, None]
     return products.masked_fill(later[:, None], float("-inf")).softmax(-1)
+
+
+def eviction_loss(
+    weights: torch.Tensor, value: torch.Tensor, output: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """L1 distance of a layer's attention output before and after eviction, [queries] float32 (Ada-KV,
+    Theorem 1).
+
+    weights: [queries, heads, n], softmax over all tokens. value: [n, kv_heads, d]. output: [hidden,
+    heads * d], the output projection. kept: [kv_heads, n] bool, some of each head.
+    """
+    group = weights.shape[1] // value.shape[1]
+    left = weights * kept.repeat_interleave(group, 0)
+    lost = weights - left / left.sum(-1, keepdim=True)
+    mixed = torch.einsum("qhn,nhd->qhd", lost.float(), value.float().repeat_interleave(group, 1))
+    return (mixed.flatten(1) @ output.float().T).abs().sum(-1)
+
+
+def loss_bound(
+    weights: torch.Tensor, value: torch.Tensor, output: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """What the loss of the same arguments cannot exceed, [queries]: 2 C times the attention that is evicted
+    (Theorem 2), C being the largest norm of a row of V W_O."""
+    group = weights.shape[1] // value.shape[1]
+    evicted = (weights * ~kept.repeat_interleave(group, 0)).sum((1, 2))
+    return 2 * projected_norms(value, output).max() * evicted

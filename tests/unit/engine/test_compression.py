@@ -11,12 +11,14 @@ import torch
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from blendrag.engine.compat import head_attention
+from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.worker import compression as evicting
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.compression import Compression
+from blendrag.engine.worker.head_pages import HeadPages, PageReader
 from blendrag.lab.worker.layer_loss import LabCompression, Study
 from blendrag.lab.worker.operations import MEASURED
-from evictions import HEADS, LAYERS, Request, evict_and_read, outputs
+from evictions import HEADS, LAYERS, Request, evict_and_read
 from small_decoder import BLOCKS, KV_HEADS, small_model
 
 
@@ -84,7 +86,7 @@ def test_kv_is_touched_where_it_is_kept_whole(
     request.blended(compression)
     before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
     done = compression.evict(request.order())
-    assert done.whole is not None and reason in done.whole and not done.spoilt and not done.freed
+    assert done.whole is not None and reason in done.whole and not done.freed
     after = [attention.kv_cache for attention in model.decoder.attentions]
     assert all(a.view(torch.int32).equal(b.view(torch.int32)) for a, b in zip(before, after, strict=True))
 
@@ -99,23 +101,58 @@ def test_prompt_that_was_not_blended_or_left_to_the_engine_is_evicted(model: Loa
     assert compression.evict(longer).whole == "the question is left to the engine"
 
 
-def test_error_before_the_first_write_loses_kv_and_one_behind_it_is_not_told(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+def test_prompt_without_a_question_or_with_unknown_blocks_is_an_error(model: LoadedModel) -> None:
+    size = model.cache.block_size
+    compression = Compression.of(model.decoder, model.cache)
+    request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
+    request.blended(compression)
+    assert compression.evict(replace(request.order(), block_ids=[])).whole == (
+        "its layers' blocks are not in one group"
+    )
+    recipe = Recipe("store", (("a", 3, 6 * size - 4),), request.options)
+    compression.window(BlendOrder("a", "", list(range(6 * size - 1)), request.blocks, 0, recipe))
+    assert compression.evict(request.order()).whole == "no question stands behind the documents"
+
+
+@pytest.mark.parametrize("other", ["window", "cap", "sinks", "ALiBi"])
+def test_attention_that_pages_do_not_know_is_compressed(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    attention = model.decoder.attentions[1]
+    if other == "window":
+        monkeypatch.setattr(attention, "sliding_window", 64)
+    else:
+        name = {"cap": "logits_soft_cap", "sinks": "sinks", "ALiBi": "alibi_slopes"}[other]
+        monkeypatch.setattr(attention.impl, name, 30.0 if other == "cap" else torch.ones(HEADS))
+    compression = Compression.of(model.decoder, model.cache)
+    assert compression.reason == "its attention has windows, caps, sinks or ALiBi"
+
+
+@pytest.mark.parametrize("where", ["reading", "writing"])
+def test_error_leaves_other_kv_than_the_prompts(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     size = model.cache.block_size
     compression = Compression.of(model.decoder, model.cache)
     request = Request(model, "a", 6 * size, list(range(6)), kv_budget=3 * size)
+    request.blended(compression)
+    before = [attention.kv_cache.clone() for attention in model.decoder.attentions]
+    write, written = HeadPages.write, []
 
-    def fails(*_: Any) -> None:
-        raise MemoryError("no room")
+    def fails(*arguments: Any) -> None:
+        if where == "reading" or len(written) == LAYERS:
+            raise MemoryError("no room")
+        written.append(arguments)
+        write(*arguments)
 
-    for where, spoilt in (("PageReader.rows", False), ("HeadPages.write", True)):
-        request.blended(compression)
-        with monkeypatch.context() as patched:
-            patched.setattr(f"blendrag.engine.worker.head_pages.{where}", fails)
-            done = compression.evict(request.order())
-        assert done.whole == "MemoryError: no room" and done.spoilt == spoilt and not done.freed
-    assert outputs(model, [request], [1]).isfinite().all()
+    of_pages = {"reading": (PageReader, "rows"), "writing": (HeadPages, "write")}
+    with monkeypatch.context() as patched:
+        patched.setattr(*of_pages[where], fails)
+        done = compression.evict(request.order())
+    assert done.whole == "MemoryError: no room" and not done.freed
+    assert written or where == "reading"
+    after = [attention.kv_cache for attention in model.decoder.attentions]
+    assert all(a.view(torch.int32).equal(b.view(torch.int32)) for a, b in zip(before, after, strict=True))
 
 
 def test_layers_with_kv_apart_are_compressed(model: LoadedModel) -> None:

@@ -33,8 +33,8 @@ def manager() -> KVCacheManager:
 def request(name: str, tokens: int) -> Request:
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    ids = list(range(tokens))
-    return Request(name, ids, SamplingParams(), None, cache_salt=name, block_hasher=hasher)
+    asked = SamplingParams(extra_args={"kv_transfer_params": RECIPE.transfer_params(f"ticket of {name}")})
+    return Request(name, list(range(tokens)), asked, None, cache_salt=name, block_hasher=hasher)
 
 
 def started(manager: KVCacheManager, name: str, tokens: int) -> Request:
@@ -127,11 +127,20 @@ def test_prompt_is_evicted_before_its_first_token_or_when_nobody_asked(manager: 
     assert half.orders(["a"]) == [], "the step computes its last token"
     found.num_computed_tokens = 100
     assert half.orders([]) == half.orders(["b"]) == [], "it is not in the step"
-    assert [order.tokens for order in half.orders(["a"])] == [100]
+    assert [(order.tokens, order.ticket) for order in half.orders(["a"])] == [(100, "ticket of a")]
     assert half.orders(["a"]) == [], "once"
     half.expect(found, RECIPE)
     half.forget("a")
     assert half.orders(["a"]) == []
+
+
+def test_step_waits_for_several_evictions(manager: KVCacheManager) -> None:
+    half = freeing(manager)
+    for name in ("a", "b", "c"):
+        half.expect(started(manager, name, 100), RECIPE)
+    running = ["c", "b"]
+    assert [[order.request_id for order in half.orders(running)] for _ in range(3)] == [["b"], ["c"], []]
+    assert [order.request_id for order in half.orders(["a"])] == ["a"]
 
 
 def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
@@ -140,5 +149,6 @@ def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
     half = BlockFreeing(None)
     asked: Any = request("a", 100)
     half.expect(asked, RECIPE)
-    assert half.orders(["a"]) == []
+    asked.num_computed_tokens = 100
+    assert [order.block_ids for order in half.orders(["a"])] == [[]], "the worker says why nothing is evicted"
     half.free("a", Eviction(1, 1, 2, 0))

@@ -15,9 +15,18 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blendrag.engine.report import BlendReport
+from blendrag.engine.report import BlendReport, Eviction
 from blendrag.engine.worker import metrics
-from blendrag.engine.worker.metrics import METRICS, Recorder, Tally, TierMeter, merge, of_report, summary
+from blendrag.engine.worker.metrics import (
+    METRICS,
+    Recorder,
+    Tally,
+    TierMeter,
+    merge,
+    of_eviction,
+    of_report,
+    summary,
+)
 from blendrag.store.tiers import RamTier, TierSpec
 from places import DOCS
 from stores import LAYOUT, make_chunk, make_record
@@ -52,6 +61,17 @@ def shown() -> dict[tuple[str, ...], float]:
                     values = [sample.labels[label] for label in (*ours, "engine")]
                     found[(sample.name, *values)] = sample.value
     return found
+
+
+def test_eviction_is_miscounted(recorder: Recorder) -> None:
+    recorder.observe(of_eviction(Eviction(tokens=480, first=15, last=226, first_block=3)))
+    recorder.observe(of_eviction(Eviction(whole="the prompt is no longer than the budget")))
+    now = shown()
+    assert (
+        now["blendrag_evictions_total", "evicted", "0"] == now["blendrag_evictions_total", "whole", "0"] == 1
+    )
+    assert now["blendrag_evicted_blocks_total", "kept", "0"] == 16
+    assert now["blendrag_evicted_blocks_total", "freed", "0"] == 211
 
 
 def test_report_is_miscounted(recorder: Recorder) -> None:

@@ -1,4 +1,4 @@
-"""From scores to what a page gains, and from pages to tokens."""
+"""From scores to what a page gains, from shares to whole pages, and from pages to tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ def page_gains(scores: torch.Tensor, page: int) -> torch.Tensor:
     ``page`` of [..., tokens] in falling order, [..., pages] float64. They fall, too."""
     ordered = scores.double().sort(-1, descending=True).values
     return pad(ordered, (0, -scores.shape[-1] % page)).unflatten(-1, (-1, page)).sum(-1)
+
+
+def largest_remainder(shares: torch.Tensor, total: int) -> torch.Tensor:
+    """[n] float64 shares that add up to ``total``, rounded to int64 that do, none by 1 or more; among equal
+    remainders the first go up."""
+    whole = torch.floor(shares + 1e-9)  # a bit below a whole number is that number
+    rest = shares - whole
+    missing = total - int(whole.sum())
+    up = torch.sort(rest, descending=True, stable=True).indices[:missing]
+    whole[up] += 1
+    return whole.long()
 
 
 def kept_tokens(scores: torch.Tensor, count: int) -> torch.Tensor:

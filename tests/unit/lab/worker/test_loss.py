@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.compress import kept_tokens, make_allocator, page_gains
-from blendrag.compress.loss import eviction_loss, loss_bound, projected_norms
+from blendrag.compress.window import projected_norms
+from blendrag.lab.worker.layer_loss import eviction_loss, loss_bound
 
 PAGES = st.sampled_from([1, 16, 32])
 
