@@ -1,7 +1,8 @@
-"""Exact prefixes behind ``blendrag serve``."""
+"""Exact prefixes and budgets of KV behind ``blendrag serve``."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,8 @@ GROWN_S = 120.0  # until a test gives up
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server") / "kv"
-    running = Server(folder, "--tree-ram-bytes", "1000000000", "--no-prefix-caching").wait()
+    more = ("--tree-ram-bytes", "1000000000", "--no-prefix-caching", "--kv-budget", "4096")
+    running = Server(folder, *more).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
     assert running.end() == [], "what grows is not waited for"
@@ -66,3 +68,16 @@ def test_document_that_was_forgotten_stays_in_the_tree(server: Server) -> None:
     assert tree(server)["nodes"] == 2
     server.put(TEXTS)
     assert asked(server)["mode"] == "mixed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_does_not_say_that_it_was_decoded_from_a_part(server: Server, stream: bool) -> None:
+    """Behind blended documents: in an order that the tree has not grown yet."""
+    texts = [*TEXTS.values()][::-1]
+    messages = [{"role": "user", "content": "\n\n".join([*texts[stream:], "When was Alpha2 founded?"])}]
+    body = {"evidence": True, "kv_budget": 128}
+    answer = server.ask(messages=messages, stream=stream, max_tokens=16, ignore_eos=True, blendrag=body)
+    said = [line for line in answer.text.splitlines() if '"kv_kept"' in line][-1].removeprefix("data: ")
+    evidence = json.loads(said)["blendrag"]
+    assert evidence["kv_whole"] == "" and evidence["kv_freed"] > 10
+    assert 64 <= evidence["kv_kept"] <= 128
