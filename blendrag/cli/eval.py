@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blendrag.cli.measured import measured
-from blendrag.cli.options import Json, Model, Plot, Ratios, Seed
+from blendrag.cli.options import Json, Model, Paste, Plot, Ratios, Seed
 
 
 def evaluate(
@@ -47,6 +47,7 @@ def evaluate(
     ] = None,
     plot: Plot = None,
     json: Json = False,
+    paste: Paste = None,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
     from blendrag.lab import require
@@ -56,6 +57,7 @@ def evaluate(
     from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE
     from blendrag.lab.evaluate.report import print_evaluation
     from blendrag.lab.evaluate.run import EvalOptions, run_eval
+    from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
     require("nltk", "rouge_score")  # before hours of asking
@@ -65,4 +67,5 @@ def evaluate(
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, rows)
     left = f"interrupted: the same command goes on from {rows}" if rows else "interrupted"
-    measured(lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left)
+    table = pasted(print_evaluation, "eval", paste)
+    measured(lambda bar: run_eval(settings, options, bar), table, json, plot, draw, left)

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 
 from blendrag.errors import ConfigError
-
-if TYPE_CHECKING:
-    from blendrag.lab.setup import Setup
-    from blendrag.machine import Machine
+from blendrag.machine import Machine
 
 
 class Results(Protocol):
-    """What a command has measured. ``to_dict``: for JSON."""
+    """What a command has measured. ``to_dict``: for JSON; of an engine, with its ``machine``."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class EngineResults(Results, Protocol):
-    """Results of an engine."""
+R = TypeVar("R", bound=Results)
 
-    @property
-    def setup(self) -> Setup[Any]: ...
-
-
-R = TypeVar("R", bound=EngineResults)
+_MOST_TABLES = 9  # of a command
 
 
 def table_with(first: str, *columns: str, title: str = "") -> Table:
@@ -49,7 +41,7 @@ class Page(RenderHook):
     and ``<!-- /NAME-table -->``, the second ``NAME-table-2``, each with what it was measured on."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """name: the command's. Raises ConfigError if the page cannot be read, or has no place for them."""
+        """name: the command's. Raises ConfigError if the page cannot be read, or has no place for any."""
         self._path, self._name, self._tables = path, name, list[Table]()
         self._places()
 
@@ -82,15 +74,16 @@ class Page(RenderHook):
             text = self._path.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--paste {self._path}: {error.strerror}") from error
-        begin, end = self._markers(1)
-        if begin not in text or end not in text:
+        places = [self._markers(number) for number in range(1, _MOST_TABLES + 1)]
+        if not any(begin in text and end in text for begin, end in places):
+            begin, end = places[0]
             raise ConfigError(f"--paste {self._path}: there is no {begin} with its {end} in it")
         return text
 
 
 def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) -> Callable[[R, Console], None]:
     """``table``, whose tables are pasted into a page, too, if there is one. Raises ConfigError if it has no
-    place for them."""
+    place for any."""
     if path is None:
         return table
     page = Page(path, name)
@@ -98,7 +91,7 @@ def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) ->
     def show(results: R, console: Console) -> None:
         page.watch(console)
         table(results, console)
-        page.paste(results.setup.machine)
+        page.paste(Machine(**results.to_dict()["machine"]))
 
     return show
 

@@ -59,6 +59,19 @@ def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Pa
     ) + "\nend\n"  # fmt: skip
 
 
+def test_page_that_wants_the_second_table_alone_has_no_place(tmp_path: Path) -> None:
+    path, console = tmp_path / "page.md", Console(file=io.StringIO())
+    path.write_text("<!-- t-table-2 -->\n<!-- /t-table-2 -->\n")
+    page = Page(path, "t")
+    page.watch(console)
+    for arm in ("first", "second"):
+        table = table_with("arm")
+        table.add_row(arm)
+        console.print(table)
+    page.paste(MACHINE)
+    assert "second" in path.read_text() and "first" not in path.read_text()
+
+
 @pytest.mark.parametrize("text", [None, "no place", "<!-- t-table -->"])
 def test_page_without_a_place_is_found_out_after_measuring(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "page.md"
