@@ -75,12 +75,13 @@ class ExactPrefixes:
 
     def load(self, order: NodeLoad) -> BlendReport | None:
         """Put a path's nodes into a request's blocks, but for what is written there; the report that travels
-        back. None for an order without tokens, which only says that they were used. Raises NodeMissingError,
-        and whatever a device does."""
-        tree = self._trees[order.tree]
+        back. None for an order without tokens, which only says that they were used: nobody waits for it, so
+        it never fails. Raises NodeMissingError, KeyError for a closed tree, and whatever a device does."""
         if not order.token_ids:
-            tree.used([key for key, _ in order.nodes])
+            if tree := self._trees.get(order.tree):
+                tree.used([key for key, _ in order.nodes])
             return None
+        tree = self._trees[order.tree]
         begin = time.perf_counter()
         starts = [0, *(end for _, end in order.nodes)]
         wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,6 +165,15 @@ def test_half_of_a_prefix_is_put_into_blocks() -> None:
         with pytest.raises(NodeMissingError):
             load(prefixes, nodes, ids, list(range(10, 15)), 0)
         assert all(torch.equal(now.kv_cache, was) for now, was in zip(cache.attentions, before, strict=True))
+
+
+def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:
+    """vLLM ends the engine then."""
+    with opened(make_cache()) as (prefixes, _):
+        order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8, waits=True)
+        assert prefixes.load(order) is None
+        with pytest.raises(KeyError):
+            prefixes.load(replace(order, token_ids=list(range(8))))
 
 
 def test_head_that_is_gone_fails_a_blend() -> None:
