@@ -119,7 +119,7 @@ class Growth:
             if not self._idle():
                 return False
             last = end == nodes[held].end
-            kept = PrefixPath(self._id, path[: held + last], held, held + last)
+            kept = PrefixPath(self._id, path[: held + last], held, held + last, grows=True)
             self._engine.generate(
                 wanted.token_ids[:end], Sampling(max_tokens=1, path=kept), None, self._tree.identity.namespace
             )

@@ -86,8 +86,9 @@ class ExactPrefixes:
         starts = [0, *(end for _, end in order.nodes)]
         wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]
         nodes = [(key, order.token_ids[:end]) for key, end in order.nodes]
-        found = tree.load(nodes[wanted[0] :])
-        tree.used([key for key, _ in order.nodes[: wanted[0]]])
+        found = tree.load(nodes[wanted[0] :], use=order.use)
+        if order.use:
+            tree.used([key for key, _ in order.nodes[: wanted[0]]])
         first = order.written // self._cache.block_size  # those before are other requests', too
         for at, (record, _) in zip(wanted, found, strict=True):
             blocks = tree.layout.blocks(starts[at], starts[at + 1])

@@ -67,12 +67,18 @@ def save(
 
 
 def load(
-    prefixes: ExactPrefixes, nodes: Nodes, ids: Sequence[int], blocks: Sequence[int], written: int
+    prefixes: ExactPrefixes,
+    nodes: Nodes,
+    ids: Sequence[int],
+    blocks: Sequence[int],
+    written: int,
+    *,
+    use: bool = True,
 ) -> BlendReport | None:
     named = tuple((node.key, node.end) for node in nodes)
     root = next(iter(prefixes._trees))
     wanted = list(ids[: nodes[-1].end])
-    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False))
+    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False, use=use))
 
 
 @given(
@@ -165,6 +171,18 @@ def test_half_of_a_prefix_is_put_into_blocks() -> None:
         with pytest.raises(NodeMissingError):
             load(prefixes, nodes, ids, list(range(10, 15)), 0)
         assert all(torch.equal(now.kv_cache, was) for now, was in zip(cache.attentions, before, strict=True))
+
+
+def test_node_that_growth_loads_is_a_used_one() -> None:
+    """Wholly, and in a part that the prefix cache has."""
+    ids, nodes = path(6, 6)
+    with opened(make_cache()) as (prefixes, tree):
+        save(prefixes, tree, nodes, ids, list(range(5)))
+        for use, uses in ((False, [0, 0, 0]), (True, [2, 2, 2])):
+            for written in (0, 8):
+                load(prefixes, nodes, ids, list(range(10, 15)), written, use=use)
+            next(iter(prefixes._trees.values())).kv._usage.flush()
+            assert [row.uses for row in tree.rows()] == uses
 
 
 def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:

@@ -45,7 +45,7 @@ class Engine:
         self.waits.set()
         self.asked.append(len(ids))
         path = sampling.path
-        assert path is not None
+        assert path is not None and path.grows, "else it would count as a prompt's use"
         for at in range(path.held, path.kept):
             (key, end), start, parent = path.nodes[at], path.start(at), path.parent(at)
             rows = torch.zeros(2, 32 * len(self.store.layout.blocks(start, end)), dtype=torch.uint8)
