@@ -101,6 +101,11 @@ class Turn:
             self._pieces.cancel()
 
     @property
+    def running(self) -> bool:
+        """Whether what was begun has not ended yet."""
+        return self._pieces is not None and self._pieces.running
+
+    @property
     def failed(self) -> bool:
         """Whether what was begun has ended with an error."""
         return self._pieces is not None and self._pieces.failed
