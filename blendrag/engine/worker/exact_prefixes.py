@@ -21,7 +21,7 @@ from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 
-_MOST_WAITING = 64  # nodes that wait to be stored: more are left
+_MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, beside what tiers hold: more are left
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ExactPrefixes:
     def __init__(self, cache: PagedCache, dtype: str, writer: Executor) -> None:
         self._cache, self._dtype, self._writer = cache, dtype, writer
         self._trees: dict[str, NodeStore] = {}
-        self._waiting: list[Future[bool]] = []
+        self._waiting: dict[Future[bool], int] = {}  # bytes
         self._spoiled: set[str] = set()  # requests whose KV may be of blocks that could not be loaded
 
     # -- trees --------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ class ExactPrefixes:
             used = order.block_ids[: -(-len(order.token_ids) // size)]
             if not failed.isdisjoint(used):
                 self._spoiled.add(order.request_id)
-            self._waiting = [one for one in self._waiting if not one.done()]
-            tree = self._trees.get(order.tree)
-            if tree is None or order.request_id in self._spoiled or len(self._waiting) >= _MOST_WAITING:
+            self._waiting = {one: nbytes for one, nbytes in self._waiting.items() if not one.done()}
+            tree, waiting = self._trees.get(order.tree), sum(self._waiting.values())
+            if tree is None or order.request_id in self._spoiled or waiting >= _MOST_WAITING:
                 continue
             try:
                 rows = self._cache.read_blocks(used[order.start // size :])
@@ -154,8 +154,9 @@ class ExactPrefixes:
                 self._spoiled.add(order.request_id)
                 continue
             node = StoredNode(order.key, order.parent, order.start, order.token_ids)
-            self._waiting.append(self._writer.submit(tree.put, node, rows))
-            self._waiting[-1].add_done_callback(_log_failure)
+            stored = self._writer.submit(tree.put, node, rows)
+            self._waiting[stored] = rows.nbytes
+            stored.add_done_callback(_log_failure)
 
     def ended(self, requests: Iterable[str]) -> None:
         self._spoiled.difference_update(requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from blendrag.engine.prefixes import NodeLoad, NodeSave
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
+from blendrag.engine.worker import exact_prefixes
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.store.identity import KVIdentity
@@ -148,6 +150,28 @@ def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> 
         prefixes.ended(["r"])
         save(prefixes, tree, nodes[1:], ids, blocks)
         assert tree.match(nodes) == 3
+
+
+def test_nodes_that_wait_for_a_slow_disk_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large they are."""
+    ids, nodes = path(6, 6, 6, 6)
+    cache, slow = make_cache(), threading.Event()
+    monkeypatch.setattr(exact_prefixes, "_MOST_WAITING", 5 * 2 * cache.block_bytes)
+    with opened(cache) as (prefixes, tree):
+        root = next(iter(prefixes._trees))
+        prefixes._writer.submit(slow.wait)
+        orders = [
+            NodeSave("r", root, node.key, node.parent, node.start, ids[: node.end], list(range(7)))
+            for node in nodes
+        ]
+        tree.expect(nodes, ids)
+        prefixes.save(orders, set())
+        slow.set()
+        prefixes._writer.submit(lambda: None).result()
+        assert tree.match(nodes) == 3, "of one block and two of two: full"
+        prefixes.save(orders[3:], set())
+        prefixes._writer.submit(lambda: None).result()
+        assert tree.match(nodes) == 5, "what was waiting is stored"
 
 
 def test_block_that_is_not_there_yet_is_written() -> None:
