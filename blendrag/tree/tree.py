@@ -86,6 +86,10 @@ class Tree:
         first = max((longest(root, places) for root in roots), key=len)
         return first + [place for place in places if place not in first]
 
+    def knows(self, key: str) -> bool:
+        """Whether a node is stored, or about to be."""
+        return self._catalogue.knows(key)
+
     def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
         """These nodes, in a path's order, are about to be stored; the worker takes no others."""
         for node in path:
@@ -103,10 +107,6 @@ class Tree:
     def withdraw(self, path: Nodes) -> list[str]:
         """:meth:`forget` of these nodes."""
         return self._release([node.key for node in path])
-
-    def clear(self) -> list[str]:
-        """:meth:`forget` of all."""
-        return self._release(sorted(self._catalogue.known()))
 
     def prune(self, path: Nodes = ()) -> list[str]:
         """:meth:`forget` of what is known and not stored, but for this path's, once that is too much."""
