@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import StoreError
+from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.store import sqlite
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -39,11 +40,13 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's,
-        or of a damaged one."""
+        """The tree in ``root``; whether it is an empty one in place of another identity's, or of a damaged one.
+        Raises StoreError where none can be opened or made: it may be sound."""
         try:
             return cls(Catalogue.open(root, identity)), False
-        except StoreError:
+        except StoreError as error:
+            if not (isinstance(error, StoreMismatchError) or sqlite.damaged(error)):
+                raise
             shutil.rmtree(root, ignore_errors=True)
             return cls(Catalogue.open(root, identity)), True
 
