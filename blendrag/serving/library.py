@@ -295,10 +295,12 @@ class Library:
                 return
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
-            if self.prefixes is not None and self.prefixes.alive:
-                self.prefixes.forget(keys)
-            else:
-                shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again
+            with self._foreseeing:  # none is opened meanwhile
+                prefixes = self.prefixes if self.prefixes is not None and self.prefixes.alive else None
+                if prefixes is None:
+                    shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again
+            if prefixes is not None:
+                prefixes.forget(keys)
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
