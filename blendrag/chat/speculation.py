@@ -86,7 +86,8 @@ class Speculations:
         with self._lock:
             latest, self._latest = self._latest, None
             if latest is not None:
-                came, waited_s = not latest.over and latest.request == request, time.perf_counter() - latest.at
+                came = not latest.over and latest.request == request
+                waited_s = time.perf_counter() - latest.at
                 latest.over, begun = True, latest.turn
                 latest.turn = None
         if latest is None:

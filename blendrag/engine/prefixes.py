@@ -15,8 +15,8 @@ class PrefixPath:
 
     nodes: (key, end) from the root on; a node begins where the one before it ends. held: how many of the
     first are there, as far as the client knows: their KV is loaded. kept: the nodes from ``held`` to here are
-    stored when the engine has computed them. grows: nobody has asked this prompt, it is a part of one that may
-    be asked: no use of its nodes, and not counted.
+    stored when the engine has computed them. grows: nobody has asked this prompt, it is a part of one that
+    may be asked: no use of its nodes, and not counted.
     """
 
     tree: str

@@ -53,8 +53,8 @@ class Growth:
         self.grown = 0
         """Nodes, so far."""
         self.refused: dict[str, float] = {}
-        """Until when nodes are not tried again that were computed and not stored: there is no room for them, or
-        the disk fails. Oldest first."""
+        """Until when nodes are not tried again that were computed and not stored: there is no room for them,
+        or the disk fails. Oldest first."""
         self._thread = threading.Thread(target=self._run, name="blendrag-growth", daemon=True)
         self._thread.start()
 

@@ -40,8 +40,8 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's, or of a damaged one.
-        Raises StoreError where none can be opened or made: it may be sound."""
+        """The tree in ``root``; whether it is an empty one in place of another identity's, or of a damaged
+        one. Raises StoreError where none can be opened or made: it may be sound."""
         try:
             return cls(Catalogue.open(root, identity)), False
         except StoreError as error:
