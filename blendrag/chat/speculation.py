@@ -62,29 +62,36 @@ class Speculations:
         self._saved_s = 0.0
 
     def expect(self, request: ChatRequest, begin: Callable[[ChatRequest, bool], Turn | None]) -> Speculation:
-        """begin: gives the answer, under way, if it can; told whether another one was ended for it."""
+        """begin: gives the answer, under way, if it can; told whether a running one was ended for it."""
         with self._lock:
-            latest = self._latest
+            latest, freed = self._latest, False
             if latest is not None:
                 if not latest.over and latest.request == request:
                     return latest
+                freed = latest.begun and latest.turn is not None and latest.turn.running
                 latest.end()
             self._latest = expected = Speculation(request, self._lock)
-            if self._saved_s > 0.0:
-                freed = latest is not None and latest.turn is not None
-                with contextlib.suppress(BlendragError):  # who asks will be told
-                    expected.turn = begin(expected.request, freed)
-            return expected
+            pays = self._saved_s > 0.0
+        if pays:
+            with contextlib.suppress(BlendragError):  # who asks will be told
+                turn = begin(expected.request, freed)
+                with self._lock:
+                    expected.turn = turn
+                    if expected.over:  # meanwhile
+                        expected.end()
+        return expected
 
     def turn(self, request: ChatRequest, make: Callable[[ChatRequest], Turn]) -> Turn:
         """For a request that is asked now: the one that was begun for it, or another."""
         with self._lock:
             latest, self._latest = self._latest, None
-            if latest is None:
-                return make(request)
-            came, waited_s = not latest.over and latest.request == request, time.perf_counter() - latest.at
-            latest.over, begun = True, latest.turn
-            latest.turn = None
+            if latest is not None:
+                came = not latest.over and latest.request == request
+                waited_s = time.perf_counter() - latest.at
+                latest.over, begun = True, latest.turn
+                latest.turn = None
+        if latest is None:
+            return make(request)
         if begun is not None and came and not begun.failed:
             turn = begun
             turn.adopt()

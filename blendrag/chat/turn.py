@@ -63,9 +63,9 @@ class Turn:
 
     def _choose(self) -> None:
         """How the prompt is prefilled."""
-        recipe, self._plain = self._library.recipe(
-            self.plan, self._request.options or self._settings.blending
-        )
+        options = self._request.options or self._settings.blending
+        self._budget = options.kv_budget
+        recipe, self._plain = self._library.recipe(self.plan, options)
         self._path, self.recipe = self._library.path(self.plan, recipe)
 
     @property
@@ -99,6 +99,11 @@ class Turn:
         """Stop what was begun."""
         if self._pieces is not None:
             self._pieces.cancel()
+
+    @property
+    def running(self) -> bool:
+        """Whether what was begun has not ended yet."""
+        return self._pieces is not None and self._pieces.running
 
     @property
     def failed(self) -> bool:
@@ -148,7 +153,7 @@ class Turn:
         return Piece(piece, reasoning=thought)
 
     def _end(self, last: Delta, thought: str) -> Piece:
-        evidence = evidence_of(self.plan, self.recipe, self._plain, last, self._path)
+        evidence = evidence_of(self.plan, self.recipe, self._plain, last, self._path, self._budget)
         again = max(self._resumed.values(), default=0)
         evidence = replace(
             evidence, fresh=evidence.fresh + again, speculation=self.speculation, resumed=self._resumed

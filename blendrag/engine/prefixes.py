@@ -15,13 +15,15 @@ class PrefixPath:
 
     nodes: (key, end) from the root on; a node begins where the one before it ends. held: how many of the
     first are there, as far as the client knows: their KV is loaded. kept: the nodes from ``held`` to here are
-    stored when the engine has computed them.
+    stored when the engine has computed them. grows: nobody has asked this prompt, it is a part of one that
+    may be asked: no use of its nodes, and not counted.
     """
 
     tree: str
     nodes: tuple[tuple[str, int], ...]
     held: int
     kept: int
+    grows: bool = False
 
     @property
     def held_end(self) -> int:
@@ -46,7 +48,8 @@ def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
         return None
     nodes = tuple((str(key), int(end)) for key, end in fields["nodes"])
     ends = [0, *(end for _, end in nodes)]
-    path = PrefixPath(str(fields["tree"]), nodes, int(fields["held"]), int(fields["kept"]))
+    held, kept, grows = int(fields["held"]), int(fields["kept"]), bool(fields.get("grows"))
+    path = PrefixPath(str(fields["tree"]), nodes, held, kept, grows)
     if ends != sorted(set(ends)) or ends[-1] > prompt or not 0 <= path.held <= path.kept <= len(nodes):
         raise ValueError(f"no path through a prompt of {prompt} tokens: {path}")
     return path
@@ -55,7 +58,7 @@ def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
 @dataclass(slots=True)
 class NodeLoad:
     """The first nodes of a request's path, to be put into its blocks; the first ``written`` tokens are there.
-    token_ids: all up to the last node's end. ticket, waits: as in ``BlendOrder``."""
+    token_ids: all up to the last node's end. ticket, waits: as in ``BlendOrder``. use: whether it is one."""
 
     request_id: str
     ticket: str
@@ -65,6 +68,7 @@ class NodeLoad:
     block_ids: Sequence[int]
     written: int
     waits: bool
+    use: bool = True
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ class BlendFields(BaseModel):
 class Blended:
     """What was planned of a request. recipe: None if it is prefilled plainly; plain says why. path: through
     the tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
-    ``time.monotonic``."""
+    ``time.monotonic``. budget: of KV, if there is to be one."""
 
     plan: PromptPlan | None = None
     recipe: Recipe | None = None
@@ -92,6 +92,7 @@ class Blended:
     prompt: Messages | str = ""
     conversation: str | None = None
     begun: float = field(default_factory=time.monotonic)
+    budget: int | None = None
 
     @property
     def planned(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class Blending:
         recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
         ticket = f"served-{secrets.token_hex(8)}"
         whose = _said(request), fields.conversation, begun
-        return Blended(plan, recipe, None, reason, ticket, *whose)
+        return Blended(plan, recipe, None, reason, ticket, *whose, options.kv_budget)
 
     @property
     def context_window(self) -> int:
@@ -259,7 +260,7 @@ class Blending:
             return {"plain": about.plain}, {}
         try:
             last = await self._report(about, answer)
-            evidence = evidence_of(about.plan, about.recipe, about.plain, last, about.path)
+            evidence = evidence_of(about.plan, about.recipe, about.plain, last, about.path, about.budget)
             await self._answered(about, about.plan, answer)
             stored = 0
             if evidence.missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from blendrag.engine.client.generation import Delta
@@ -72,8 +72,18 @@ def evidence_of(
     plain: str | None,
     last: Delta,
     path: PrefixPath | None = None,
+    budget: int | None = None,
 ) -> Evidence:
-    """Put together what was planned and what the engine reported. path: of a prompt without a recipe."""
+    """Put together what was planned and what the engine reported. path: of a prompt without a recipe. budget:
+    of KV, if there was to be one."""
+    evidence = _evidence(plan, recipe, plain, last, path)
+    whole = {"exact": "its documents are exact prefixes", "plain": "it was not blended"}.get(evidence.mode)
+    return evidence if budget is None or whole is None else replace(evidence, kv_whole=whole)
+
+
+def _evidence(
+    plan: PromptPlan, recipe: Recipe | None, plain: str | None, last: Delta, path: PrefixPath | None
+) -> Evidence:
     prompt = len(plan.token_ids)
     documents = tuple(plan.describe())
     report = last.report

@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.running import RunningEngine
@@ -17,7 +18,8 @@ from blendrag.tree.tree import Tree
 
 _MOST = 64  # prompts that wait; of more, the latest
 _LOOK_S = 0.02  # how often it is looked whether the engine is idle
-_MOST_REFUSED = 65_536  # nodes that are remembered
+_MOST_REFUSED = 1024  # nodes that are remembered
+_REFUSED_S = 600.0  # and for how long: a disk may be slow or full for a while
 _STORED_S = 5.0  # so long a node may take from its last slice to its store
 _SLICE_BLOCKS = 2  # an arrival waits for one slice at most
 
@@ -50,18 +52,25 @@ class Growth:
         self._woken, self._closed = threading.Condition(), False
         self.grown = 0
         """Nodes, so far."""
-        self.refused: set[str] = set()
-        """Nodes that were computed and not stored: there is no room for them, or the disk fails."""
+        self.refused: dict[str, float] = {}
+        """Until when nodes are not tried again that were computed and not stored: there is no room for them,
+        or the disk fails. Oldest first."""
         self._thread = threading.Thread(target=self._run, name="blendrag-growth", daemon=True)
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
         """Have these nodes sometime. Returns at once."""
+        last = wanted.nodes[-1].key
         with self._woken:
-            if self._closed:
+            if self._closed or any(other.nodes[-1].key == last for other in self._waiting):
                 return
             self._waiting.append(wanted)
             self._woken.notify_all()
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """These have gone: if they come again, it is another time."""
+        for key in nodes:
+            self.refused.pop(key, None)
 
     @property
     def waiting(self) -> int:
@@ -110,7 +119,8 @@ class Growth:
         nodes, held = wanted.nodes, self._tree.match(wanted.nodes)
         if held == len(nodes):
             return False
-        if nodes[held].key in self.refused:
+        key = nodes[held].key
+        if time.monotonic() < self.refused.get(key, 0.0):
             return False
         if not self._expect(nodes[: held + 1], held, wanted.token_ids):
             return False
@@ -119,16 +129,17 @@ class Growth:
             if not self._idle():
                 return False
             last = end == nodes[held].end
-            kept = PrefixPath(self._id, path[: held + last], held, held + last)
+            kept = PrefixPath(self._id, path[: held + last], held, held + last, grows=True)
             self._engine.generate(
                 wanted.token_ids[:end], Sampling(max_tokens=1, path=kept), None, self._tree.identity.namespace
             )
         stored = self._wait(lambda: self._tree.match(nodes) > held, _STORED_S)
-        if not stored and self._engine.alive and not self._closed:
+        # What nobody knows any more was deleted meanwhile: it may come again.
+        if not stored and self._engine.alive and not self._closed and self._tree.knows(key):
             if not self.refused:
                 _log.warning("a prefix was computed and could not be stored: is its tree too small, or full?")
-            if len(self.refused) < _MOST_REFUSED:
-                self.refused.add(nodes[held].key)
+            self.forget([key, *islice(self.refused, max(0, len(self.refused) + 1 - _MOST_REFUSED))])
+            self.refused[key] = time.monotonic() + _REFUSED_S
         return stored
 
     def _slices(self, start: int, end: int) -> Iterator[int]:

@@ -61,7 +61,7 @@ class Library:
     ) -> None:
         """``engine``: gives the engine when it is needed; None: the one that this process shares. ``shared``:
         with other processes of the same engine, whose worker has the folder locked instead."""
-        self.root, self.settings = root, settings
+        self.root, self.settings, self._tree_settings = root, settings, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         CODECS[settings.codec]
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
@@ -110,7 +110,7 @@ class Library:
             if not self._closed and (self.prefixes is None or self.prefixes.client.engine is not engine):
                 self._close_prefixes()
                 try:
-                    self.prefixes = Prefixes.open(self.root, self.settings, self.catalogue, engine)
+                    self.prefixes = Prefixes.open(self.root, self._tree_settings, self.catalogue, engine)
                 except StoreError as error:
                     self._without_tree(error)
                 else:
@@ -136,9 +136,13 @@ class Library:
             self.prefixes = None
 
     def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on, in all tiers of this machine: what is held is carried over.
-        Starts no engine. Raises ConfigError for an unknown policy."""
+        """Evict by another policy from now on, in all tiers of this machine and of the tree: what is held is
+        carried over. Starts no engine. Raises ConfigError for an unknown policy."""
         self.session.use_policy(name)
+        with self._foreseeing:
+            self._tree_settings = self._tree_settings.model_copy(update={"eviction": name})
+            if self.prefixes is not None and self.prefixes.alive:
+                self.prefixes.client.use_policy(name)
         self._look_ahead(self.session.store is not None)
 
     def _look_ahead(self, running: bool) -> None:
@@ -295,10 +299,12 @@ class Library:
                 return
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
-            if self.prefixes is not None and self.prefixes.alive:
-                self.prefixes.forget(keys)
-            else:
-                shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again
+            with self._foreseeing:  # none is opened meanwhile
+                prefixes = self.prefixes if self.prefixes is not None and self.prefixes.alive else None
+                if prefixes is None:
+                    shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again
+            if prefixes is not None:
+                prefixes.forget(keys)
 
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""

@@ -152,11 +152,8 @@ class Prefixes:
     def forget(self, documents: Iterable[str]) -> None:
         """Remove every node whose path holds one of these chunks, also one that is being stored."""
         if keys := self.tree.forget(documents):
+            self.growth.forget(keys)
             self.client.delete(keys)
-
-    def clear(self) -> None:
-        """Remove all nodes."""
-        self.client.delete(self.tree.clear())
 
     def stats(self) -> dict[str, Any]:
         """Nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by tier."""

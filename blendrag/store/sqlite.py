@@ -77,7 +77,12 @@ def use_wal(db: sqlite3.Connection) -> None:
         time.sleep(0.01)
 
 
-def _code(error: Exception) -> int:
+def damaged(error: StoreError) -> bool:
+    """Whether the file is no database, or a broken one."""
+    return _code(error.__cause__) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+def _code(error: BaseException | None) -> int:
     """SQLite's primary result code; 0: not one of its own."""
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 

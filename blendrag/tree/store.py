@@ -79,10 +79,13 @@ class NodeStore:
             self._parents.pop(node.key, None)
         return kept
 
-    def load(self, nodes: Sequence[tuple[str, Sequence[int]]]) -> list[tuple[Record, Tier]]:
+    def load(
+        self, nodes: Sequence[tuple[str, Sequence[int]]], *, use: bool = True
+    ) -> list[tuple[Record, Tier]]:
         """The records of consecutive nodes of a path, verified, and where they were. nodes: (key, all token
-        ids up to its end) of each, which count as used. Raises NodeMissingError if one cannot be had."""
-        opened = self.kv.open_records(nodes, use=True)
+        ids up to its end) of each. use: whether they count as used. Raises NodeMissingError if one cannot be
+        had."""
+        opened = self.kv.open_records(nodes, use=use)
         records: list[tuple[Record, Tier]] = []
         try:
             for one, (key, ids) in zip(opened, nodes, strict=True):

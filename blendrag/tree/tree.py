@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from blendrag.errors import StoreError
+from blendrag.errors import StoreError, StoreMismatchError
+from blendrag.store import sqlite
 from blendrag.store.catalogue import Catalogue, Totals
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
@@ -39,11 +40,13 @@ class Tree:
 
     @classmethod
     def open(cls, root: Path, identity: KVIdentity) -> tuple[Tree, bool]:
-        """The tree in ``root``; whether it is an empty one in place of another identity's,
-        or of a damaged one."""
+        """The tree in ``root``; whether it is an empty one in place of another identity's, or of a damaged
+        one. Raises StoreError where none can be opened or made: it may be sound."""
         try:
             return cls(Catalogue.open(root, identity)), False
-        except StoreError:
+        except StoreError as error:
+            if not (isinstance(error, StoreMismatchError) or sqlite.damaged(error)):
+                raise
             shutil.rmtree(root, ignore_errors=True)
             return cls(Catalogue.open(root, identity)), True
 
@@ -86,6 +89,10 @@ class Tree:
         first = max((longest(root, places) for root in roots), key=len)
         return first + [place for place in places if place not in first]
 
+    def knows(self, key: str) -> bool:
+        """Whether a node is stored, or about to be."""
+        return self._catalogue.knows(key)
+
     def expect(self, path: Nodes, token_ids: Sequence[int]) -> None:
         """These nodes, in a path's order, are about to be stored; the worker takes no others."""
         for node in path:
@@ -103,10 +110,6 @@ class Tree:
     def withdraw(self, path: Nodes) -> list[str]:
         """:meth:`forget` of these nodes."""
         return self._release([node.key for node in path])
-
-    def clear(self) -> list[str]:
-        """:meth:`forget` of all."""
-        return self._release(sorted(self._catalogue.known()))
 
     def prune(self, path: Nodes = ()) -> list[str]:
         """:meth:`forget` of what is known and not stored, but for this path's, once that is too much."""

@@ -161,7 +161,7 @@ def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: st
         assert report.cached == sum(length for _, _, length in prompt.spans[3:])
         assert report.recomputed <= ratio * report.cached + 3, "rounded up, in each chunk"
         assert distance(full, mixed) < bound
-    rig.client.delete(rig.tree.clear())
+    rig.client.delete(rig.tree.withdraw(nodes))
     rig.bench.reset()
     recipe = replace(rig.bench.recipe(prompt, 1.0, selector), tree=rig.client.id, head=head)
     alone = rig.bench.engine.generate(prompt.token_ids, FIRST, recipe)

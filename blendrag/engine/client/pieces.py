@@ -27,6 +27,11 @@ class Pieces:
         self._task = begin(self._give)
 
     @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._task.done()
+
+    @property
     def failed(self) -> bool:
         """Whether it has ended with an error, and nobody has read yet."""
         with self._lock:

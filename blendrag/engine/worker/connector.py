@@ -302,7 +302,8 @@ class BlendConnector(KVConnectorBase_V1):
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, BlendReports):
             for request_id, report in meta.reports.items():
-                merge(self._tally, of_report(report))
+                if not self._prefixes.grows(request_id):
+                    merge(self._tally, of_report(report))
                 self._blending.discard(request_id)
                 if request_id in self._ordered:  # else it has ended in this very step
                     self._results[request_id] = report
@@ -321,6 +322,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
+        grows = self._prefixes.grows(request.request_id)
         self._prefixes.forget(request.request_id)
         if self._reordering is not None:
             self._reordering.ended(request.request_id)
@@ -332,7 +334,7 @@ class BlendConnector(KVConnectorBase_V1):
             self._ordered.remove(request.request_id)
         elif result is not None:
             merge(self._tally, of_report(result))
-        elif request.num_computed_tokens:  # else it was cancelled before it began
+        elif request.num_computed_tokens and not grows:  # else it was cancelled before it began
             recipe = read_recipe(request.kv_transfer_params)
             merge(self._tally, of_outcome("prefix" if recipe else "plain"))
         return False, None if result is None else {FIELD: result.to_plain()}

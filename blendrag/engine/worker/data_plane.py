@@ -362,5 +362,6 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "open_tree": DataPlane.open_tree,
     "close_tree": lambda plane, *args: plane.prefixes.close_tree(*args),
     "delete_nodes": lambda plane, *args: plane.prefixes.delete(*args),
+    "use_tree_policy": lambda plane, *args: plane.prefixes.use_policy(*args),
     "tree_stats": lambda plane, *args: plane.prefixes.stats(*args),
 }

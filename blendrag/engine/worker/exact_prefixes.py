@@ -21,7 +21,7 @@ from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Tier
 from blendrag.tree.store import NodeMissingError, NodeStore, StoredNode
 
-_MOST_WAITING = 64  # nodes that wait to be stored: more are left
+_MOST_WAITING = 1 << 29  # bytes of nodes that wait to be stored, beside what tiers hold: more are left
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ExactPrefixes:
     def __init__(self, cache: PagedCache, dtype: str, writer: Executor) -> None:
         self._cache, self._dtype, self._writer = cache, dtype, writer
         self._trees: dict[str, NodeStore] = {}
-        self._waiting: list[Future[bool]] = []
+        self._waiting: dict[Future[bool], int] = {}  # bytes
         self._spoiled: set[str] = set()  # requests whose KV may be of blocks that could not be loaded
 
     # -- trees --------------------------------------------------------------------------------------------
@@ -63,6 +63,9 @@ class ExactPrefixes:
         """Drop nodes, also those that are being stored."""
         yield from awaited(self._writer.submit(self._trees[tree].delete, keys))
 
+    def use_policy(self, tree: str, name: str) -> None:
+        self._trees[tree].kv.use_policy(name)
+
     def stats(self, tree: str) -> dict[str, Any]:
         return self._trees[tree].stats()
 
@@ -75,18 +78,20 @@ class ExactPrefixes:
 
     def load(self, order: NodeLoad) -> BlendReport | None:
         """Put a path's nodes into a request's blocks, but for what is written there; the report that travels
-        back. None for an order without tokens, which only says that they were used. Raises NodeMissingError,
-        and whatever a device does."""
-        tree = self._trees[order.tree]
+        back. None for an order without tokens, which only says that they were used: nobody waits for it, so
+        it never fails. Raises NodeMissingError, KeyError for a closed tree, and whatever a device does."""
         if not order.token_ids:
-            tree.used([key for key, _ in order.nodes])
+            if tree := self._trees.get(order.tree):
+                tree.used([key for key, _ in order.nodes])
             return None
+        tree = self._trees[order.tree]
         begin = time.perf_counter()
         starts = [0, *(end for _, end in order.nodes)]
         wanted = [at for at, (_, end) in enumerate(order.nodes) if end > order.written]
         nodes = [(key, order.token_ids[:end]) for key, end in order.nodes]
-        found = tree.load(nodes[wanted[0] :])
-        tree.used([key for key, _ in order.nodes[: wanted[0]]])
+        found = tree.load(nodes[wanted[0] :], use=order.use)
+        if order.use:
+            tree.used([key for key, _ in order.nodes[: wanted[0]]])
         first = order.written // self._cache.block_size  # those before are other requests', too
         for at, (record, _) in zip(wanted, found, strict=True):
             blocks = tree.layout.blocks(starts[at], starts[at + 1])
@@ -141,9 +146,9 @@ class ExactPrefixes:
             used = order.block_ids[: -(-len(order.token_ids) // size)]
             if not failed.isdisjoint(used):
                 self._spoiled.add(order.request_id)
-            self._waiting = [one for one in self._waiting if not one.done()]
-            tree = self._trees.get(order.tree)
-            if tree is None or order.request_id in self._spoiled or len(self._waiting) >= _MOST_WAITING:
+            self._waiting = {one: nbytes for one, nbytes in self._waiting.items() if not one.done()}
+            tree, waiting = self._trees.get(order.tree), sum(self._waiting.values())
+            if tree is None or order.request_id in self._spoiled or waiting >= _MOST_WAITING:
                 continue
             try:
                 rows = self._cache.read_blocks(used[order.start // size :])
@@ -152,8 +157,9 @@ class ExactPrefixes:
                 self._spoiled.add(order.request_id)
                 continue
             node = StoredNode(order.key, order.parent, order.start, order.token_ids)
-            self._waiting.append(self._writer.submit(tree.put, node, rows))
-            self._waiting[-1].add_done_callback(_log_failure)
+            stored = self._writer.submit(tree.put, node, rows)
+            self._waiting[stored] = rows.nbytes
+            stored.add_done_callback(_log_failure)
 
     def ended(self, requests: Iterable[str]) -> None:
         self._spoiled.difference_update(requests)

@@ -52,13 +52,22 @@ class PrefixClaims:
             known.block_ids = list(block_ids)
         else:
             self._growing[request.request_id] = _Growing(request, path, list(block_ids), path.held)
-        if claimed or (path.held and known is None):  # without tokens: a use of what the engine has itself
+        used = path.held and known is None and not path.grows
+        if claimed or used:  # without tokens: a use of what the engine has itself
             end, written = path.held_end, min(path.held_end, request.num_prompt_tokens - 1) - claimed
             nodes, ids = path.nodes[: path.held], request.all_token_ids[:end] if claimed else []
             ticket = str(request.kv_transfer_params.get("ticket", ""))
             self._loads.append(
                 NodeLoad(
-                    request.request_id, ticket, path.tree, nodes, list(ids), list(block_ids), written, waits
+                    request.request_id,
+                    ticket,
+                    path.tree,
+                    nodes,
+                    list(ids),
+                    list(block_ids),
+                    written,
+                    waits,
+                    not path.grows,
                 )
             )
 
@@ -80,6 +89,11 @@ class PrefixClaims:
             if growing := self._growing.get(request_id):
                 saves += _completed(growing, growing.request.num_computed_tokens + tokens)
         return saves
+
+    def grows(self, request_id: str) -> bool:
+        """Whether nobody has asked this."""
+        growing = self._growing.get(request_id)
+        return growing is not None and growing.path.grows
 
     def forget(self, request_id: str) -> None:
         """It has ended, or its prefix could not be loaded: nothing more of it is stored."""

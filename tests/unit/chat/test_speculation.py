@@ -26,7 +26,7 @@ PROMPT, OTHER = ChatRequest("a prompt"), ChatRequest("another one")
 class Answering:
     """A turn without an engine."""
 
-    speculation, failed, cancelled = "none", False, False
+    speculation, running, failed, cancelled = "none", True, False, False
     on_first_token: Callable[[float], None]
 
     def adopt(self) -> None:
@@ -40,13 +40,14 @@ class Told:
     """A chat of which only the speculations are real, on a clock of its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.begun = 0.0, list[Answering]()
+        self.now, self.begun, self.freed = 0.0, list[Answering](), False
         monkeypatch.setattr(speculation, "time", SimpleNamespace(perf_counter=lambda: self.now))
         self.all = Speculations()
 
     def expect(self, request: ChatRequest = PROMPT) -> Speculation:
         def begin(request: ChatRequest, freed: bool) -> Any:
             self.begun.append(Answering())
+            self.freed = freed
             return self.begun[-1]
 
         return self.all.expect(request, begin)
@@ -164,6 +165,46 @@ def test_prompt_that_cannot_be_begun_fails_before_it_is_asked(told: Told) -> Non
 
     told.trusted()
     assert not told.all.expect(PROMPT, begin).begun
+
+
+def test_answer_is_begun_on_an_engine_that_others_have_to_themselves(told: Told) -> None:
+    """What was freed is only what an answer had that was running until then."""
+    told.trusted().expect()
+    assert not told.freed, "there was none before"
+    told.expect(OTHER)
+    assert told.freed
+    told.begun[-1].running = False
+    told.expect()
+    assert not told.freed, "it was over long ago"
+    told.expect(OTHER).end()
+    told.expect()
+    assert not told.freed, "so was this one"
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    """Another thread does this, and waits for nobody."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("way", ["asked", "begun"])
+def test_chat_cannot_be_closed_while_a_prompt_is_planned_or_an_engine_starts(told: Told, way: str) -> None:
+    planned: list[str] = []
+
+    def make(request: ChatRequest) -> Any:
+        elsewhere(told.all.end)
+        elsewhere(lambda: told.all.turn(OTHER, lambda _: planned.append("another")))  # type: ignore[arg-type,func-returns-value]
+        planned.append("one")
+        return Answering()
+
+    if way == "asked":
+        told.all.turn(PROMPT, make)
+    else:
+        begun = told.trusted().all.expect(PROMPT, lambda request, _: make(request))
+        assert not begun.begun and begun.turn is not None and begun.turn.cancelled  # type: ignore[attr-defined]
+    assert planned == ["another", "one"]
 
 
 def test_messages_changed_in_place_get_the_answer_to_the_old_ones(told: Told) -> None:

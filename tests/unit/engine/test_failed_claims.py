@@ -247,6 +247,27 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
     assert metadata.saves == []
 
 
+@pytest.mark.parametrize("grows", [False, True])
+def test_growth_is_counted_as_requests(config: Any, grows: bool) -> None:
+    """What it loads, and what it computes; of others, both are."""
+    scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
+    given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
+    for name, claimed in (("one", 200), ("two", 0)):
+        path = PrefixPath("tree", (("held", 200),), 1, 1, grows).transfer_params("ticket")
+        sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": path})
+        one = Request(name, list(range(PROMPT)), sampling, None)
+        scheduler.update_state_after_alloc(one, given, claimed)
+        one.num_computed_tokens = PROMPT
+        if claimed:
+            reports = connector.BlendReports({name: BlendReport(exact=claimed)})
+            output = SimpleNamespace(kv_connector_worker_meta=reports, invalid_block_ids=set())
+            scheduler.update_connector_output(output)
+        scheduler.request_finished(one, [1, 2, 3])
+    stats = scheduler.get_kv_connector_stats()
+    counted = stats.data["blendrag_requests"] if stats else {}
+    assert counted == ({} if grows else {"exact": 1, "plain": 1})
+
+
 def test_data_parallel_engines_write_one_tree() -> None:
     reader: Any = SimpleNamespace(_owner=False)
     with pytest.raises(StoreError, match="data parallel"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,12 @@ from hypothesis import strategies as st
 from blendrag.engine.prefixes import NodeLoad, NodeSave
 from blendrag.engine.recipe import BlendOrder, Recipe
 from blendrag.engine.report import BlendReport
+from blendrag.engine.worker import exact_prefixes
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.paged import PagedCache
+from blendrag.eviction.lfu import LFU
 from blendrag.store.identity import KVIdentity
+from blendrag.store.tiers.local import LocalTier
 from blendrag.tree import Nodes, path_of
 from blendrag.tree.store import NodeMissingError
 from blendrag.tree.tree import Tree
@@ -67,12 +71,18 @@ def save(
 
 
 def load(
-    prefixes: ExactPrefixes, nodes: Nodes, ids: Sequence[int], blocks: Sequence[int], written: int
+    prefixes: ExactPrefixes,
+    nodes: Nodes,
+    ids: Sequence[int],
+    blocks: Sequence[int],
+    written: int,
+    *,
+    use: bool = True,
 ) -> BlendReport | None:
     named = tuple((node.key, node.end) for node in nodes)
     root = next(iter(prefixes._trees))
     wanted = list(ids[: nodes[-1].end])
-    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False))
+    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False, use=use))
 
 
 @given(
@@ -144,6 +154,28 @@ def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> 
         assert tree.match(nodes) == 3
 
 
+def test_nodes_that_wait_for_a_slow_disk_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large they are."""
+    ids, nodes = path(6, 6, 6, 6)
+    cache, slow = make_cache(), threading.Event()
+    monkeypatch.setattr(exact_prefixes, "_MOST_WAITING", 5 * 2 * cache.block_bytes)
+    with opened(cache) as (prefixes, tree):
+        root = next(iter(prefixes._trees))
+        prefixes._writer.submit(slow.wait)
+        orders = [
+            NodeSave("r", root, node.key, node.parent, node.start, ids[: node.end], list(range(7)))
+            for node in nodes
+        ]
+        tree.expect(nodes, ids)
+        prefixes.save(orders, set())
+        slow.set()
+        prefixes._writer.submit(lambda: None).result()
+        assert tree.match(nodes) == 3, "of one block and two of two: full"
+        prefixes.save(orders[3:], set())
+        prefixes._writer.submit(lambda: None).result()
+        assert tree.match(nodes) == 5, "what was waiting is stored"
+
+
 def test_block_that_is_not_there_yet_is_written() -> None:
     """Of the last token, which is not claimed with the others."""
     ids, nodes = path(7)  # ends at 9, with one token in its third block
@@ -165,6 +197,40 @@ def test_half_of_a_prefix_is_put_into_blocks() -> None:
         with pytest.raises(NodeMissingError):
             load(prefixes, nodes, ids, list(range(10, 15)), 0)
         assert all(torch.equal(now.kv_cache, was) for now, was in zip(cache.attentions, before, strict=True))
+
+
+def test_node_that_growth_loads_is_a_used_one() -> None:
+    """Wholly, and in a part that the prefix cache has."""
+    ids, nodes = path(6, 6)
+    with opened(make_cache()) as (prefixes, tree):
+        save(prefixes, tree, nodes, ids, list(range(5)))
+        for use, uses in ((False, [0, 0, 0]), (True, [2, 2, 2])):
+            for written in (0, 8):
+                load(prefixes, nodes, ids, list(range(10, 15)), written, use=use)
+            next(iter(prefixes._trees.values())).kv._usage.flush()
+            assert [row.uses for row in tree.rows()] == uses
+
+
+def test_tree_takes_no_other_policy_while_it_is_used() -> None:
+    ids, nodes = path(6, 6)
+    with opened(make_cache()) as (prefixes, tree):
+        save(prefixes, tree, nodes[:2], ids, list(range(5)))
+        (root, store) = next(iter(prefixes._trees.items()))
+        prefixes.use_policy(root, "lfu")
+        save(prefixes, tree, nodes[2:], ids, list(range(5)))
+        (tier,) = store.kv.tiers
+        assert isinstance(tier, LocalTier) and isinstance(tier._policy, LFU)
+        assert tree.match(nodes) == 3
+        store.check_integrity()
+
+
+def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:
+    """vLLM ends the engine then."""
+    with opened(make_cache()) as (prefixes, _):
+        order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8, waits=True)
+        assert prefixes.load(order) is None
+        with pytest.raises(KeyError):
+            prefixes.load(replace(order, token_ids=list(range(8))))
 
 
 def test_head_that_is_gone_fails_a_blend() -> None:

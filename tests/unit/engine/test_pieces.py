@@ -66,6 +66,16 @@ def test_error_is_given_before_the_pieces_in_front_of_it(reader: Callable[[Piece
         reader(pieces)
 
 
+def test_generation_that_has_ended_or_was_cancelled_runs() -> None:
+    pieces, task = generation(*WORDS)
+    assert pieces.running
+    task.set_result(None)
+    assert not pieces.running
+    pieces, _ = generation()
+    pieces.cancel()
+    assert not pieces.running
+
+
 def test_reader_that_goes_leaves_the_generation_running() -> None:
     pieces, task = generation(*WORDS)
     with closing(pieces.stream()) as stream:

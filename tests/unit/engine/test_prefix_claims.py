@@ -82,6 +82,20 @@ def test_what_is_claimed_is_not_what_is_loaded() -> None:
     assert claims.take_loads()[0].written == 0
 
 
+def test_growth_counts_as_a_use_of_what_it_grows_behind() -> None:
+    """Of each node before it, once a slice: popular would be what has many children."""
+    for grows in (False, True):
+        claims, one = PrefixClaims(1), request(held=2, grows=grows)
+        claims.allocated(one, [1, 2, 3], 0, waits=False)
+        assert (len(claims.take_loads()), claims.grows("r")) == (0 if grows else 1, grows)
+        claims.forget("r")
+        claims.allocated(one, [1, 2, 3], 5, waits=False)  # the prefix cache has lost a part
+        (load,) = claims.take_loads()
+        assert load.use is not grows
+        claims.forget("r")
+        assert not claims.grows("r")
+
+
 def test_few_tokens_are_claimed() -> None:
     one = request(held=3)
     assert [PrefixClaims(least).claim(one, 4) for least in (10, 11)] == [10, 0]

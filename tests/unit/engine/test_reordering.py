@@ -20,7 +20,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from blendrag.engine.client.launch import connector_args
 from blendrag.engine.compat.requests import SamplingParams
 from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.worker.reordering import Reordering
+from blendrag.engine.worker.reordering import Reordering, _Waiting
 from blendrag.settings import Settings
 
 Sizes = tuple[int, int]  # cached, prompt
@@ -71,6 +71,42 @@ def test_request_with_less_cached_for_what_it_computes_begins_first(sizes: list[
     step(order, waiting)
     begun = set(map(str, range(len(sizes)))) - waiting.keys()
     assert any(ratios[int(name)] == max(ratios) for name in begun)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["arrive", "ask", "begin", "end"]), SIZES), max_size=40))
+def test_priority_that_has_changed_is_remembered_as_it_was(calls: list[tuple[str, Sizes]]) -> None:
+    order, waiting = Reordering(1000), dict[str, Sizes]()
+    for number, (call, (cached, prompt)) in enumerate(calls):
+        if call == "arrive" or not waiting:
+            waiting[str(number)] = cached, prompt
+            order.arrived(str(number), cached, prompt)
+            continue
+        name = list(waiting)[cached % len(waiting)]
+        if call == "ask":
+            before, length = waiting[name]
+            waiting[name] = max(before, min(cached, length - 1)), length
+            best = max(waiting, key=lambda one: waiting[one][0] / (waiting[one][1] - waiting[one][0]))
+            assert order.may_begin(name, waiting[name][0]) == (name == best)
+        else:
+            (order.began if call == "begin" else order.ended)(name)
+            del waiting[name]
+
+
+def test_step_compares_each_of_many_waiting_requests_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, priority = 0, _Waiting.priority.fget
+    assert priority is not None
+
+    def counted(self: _Waiting) -> tuple[float, int]:
+        nonlocal compared
+        compared += 1
+        return priority(self)
+
+    monkeypatch.setattr(_Waiting, "priority", property(counted))
+    order, waiting = Reordering(32), {str(number): (number % 7, 20) for number in range(300)}
+    for name, size in waiting.items():
+        order.arrived(name, *size)
+    assert step(order, waiting, blocked=frozenset({"6"})) == []
+    assert 0 < compared <= 3 * len(waiting)
 
 
 def test_papers_examples_are_ordered_otherwise() -> None:

@@ -162,3 +162,15 @@ def test_client_with_a_salt_takes_exact_prefixes_of_others(
     monkeypatch.setattr(blending.library, "path", lambda plan, recipe: pytest.fail("it is shared"))
     request = asked(blending, COMPLETION, blendrag={}, cache_salt="mine")
     assert request.cache_salt.startswith("~") and extra(request) == {}
+
+
+def test_budget_that_nothing_came_of_is_passed_over_in_silence(begin: Open) -> None:
+    blending = begin(kv_budget=256)
+    body = {"messages": [{"role": "user", "content": f"{TEXT}\n\nHow long?"}], "blendrag": {"blend": False}}
+    request = CHAT.model_validate(body)
+
+    async def rows() -> dict[str, Any]:
+        about = await blending.prepare(request, request.blendrag, Renderer(blending.library.tokenizer))
+        return (await blending.evidence(about, USAGE))[1]
+
+    assert asyncio.run(rows())["kv_whole"] == "it was not blended"

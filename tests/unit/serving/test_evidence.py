@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +33,14 @@ def path(held: int) -> PrefixPath:
 
 
 def made(
-    report: BlendReport | None, recipe: Recipe | None = None, path: PrefixPath | None = None, prefix: int = 0
+    report: BlendReport | None,
+    recipe: Recipe | None = None,
+    path: PrefixPath | None = None,
+    prefix: int = 0,
+    budget: int | None = None,
 ) -> Evidence:
     last = Delta("", [], 0.0, "stop", prefix, report)
-    return evidence_of(PLAN, recipe, None if recipe else "blending is switched off", last, path)
+    return evidence_of(PLAN, recipe, None if recipe else "blending is switched off", last, path, budget)
 
 
 @given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 30))
@@ -74,3 +80,16 @@ def test_mode_is_another_than_that_of_the_prefill(found: Evidence, mode: str, pl
 def test_prefix_that_could_not_be_loaded_is_called_exact() -> None:
     found = made(BlendReport(fallback="NodeMissingError: k is missing", cause="error"), path=path(3))
     assert found.mode == "plain" and found.exact == 0 and found.fresh == 100
+
+
+def test_budget_that_nothing_came_of_is_passed_over_in_silence() -> None:
+    evicted = BlendReport(cached=70, kv_kept=64, kv_freed=2)
+    lost = BlendReport(fallback="lost", cause="error")
+    asked: dict[str, Any] = {"budget": 64}
+    assert made(BlendReport(exact=80), path=path(3), **asked).kv_whole == "its documents are exact prefixes"
+    for plain in (made(None, **asked), made(None, path=path(2), **asked), made(lost, RECIPE, **asked)):
+        assert plain.kv_whole == "it was not blended"
+    assert made(evicted, RECIPE, **asked).kv_whole == ""
+    assert made(BlendReport(cached=70, kv_whole="it is short"), RECIPE, **asked).kv_whole == "it is short"
+    for none in (made(BlendReport(exact=80), path=path(3)), made(None), made(lost, RECIPE)):
+        assert none.kv_whole == ""

@@ -6,6 +6,7 @@ import atexit
 import functools
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -240,6 +241,51 @@ def test_prefixes_are_opened_behind_the_end(
     engine: Any = SimpleNamespace()
     library._open_prefixes(engine)
     assert library.prefixes is None
+
+
+def test_tree_keeps_the_policy_that_the_store_has_left(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that the next engine opens."""
+    library, told = Library(tmp_path, Settings.load(tree_ram_bytes=1 << 20)), list[str]()
+    monkeypatch.setattr(Prefixes, "open", lambda root, settings, *_: told.append(settings.eviction))
+    client = SimpleNamespace(use_policy=told.append)
+    running: Any = SimpleNamespace(alive=True, client=client, close=lambda: None)
+    library.prefixes = running
+    library.use_policy("lfu")
+    with pytest.raises(ConfigError, match="unknown"):
+        library.use_policy("lfuu")
+    library.prefixes = None
+    engine: Any = SimpleNamespace(facts=SimpleNamespace(reason="it ends here"))
+    with pytest.warns(BlendragWarning):
+        library._open_prefixes(engine)
+    assert told == ["lfu", "lfu"]
+    library.close()
+
+
+def test_tree_is_removed_while_it_is_opened(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a deletion, which goes through the opened one then."""
+    library, node = Library(tmp_path, Settings.load(tree_disk_bytes=1 << 20)), tmp_path / "tree" / "node"
+    library.register({"a": ["Some text of a document."]})
+    forgotten, deleting = list[str](), threading.Thread(target=library.release, args=(["a"],), daemon=True)
+    prefixes: Any = SimpleNamespace(alive=True, forget=forgotten.extend, close=lambda: None)
+
+    def opened(*_: Any) -> Any:
+        node.parent.mkdir()
+        node.touch()
+        deleting.start()
+        deleting.join(0.3)  # it waits for us, or has removed the folder by then
+        return prefixes
+
+    monkeypatch.setattr(Prefixes, "open", opened)
+    (key,) = library.catalogue.known()
+    engine: Any = SimpleNamespace()
+    library._open_prefixes(engine)
+    deleting.join(60)
+    assert node.exists() and forgotten == [key]
+    library.close()
 
 
 @pytest.mark.parametrize("name", ["tree_ram_bytes", "tree_disk_bytes"])

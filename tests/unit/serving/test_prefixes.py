@@ -45,7 +45,7 @@ class Engine:
         self.waits.set()
         self.asked.append(len(ids))
         path = sampling.path
-        assert path is not None
+        assert path is not None and path.grows, "else it would count as a prompt's use"
         for at in range(path.held, path.kept):
             (key, end), start, parent = path.nodes[at], path.start(at), path.parent(at)
             rows = torch.zeros(2, 32 * len(self.store.layout.blocks(start, end)), dtype=torch.uint8)
@@ -162,6 +162,60 @@ def test_node_that_cannot_be_stored_is_computed_again_and_again(
         assert prefixes.grow(plan(A)) == 0
     assert engine.asked == [3] and prefixes.stats()["refused"] == 1
     assert len(caplog.records) == 1
+
+
+def test_document_that_was_deleted_while_it_grew_or_was_refused_once_never_grows_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes, engine, catalogue = rig
+    monkeypatch.setattr(growth, "_STORED_S", 0.05)
+    put, planned = engine.store.put, plan(A)
+    both = [(one.key, f"text {one.key}", one.token_ids) for one in (A, B)]
+
+    def deleted(node: StoredNode, rows: torch.Tensor) -> bool:
+        if node.start:
+            catalogue.register("doc", [])
+            prefixes.forget([A.key])
+        return put(node, rows)
+
+    monkeypatch.setattr(engine.store, "put", deleted)
+    assert prefixes.grow(planned) == 1 and not prefixes.growth.refused
+    catalogue.register("doc", both)
+    monkeypatch.setattr(engine.store, "put", lambda *_: False)
+    assert prefixes.grow(planned) == 0 and len(prefixes.growth.refused) == 1
+    catalogue.register("doc", [])
+    prefixes.forget([A.key])
+    catalogue.register("doc", both)
+    monkeypatch.setattr(engine.store, "put", put)
+    assert prefixes.grow(planned) == 1
+
+
+def test_node_is_refused_for_ever_or_forgotten_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while it is tried again, and after enough others."""
+    prefixes, engine, _ = rig
+    monkeypatch.setattr(growth, "_STORED_S", 0.05)
+    monkeypatch.setattr(growth, "_MOST_REFUSED", 2)
+    put = engine.store.put
+    monkeypatch.setattr(engine.store, "put", lambda *_: False)
+    for root in ((1, 2, 3), (1, 2, 4), (1, 2, 5)):
+        assert prefixes.grow(plan(A, root=root)) == 0
+    assert len(prefixes.growth.refused) == 2
+    monkeypatch.setattr(engine.store, "put", put)
+    assert [prefixes.grow(plan(A, root=root)) for root in ((1, 2, 5), (1, 2, 3))] == [0, 2]
+    prefixes.growth.refused |= dict.fromkeys(prefixes.growth.refused, 0.0)
+    assert prefixes.grow(plan(A, root=(1, 2, 5))) == 2
+
+
+def test_question_that_is_asked_again_and_again_pushes_out_the_others(rig: Rig) -> None:
+    prefixes, engine, _ = rig
+    engine.idle = False
+    for names, times in (((B, A), 2), ((A, B), 100)):
+        for _ in range(times):
+            prefixes.path(plan(*names), RECIPE)
+    assert prefixes.growth.waiting == 3, "the second's root alone, too"
+    engine.idle = True
+    wait(lambda: not prefixes.growth.waiting)
+    assert prefixes.growth.grown == 5, "the root, and two behind it in both orders"
 
 
 def test_growing_waits_for_a_growth_that_has_ended(rig: Rig) -> None:

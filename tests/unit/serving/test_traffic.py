@@ -103,3 +103,12 @@ def test_log_that_cannot_be_written_fails_a_prompt(library: Library, folder: Pat
     (folder / "cache" / "evictor").write_text("in the way")
     library.start()
     chat(library, f"{FIRST}\n\nHow long?", "ada")
+
+
+def test_budget_that_nothing_came_of_is_passed_over_in_silence(
+    folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = opened(folder, model_dir, monkeypatch, kv_budget=256, blend=False)
+    answer = Turn(library, library.settings, ChatRequest(f"{FIRST}\n\nHow far?")).feed(END).answer
+    assert answer is not None and answer.evidence.kv_whole == "it was not blended"
+    library.close()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import itertools
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendrag.errors import StoreError
 from blendrag.eviction import POLICIES
 from blendrag.eviction.gdsf import GDSF
+from blendrag.store import catalogue
+from blendrag.store import sqlite as files
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import LocalTier
@@ -296,6 +301,29 @@ def test_damaged_catalogue_of_a_tree_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "catalogue.sqlite").write_text("no database")
     with rig(root=tmp_path) as one:
         assert one.emptied and one.tree.rows() == []
+
+
+def test_sound_tree_is_wiped_that_cannot_be_opened_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room, or there are too many open files."""
+    disk = TierSpec(kind="disk", bytes=1 << 20)
+    with rig(disk, root=tmp_path) as one:
+        one.grow("ab")
+
+    def too_many(path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def full(db: sqlite3.Connection, root: Path) -> None:
+        db.execute("PRAGMA max_page_count = 1")
+        db.execute("CREATE TABLE more (text TEXT)")
+
+    for module, name, broken in ((files, "make_file", too_many), (catalogue, "stored_identity", full)):
+        with monkeypatch.context() as patched, pytest.raises(StoreError):
+            patched.setattr(module, name, broken)
+            Tree.open(tmp_path, IDENTITY)
+    with rig(disk, root=tmp_path) as one:
+        assert not one.emptied and one.tree.match(path("ab")) == 3
 
 
 def test_damaged_node_is_loaded(tmp_path: Path) -> None:
