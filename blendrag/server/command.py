@@ -135,7 +135,8 @@ def serve_command(
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
-    args |= {"kv_transfer_config": connector_args(settings), "enable_prompt_tokens_details": True}
+    connector = connector_args(settings, sealed=True)
+    args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
     _check_options(more, args.keys(), bool(keys))
     args["shutdown_timeout"] = _ENDING_S
     options = [word for name, value in args.items() for word in _option(name, value)]

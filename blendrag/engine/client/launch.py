@@ -226,8 +226,8 @@ def changes_kv(name: str) -> bool:
     return name in _OTHER_MODEL | _CONNECTORS | {"enable_lora", "lora_modules"}
 
 
-def connector_args(settings: Settings) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``KVTransferConfig``."""
+def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``KVTransferConfig``. sealed: whether recipes have to be, by a secret."""
     return {
         "kv_connector": "BlendConnector",
         "kv_connector_module_path": "blendrag.engine.worker.connector",
@@ -242,6 +242,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,
+            "sealed": sealed,
         },
     }
 
