@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from threading import BoundedSemaphore
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import xxhash
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
@@ -45,23 +45,34 @@ _MOST_INGESTS = 8  # of a tenant, with the one that is being done
 T = TypeVar("T")
 
 
+def _encodable(text: str) -> str:
+    """JSON can say half of a surrogate pair, which can neither be stored nor tokenised: a ValueError."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class BlendFields(BaseModel):
     """What a request says of blending; all of it may be left out. What is not said here is as the embedded
     classes have it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    documents: list[str] = Field(default=[], description="Texts known to be in the prompt: looked for first.")
+    documents: list[Text] = Field(
+        default=[], description="Texts known to be in the prompt: looked for first."
+    )
     blend: bool | None = Field(default=None, description="False prefills the prompt plainly.")
     quality: Quality | None = None
     recompute_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
-    selector: str | None = None
-    conversation: str | None = Field(
+    selector: Text | None = None
+    conversation: Text | None = Field(
         default=None, description="The caller's id of the conversation that the prompt belongs to."
     )
     kv_budget: int | None = None
-    kv_allocator: str | None = None
-    kv_scorer: str | None = None
+    kv_allocator: Text | None = None
+    kv_scorer: Text | None = None
     kv_alpha: float | None = None
     kv_window: int | None = None
     evidence: bool = Field(

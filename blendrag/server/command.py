@@ -41,12 +41,19 @@ _ENDING_S = 20
 _ALIASES = frozenset({"served_model_name"})
 
 # Engines without a front end here, or with one for each: nobody would tell all of them the same.
-_APART = frozenset(
-    {
-        "data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb",
-        "data_parallel_rank", "data_parallel_start_rank", "grpc", "headless",
-    }
+_APART = (
+    "data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb",
+    "data_parallel_rank", "data_parallel_start_rank", "grpc", "headless",
 )  # fmt: skip
+
+# Options of vLLM's that a server cannot have, and why.
+_REFUSED = {
+    "config": "what is in that file would not be checked, so give its options here",
+    "data_parallel_backend": "Ray starts engines without the secret that recipes are sealed by",
+    **dict.fromkeys(
+        _APART, "its engines are behind one front end; or start several servers, each with its folder"
+    ),
+}
 
 # Settings that a server has no use for: its clients say them, or find documents themselves.
 CLIENTS = frozenset(
@@ -128,7 +135,8 @@ def serve_command(
         raise ConfigError(f"{settings.model} keeps a state instead of KV, and is not blended: use vllm serve")
     for name in ("use_tqdm_on_load", "disable_log_stats", "logits_processors"):
         args.pop(name, None)
-    args |= {"kv_transfer_config": connector_args(settings), "enable_prompt_tokens_details": True}
+    connector = connector_args(settings, sealed=True)
+    args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
     _check_options(more, args.keys(), bool(keys))
     args["shutdown_timeout"] = _ENDING_S
     options = [word for name, value in args.items() for word in _option(name, value)]
@@ -167,6 +175,8 @@ def _check(settings: Settings, keys: bool) -> None:
         raise ConfigError(
             f"with --keys, they say the namespace, and not the setting ({settings.namespace!r})"
         )
+    for name in sorted(_REFUSED.keys() & settings.engine_args.keys()):
+        raise ConfigError(f"engine_args of a server that blends cannot have {name}: {_REFUSED[name]}")
 
 
 def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> None:
@@ -191,10 +201,12 @@ def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> No
     for name, value in theirs.items():
         if value == usual[name] or name in _ALIASES:
             continue
-        reason = "it sets that itself" if name in ours else "model and KV are those of the folder"
-        if name in _APART:
-            reason = "its engines are behind one front end; or start several servers, each with its folder"
-        if name in ours or name in _APART or changes_kv(name):
+        reason = _REFUSED.get(name)
+        if name in ours:
+            reason = "it sets that itself"
+        elif changes_kv(name):
+            reason = "model and KV are those of the folder"
+        if reason:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} cannot be given to a server that blends: {reason}")
 

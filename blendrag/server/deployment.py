@@ -65,12 +65,15 @@ def container_command(
 
 
 def image_file(command: ServeCommand, vllm: str) -> str:
-    """For ``docker build``. vllm: the version of the image that it is built on."""
+    """For ``docker build`` in a checkout. vllm: the version of the image that it is built on. No index is asked
+    for blendrag: whoever has its name there would be in the image."""
     secret = [name for name, value in command.variables.items() if not value]
     lines = [
         f"# Run it with --gpus all, a volume at {_DATA}, and in its environment {' and '.join(secret)}.",
         f"FROM vllm/vllm-openai:v{vllm}",
-        f"RUN python3 -m pip install --no-cache-dir blendrag=={__version__}",
+        "COPY pyproject.toml README.md LICENSE requirements/cpu.lock /opt/blendrag/",
+        "COPY blendrag /opt/blendrag/blendrag",
+        "RUN python3 -m pip install --no-cache-dir --constraint /opt/blendrag/cpu.lock /opt/blendrag",
         *(f"ENV {name}={_quoted(value)}" for name, value in command.variables.items() if value),
         f"VOLUME {_DATA}",
         f"ENTRYPOINT {json.dumps(['vllm', 'serve'])}",

@@ -19,7 +19,7 @@ from blendrag.index.split import Splitter
 from blendrag.names import closest
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
-from blendrag.server.blending import Blending, blending_of
+from blendrag.server.blending import Blending, Text, blending_of
 from blendrag.server.gate import key_of
 from blendrag.server.keys import ADMIN
 from blendrag.serving.collection import NO_COLLECTION, Collection
@@ -49,8 +49,8 @@ class Documents(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    documents: dict[str, str | list[str]]
-    sources: dict[str, str] = Field(
+    documents: dict[Text, Text | list[Text]]
+    sources: dict[Text, Text] = Field(
         {}, description="What documents are parts of, such as a file: parts of one are prefilled in order."
     )
     sync: bool = Field(False, description="Forget documents of the collection that are not named here.")
@@ -59,7 +59,7 @@ class Documents(BaseModel):
 class Texts(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    texts: list[str]
+    texts: list[Text]
 
 
 class Whole(Texts):

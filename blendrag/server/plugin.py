@@ -1,176 +1,42 @@
-"""What vLLM loads by the entry point ``vllm.endpoint_plugins``: routes that blend, in place of its own."""
+"""What vLLM loads by its entry points, which a server names in ``VLLM_PLUGINS``.
+
+vLLM goes on without a plugin that cannot be imported or made, and a server would go on without its keys. So
+nothing is imported here that can fail; what fails later stops the start.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import multiprocessing
 import os
-import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Depends, FastAPI
-from fastapi.routing import APIRoute
-
-from blendrag.engine.client.running import RunningEngine
-from blendrag.engine.client.watchdog import exit_with_parent
-from blendrag.engine.recipe import SECRET
-from blendrag.errors import BlendragError, ConfigError
-from blendrag.progress import SILENT
-from blendrag.server import knowledge
-from blendrag.server.blending import Blending
-from blendrag.server.command import SERVED, tenants
-from blendrag.server.completions import blended, body_of, explained
-from blendrag.server.gate import Gate
-from blendrag.server.keys import Keys, read_keys
-from blendrag.serving.library import Library
-from blendrag.serving.prefill import PrefillReport
-from blendrag.settings import Settings
-
-_log = logging.getLogger(__name__)
-
-_LOOK_S = 0.1
-_CLOSING_S = 6.0
-_BLENDED = ("/v1/chat/completions", "/v1/completions")
-_EXPLAIN = "/v1/kb/explain"
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 class BlendPlugin:
-    """See ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin``. Named in ``VLLM_PLUGINS``."""
+    """Of ``vllm.endpoint_plugins``: see ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin``."""
 
     name = "blendrag"
-    required_tasks: ClassVar[tuple[str, ...]] = ("generate",)
+    required_tasks = None  # whatever the server can do, it is not skipped
 
     def attach_router(self, app: FastAPI) -> None:
-        bodies = []
-        for path in _BLENDED:
-            stock = _posting(app, path)
-            bodies.append(body_of(stock.endpoint))
-            app.router.routes.remove(stock)
-            app.add_api_route(
-                path,
-                blended(stock.endpoint, bodies[-1]),
-                methods=["POST"],
-                dependencies=stock.dependencies,
-                responses=stock.responses,
-            )
-        app.include_router(knowledge.router)
-        app.add_api_route(
-            _EXPLAIN,
-            explained(*bodies),
-            methods=["POST"],
-            tags=["blendrag"],
-            dependencies=[Depends(knowledge.known_parameters)],
-        )
-        served = _served()
-        app.add_middleware(Gate, keys=_keys(served), most_bytes=served["most_bytes"])
+        from blendrag.server.front_end import attach_router
+
+        attach_router(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Raises BlendragError if the folder cannot be used, or the server was not started for blending:
-        the port is not opened then."""
-        if multiprocessing.parent_process() is not None:  # one of several API servers
-            exit_with_parent()
-        served, alone = _served(), (args.api_server_count or 1) == 1
-        settings, engines = Settings.load(**served["settings"]), args.data_parallel_size
-        engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
-        name, *_ = args.served_model_name or [args.model]
-        state.blendrag = {}
-        engine.end_in_order(state.blendrag)
-        for namespace, (settings, folder) in _tenants(served).items():
-            library = await asyncio.to_thread(_open, settings, folder, engine)
-            blending = Blending(library, settings, engine, name, os.environ[SECRET])
-            blending.ingest(partial(_prefill_pending, library))
-            state.blendrag[namespace] = blending
+        from blendrag.server.front_end import init_state
+
+        await init_state(engine_client, state, args)
 
 
-class _Engine(RunningEngine):
-    """vLLM's own ``AsyncLLM`` in the loop of its HTTP server, which ends it."""
+def end_with_server() -> None:
+    """Of ``vllm.general_plugins``, which every process of vLLM's loads before anything that takes long. Those
+    that a server has started end with it; any other goes on."""
+    from blendrag.engine.client.watchdog import exit_with_parent
+    from blendrag.engine.recipe import SECRET
 
-    def __init__(
-        self,
-        settings: Settings,
-        llm: Any,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        alone: bool,
-    ) -> None:
-        super().__init__(settings, alone=alone)
-        self._llm, self._loop = llm, loop
-
-    @classmethod
-    async def of(cls, settings: Settings, llm: Any, *, alone: bool, engines: int) -> _Engine:
-        """Bind the workers to their model. To be awaited in the server's loop. alone: whether there is no
-        other API server. engines: data parallel ones, which have no tree: each would keep nodes of its own
-        requests."""
-        engine = cls(settings, llm, asyncio.get_running_loop(), alone=alone)
-        facts = await engine.bound()
-        engine.facts = replace(facts, blocks="") if engines > 1 else facts
-        return engine
-
-    def end_in_order(self, tenants: Mapping[str, Blending]) -> None:
-        """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
-        running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
-        closes its connection at once. tenants: closed before the engine."""
-        llm, close = self._llm, self._llm.shutdown
-
-        def shutdown(timeout: float | None = None) -> None:
-            ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
-            several, answers = not self.alone, llm.output_processor
-            while several and answers.has_unfinished_requests() and time.monotonic() < ends:
-                time.sleep(_LOOK_S)
-            self._closed = True
-            # Apart: in the loop's own thread, as after an error, what waits for the loop would never end.
-            closing = Thread(target=_close, args=([*tenants.values()],), daemon=True)
-            closing.start()
-            closing.join(_CLOSING_S)
-            close(timeout=timeout)
-
-        llm.shutdown = shutdown
-
-
-def _close(tenants: Sequence[Blending]) -> None:
-    for tenant in tenants:
-        tenant.close()
-
-
-def _served() -> dict[str, Any]:
-    """What the command says. Raises ConfigError for a server that another one has started."""
-    if SERVED not in os.environ or SECRET not in os.environ:
-        raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
-    served: dict[str, Any] = json.loads(os.environ[SERVED])
-    return served
-
-
-def _keys(served: dict[str, Any]) -> Keys | None:
-    return None if served["keys"] is None else read_keys(Path(served["keys"]))
-
-
-def _tenants(served: dict[str, Any]) -> dict[str, tuple[Settings, Path]]:
-    folder = None if served["folder"] is None else Path(served["folder"]).expanduser().resolve()
-    return tenants(served["settings"], folder, _keys(served))
-
-
-def _posting(app: FastAPI, path: str) -> APIRoute:
-    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.path == path]
-    return next(route for route in routes if "POST" in route.methods)
-
-
-def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:
-    library = Library(folder, settings, lambda *_: engine, shared=True)
-    library.start()
-    return library
-
-
-def _prefill_pending(library: Library) -> None:
-    """What an earlier server, or another program, left undone. What fails is tried again by the next."""
-    try:
-        library.prefill(PrefillReport(), SILENT)
-    except BlendragError as error:
-        _log.warning("KV that is missing could not be prefilled: %s", error)
+    if SECRET in os.environ and multiprocessing.parent_process() is not None:
+        exit_with_parent(of_server=True)

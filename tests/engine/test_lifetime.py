@@ -21,6 +21,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineStartError
 from blendrag.settings import Settings
 from places import ROOT
+from served import START_S, Server
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow]
 
@@ -94,7 +95,7 @@ def spawned(parent: psutil.Process) -> list[psutil.Process]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + START_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -105,6 +106,36 @@ def alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# A plugin by which a model loads for as long as a large one does.
+LOADING = """
+import time
+def load_slowly():
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    def load_model(*_, **__):
+        print("it is loading", flush=True)
+        time.sleep(300)
+    BaseModelLoader.load_model = load_model
+"""
+
+
+def test_server_killed_while_it_loads_leaves_a_process(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "loading-1.dist-info"
+    about.mkdir()
+    (tmp_path / "loading.py").write_text(LOADING)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: loading\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nloading = loading:load_slowly\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("VLLM_PLUGINS", "loading")
+    server = Server(tmp_path / "kv")
+    wait_for(lambda: "it is loading" in server.log.read_text() or server.process.poll() is not None)
+    left = server.end(signal.SIGKILL)
+    for process in left:
+        process.kill()
+    assert left == []
 
 
 IMPATIENT = """

@@ -266,6 +266,14 @@ MESSAGES = st.lists(
     ),
     max_size=3,
 )
+TEXTS_OF_ANY_KIND = st.fixed_dictionaries(
+    {}, optional={"texts": st.lists(ANY_TEXT, max_size=3)}
+) | st.fixed_dictionaries(
+    {
+        "documents": st.dictionaries(ANY_TEXT, ANY_TEXT | st.lists(ANY_TEXT, max_size=2), max_size=2),
+        "sources": st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=2),
+    }
+)
 MALFORMED = [
     ("POST", CHAT),
     ("POST", COMPLETIONS),
@@ -274,6 +282,9 @@ MALFORMED = [
     ("GET", KB),
     ("DELETE", KB),
     ("POST", "/v1/kb/prefetch"),
+    ("POST", "/v1/kb/tokens"),
+    ("POST", "/v1/kb/split"),
+    ("GET", "/v1/kb/model"),
     ("GET", STATS),
 ]
 RIGHT = {
@@ -281,6 +292,8 @@ RIGHT = {
     COMPLETIONS: {"model": DEFAULT_MODEL, "prompt": "Hello.", "max_tokens": 1},
     KB: {"documents": {"one": "A text."}, "sources": {}, "sync": False},
     "/v1/kb/prefetch": {"texts": ["A text."]},
+    "/v1/kb/tokens": {"texts": ["A text."]},
+    "/v1/kb/split": {"texts": ["A text."], "chunk_tokens": 16, "chunk_overlap": 4},
 }
 # What a client may rightly ask for, and takes long.
 SLOW = {"n", "max_tokens", "max_completion_tokens", "best_of"}
@@ -292,11 +305,12 @@ def test_malformed_request_is_a_500_or_stays_in_memory(ours: Server, count: int)
     names = {
         name for kind in ("Chat", "") for name in schemas[f"Blended{kind}CompletionRequest"]["properties"]
     }
-    fields = st.sampled_from(sorted(names - SLOW | {"documents", "sources", "sync", "texts"}))
+    ours_too = {"documents", "sources", "sync", "texts", "chunk_tokens", "chunk_overlap"}
+    fields = st.sampled_from(sorted(names - SLOW | ours_too))
     inside = st.sampled_from(sorted(BlendFields.model_fields))
     changes = st.dictionaries(fields | ANY_TEXT, JSON, max_size=3)
     changes |= st.fixed_dictionaries({"blendrag": st.dictionaries(inside | ANY_TEXT, JSON, max_size=2)})
-    changes |= st.fixed_dictionaries({"messages": MESSAGES})
+    changes |= st.fixed_dictionaries({"messages": MESSAGES}) | TEXTS_OF_ANY_KIND
     held: list[int] = []
 
     @hypothesis_settings(
@@ -308,6 +322,8 @@ def test_malformed_request_is_a_500_or_stays_in_memory(ours: Server, count: int)
     ) -> None:
         method, path = route
         right = RIGHT.get(path, RIGHT[CHAT])
+        if "model" not in right and how > 9:  # of fields that there are not, no value is looked at
+            changed = {name: value for name, value in changed.items() if name in right}
         content = {0: raw, 1: json.dumps(other).encode(), 2: b"[" * 100_000}.get(
             how, json.dumps(right | changed).encode()
         )

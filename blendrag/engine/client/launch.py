@@ -39,12 +39,12 @@ _RENAMED = {
 _RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
 # Those that would take the place of its connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
-# Those with which the same folder is another model, whose KV would be taken for this one's, or has another
-# tokenizer than the client.
+# Those with which the same folder is another model, whose KV would be taken for this one's, has another
+# tokenizer than the client, or gives no answers.
 _OTHER_MODEL = frozenset(
     {
-        "config_format", "hf_config_path", "hf_overrides", "load_format", "model_class_overrides",
-        "model_weights", "quantization", "quantization_config", "skip_tokenizer_init", "tokenizer",
+        "config_format", "convert", "hf_config_path", "hf_overrides", "load_format", "model_class_overrides",
+        "model_weights", "quantization", "quantization_config", "runner", "skip_tokenizer_init", "tokenizer",
         "tokenizer_mode", "tokenizer_revision",
     }
 )  # fmt: skip
@@ -226,8 +226,8 @@ def changes_kv(name: str) -> bool:
     return name in _OTHER_MODEL | _CONNECTORS | {"enable_lora", "lora_modules"}
 
 
-def connector_args(settings: Settings) -> dict[str, Any]:
-    """Keyword arguments for vLLM's ``KVTransferConfig``."""
+def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any]:
+    """Keyword arguments for vLLM's ``KVTransferConfig``. sealed: whether recipes have to be, by a secret."""
     return {
         "kv_connector": "BlendConnector",
         "kv_connector_module_path": "blendrag.engine.worker.connector",
@@ -242,6 +242,7 @@ def connector_args(settings: Settings) -> dict[str, Any]:
             "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,
+            "sealed": sealed,
         },
     }
 

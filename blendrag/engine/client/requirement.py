@@ -16,6 +16,8 @@ TESTED = SpecifierSet(">=0.27,<0.33")
 
 _WITH_PLUGINS = SpecifierSet(">=0.32")  # whose routes stand in for vLLM's own
 
+_PLUGINS = ("vllm.endpoint_plugins", "vllm.general_plugins")  # groups in which ours is
+
 _INSTALL = 'pip install "blendrag[cpu]" (or "blendrag[cuda]" on an NVIDIA machine)'
 
 
@@ -32,9 +34,9 @@ def require_server() -> None:
     version = installed_vllm()
     if version and not _WITH_PLUGINS.contains(version, prereleases=True):
         raise MissingDependencyError(f"a server needs vLLM {_WITH_PLUGINS}, not {version}: {_INSTALL}")
-    if not entry_points(group="vllm.endpoint_plugins", name="blendrag"):
+    if not all(entry_points(group=group, name="blendrag") for group in _PLUGINS):
         raise MissingDependencyError(
-            "vLLM does not know of blendrag's plugin: install blendrag again (in a checkout: make setup)"
+            "vLLM does not know of blendrag's plugins: install blendrag again (in a checkout: make setup)"
         )
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat.connector import (
     FreeBlocks,
     KVConnectorBase_V1,
@@ -150,10 +149,10 @@ class BlendConnector(KVConnectorBase_V1):
         self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         self._secret = os.environ.get(SECRET)
-        if self._secret:  # a server, which vLLM starts without a watchdog of ours
-            if front_end_in_rust():
-                raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
-            exit_with_parent(of_server=True)
+        if self._secret and front_end_in_rust():
+            raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
+        if extra.get("sealed") and not self._secret and role is KVConnectorRole.SCHEDULER:
+            raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
         self._pool: Any = None
         self._order: PrefixOrder | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar
@@ -10,13 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from blendrag.engine import start_error
-from blendrag.engine.client.watchdog import exit_with_parent
 from blendrag.engine.compat import head_attention, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
 from blendrag.engine.compat.platform import LOGGER, VLLM_VERSION, device_name
-from blendrag.engine.recipe import SECRET
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
@@ -28,8 +25,6 @@ from blendrag.engine.worker.selfcheck import unfit_reason
 from blendrag.errors import BlendragError
 
 # vLLM imports this module before a worker loads its model.
-if os.environ.get(SECRET):  # a server, which vLLM starts without a watchdog of ours
-    exit_with_parent(of_server=True)
 start_error.keep(LOGGER)
 weights.register()
 head_attention.register()

@@ -20,7 +20,6 @@ from blendrag.engine.compat.connector import KVConnectorRole
 from blendrag.engine.prefixes import PATH, PrefixPath
 from blendrag.engine.recipe import FIELD, Recipe, is_sealed, sealed
 from blendrag.engine.recipe import SECRET as SECRET_VARIABLE
-from blendrag.engine.worker import connector
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.errors import ConfigError
 from blendrag.settings import Settings
@@ -65,11 +64,10 @@ def test_recipe_of_another_server_is_taken_for_ours() -> None:
 @pytest.fixture(scope="module")
 def scheduler(model_dir: Path) -> Iterator[BlendConnector]:
     """The half of the connector that hears of a server's requests first."""
-    transfer = KVTransferConfig(**connector_args(Settings.load()))
+    transfer = KVTransferConfig(**connector_args(Settings.load(), sealed=True))
     config = EngineArgs(str(model_dir), max_model_len=512, kv_transfer_config=transfer).create_engine_config()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET_VARIABLE, SECRET)
-        patch.setattr(connector, "exit_with_parent", lambda **_: None)  # this process is its own
         yield BlendConnector(config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
 
 
@@ -81,6 +79,16 @@ def test_server_that_loads_no_plugin_starts(
     monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", "1")
     with pytest.raises(ConfigError, match="Rust"):
         BlendConnector(scheduler._vllm_config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
+
+
+def test_engine_of_a_server_that_has_no_secret_takes_any_recipe(
+    scheduler: BlendConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray copies no variable that it does not know to the engines that it starts."""
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=SECRET_VARIABLE):
+        BlendConnector(scheduler._vllm_config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
+    BlendConnector(scheduler._vllm_config, KVConnectorRole.WORKER, KVCacheConfig(8, [], []))
 
 
 def claimed(scheduler: BlendConnector, params: Any, salt: str | None = "salt") -> int | None:

@@ -70,3 +70,11 @@ def test_prompt_is_planned_whose_token_ids_vllm_ignores(part: dict[str, Any]) ->
         _unplanned(read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}]))
         is None
     )
+
+
+@pytest.mark.parametrize("name", ["documents", "conversation", "selector"])
+def test_text_that_cannot_be_encoded_is_read(name: str) -> None:
+    """What looks for a document, or names a conversation, would raise in the middle of it."""
+    half: Any = ["a\ud800b"] if name == "documents" else "a\ud800b"
+    with pytest.raises(ValidationError, match="surrogates not allowed"):
+        read(CHAT, blendrag={name: half})

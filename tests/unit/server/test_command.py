@@ -64,7 +64,8 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.delenv("VLLM_PLUGINS")
     named = serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"].split(",")
-    assert {plugin.name for plugin in entry_points(group="vllm.general_plugins")} < set(named)
+    assert {plugin.name for plugin in entry_points(group="vllm.general_plugins")} <= set(named)
+    assert len(named) == len(set(named))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,10 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
         (["--lora-modules", "a=b"], "--lora-modules cannot be given"),
         (["--data-parallel-size", "2", "--data-parallel-rank", "1"], "each with its folder"),
         (["--headless"], "each with its folder"),
+        (["--config", "vllm.yaml"], r"--config cannot be given .* would not be checked"),
+        (["--config=vllm.yaml"], "--config cannot be given"),
+        (["--runner", "pooling"], "--runner cannot be given"),
+        (["--convert", "embed"], "--convert cannot be given"),
         (["--kv-transfer-config", "{}"], "--kv-transfer-config cannot be given"),
         (["--port", "8000", "another/model"], "blendrag serve another/model"),
         (["--recompte-ratio", "0.5"], "did you mean --recompute-ratio"),
@@ -91,6 +96,14 @@ def test_kv_of_another_model_is_stored_under_this_ones_name(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         serve_command(Settings.load(), {}, model_dir, None, words)
+
+
+def test_ray_starts_engines_that_know_no_secret(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--data-parallel-backend cannot be given .* without the secret"):
+        serve_command(Settings.load(), {}, model_dir, None, ["--data-parallel-backend", "ray"])
+    settings = Settings.load(engine_args={"data_parallel_backend": "ray"})
+    with pytest.raises(ConfigError, match=r"cannot have data_parallel_backend: .* without the secret"):
+        serve_command(settings, {}, model_dir, None, [])
 
 
 @pytest.mark.parametrize(

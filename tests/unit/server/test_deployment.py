@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from blendrag.errors import ConfigError
 from blendrag.server.command import SERVED
 from blendrag.server.deployment import chart_values, container_command, image_file
 from blendrag.settings import Settings
-from blendrag.version import __version__
+from places import ROOT
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 TIERS = [
@@ -104,7 +106,6 @@ def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
     image, values = printed(model_dir, tensor_parallel_size=1)
     lines = instructions(image)
     assert lines["FROM"] == ["vllm/vllm-openai:v0.32.0"]
-    assert lines["RUN"][0].endswith(f"blendrag=={__version__}")
     assert json.loads(lines["ENTRYPOINT"][0]) == ["vllm", "serve"]
     model = the_model(values)
     words = [model["modelURL"], *model["vllmConfig"]["extraArgs"]]
@@ -117,6 +118,27 @@ def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
     assert not options["enforce_eager"]  # as on GPUs, wherever it is printed
     assert not any("_CPU_" in line for line in lines["ENV"])
     assert str(model_dir) not in image + values
+
+
+def test_image_has_what_somebody_else_calls_blendrag(model_dir: Path, tmp_path: Path) -> None:
+    """On an index, anyone may have taken the name. Of the rest, it has the versions that are locked."""
+    image, _ = printed(model_dir)
+    for line in instructions(image)["COPY"]:
+        *sources, target = line.split()
+        into = tmp_path / target.lstrip("/")
+        for source in map(ROOT.joinpath, sources):
+            if source.is_dir():
+                shutil.copytree(source, into)
+            else:
+                into.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, into)
+    (run,) = instructions(image)["RUN"]
+    *_, constraint, locked, what = run.split()
+    assert constraint == "--constraint" and (tmp_path / locked.lstrip("/")).is_file()
+    about = tomllib.loads((tmp_path / what.lstrip("/") / "pyproject.toml").read_text())
+    assert about["project"]["name"] == "blendrag"
+    for file in ("README.md", "LICENSE", "blendrag/version.py"):  # what its build reads
+        assert (tmp_path / what.lstrip("/") / file).is_file()
 
 
 def test_two_servers_get_one_folder(model_dir: Path) -> None:

@@ -7,11 +7,13 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.errors import EngineError
 from blendrag.server import knowledge
@@ -34,6 +36,8 @@ def blending(tmp_path: Path, model_dir: Path) -> Iterator[Blending]:
 
 def asked(blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
     app = FastAPI()
+    init_exception_handler(app)
+    app.state.args = SimpleNamespace(log_error_stack=False)
     app.include_router(knowledge.router)
     app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
     app.state.blendrag = {"": blending}
@@ -70,6 +74,33 @@ def test_misspelt_parameter_removes_all(blending: Blending) -> None:
             assert answer.status_code == 400
             assert "unknown parameter" in answer.text
         assert (await client.get(PATH)).json() == {"ids": ["b"]}
+
+    asked(blending, talk)
+
+
+HALF = "a\ud800b"  # of a surrogate pair
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/kb/tokens", {"texts": [HALF]}),
+        ("/v1/kb/split", {"texts": [HALF]}),
+        ("/v1/kb/prefetch", {"texts": [HALF]}),
+        (PATH, {"documents": {HALF: "A text."}}),
+        (PATH, {"documents": {"a": HALF}}),
+        (PATH, {"documents": {"a": ["A text.", HALF]}}),
+        (PATH, {"documents": {"a": "A text."}, "sources": {"a": HALF}}),
+    ],
+)
+def test_text_that_cannot_be_encoded_is_a_failure_of_the_server(
+    blending: Blending, path: str, body: dict[str, Any]
+) -> None:
+    async def talk(client: httpx.AsyncClient) -> None:
+        method, headers = "PUT" if path == PATH else "POST", {"content-type": "application/json"}
+        answer = await client.request(method, path, content=json.dumps(body), headers=headers)
+        assert answer.status_code == 400
+        assert "surrogates not allowed" in answer.json()["error"]["message"]
 
     asked(blending, talk)
 

@@ -1,18 +1,82 @@
-"""The end of a server. No engine is started here."""
+"""A server's plugins, and its end. No engine is started here."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
+import sys
 import threading
+import tomllib
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from vllm.plugins import load_endpoint_plugins
 
-from blendrag.server import plugin
-from blendrag.server.plugin import _Engine
+from blendrag.engine.client import watchdog
+from blendrag.engine.recipe import SECRET
+from blendrag.errors import ConfigError
+from blendrag.server import front_end
+from blendrag.server.command import SERVED
+from blendrag.server.front_end import _Engine
+from blendrag.server.plugin import BlendPlugin, end_with_server
 from blendrag.settings import Settings
 from engine_facts import FACTS
+from places import ROOT
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """The environment of a server."""
+    served = {"settings": {}, "folder": str(tmp_path), "keys": None, "most_bytes": 1}
+    for name, value in (("VLLM_PLUGINS", "blendrag"), (SECRET, "secret"), (SERVED, json.dumps(served))):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize("tasks", [("embed",), ("render",), None], ids=str)
+def test_server_that_gives_no_answers_has_no_keys(tasks: Any) -> None:
+    """vLLM skips plugins whose tasks are not the server's, and starts."""
+    (plugin,) = load_endpoint_plugins(tasks)
+    with pytest.raises(ConfigError, match="no answers"):
+        plugin.attach_router(FastAPI())
+
+
+@pytest.mark.usefixtures("named")
+def test_broken_import_starts_a_server_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM logs plugins that cannot be imported, and starts."""
+    for name in ("plugin", "front_end"):
+        monkeypatch.delitem(sys.modules, f"blendrag.server.{name}")
+    monkeypatch.setitem(sys.modules, "blendrag.server.gate", None)
+    (plugin,) = load_endpoint_plugins(("generate",))
+    with pytest.raises(ImportError):
+        plugin.attach_router(FastAPI())
+
+
+def test_plugin_is_named_that_there_is_not() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    found = {group: EntryPoint("blendrag", one["blendrag"], group).load() for group, one in groups.items()}
+    assert found == {"vllm.endpoint_plugins": BlendPlugin, "vllm.general_plugins": end_with_server}
+
+
+@pytest.mark.parametrize(
+    ("secret", "parent", "watched"), [("s", "server", True), ("s", None, False), (None, "program", False)]
+)
+def test_program_that_is_no_server_ends_with_another(
+    monkeypatch: pytest.MonkeyPatch, secret: str | None, parent: str | None, watched: bool
+) -> None:
+    """Every process of any vLLM loads it; a server's front end has no parent that it should end with."""
+    begun: list[bool] = []
+    monkeypatch.setattr(watchdog, "exit_with_parent", lambda *, of_server: begun.append(of_server))
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.delenv(SECRET, raising=False)
+    if secret:
+        monkeypatch.setenv(SECRET, secret)
+    end_with_server()
+    assert begun == [True] * watched
 
 
 def ended(close: Any) -> list[str]:
@@ -31,7 +95,7 @@ def test_engine_ends_before_what_waits_for_it() -> None:
 
 
 def test_tenant_that_does_not_close_holds_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_CLOSING_S", 0.01)
+    monkeypatch.setattr(front_end, "_CLOSING_S", 0.01)
     go = threading.Event()
     try:
         assert ended(lambda: go.wait(50)) == ["engine"]
