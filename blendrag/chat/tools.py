@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import xxhash
 
+from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar
@@ -32,7 +33,6 @@ _INTRODUCTION = (
 
 _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
 
-Message = dict[str, Any]
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 

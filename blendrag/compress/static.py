@@ -20,7 +20,7 @@ class Recent(Scorer):
 
 
 @register_scorer("random")
-class Random(Scorer):
+class RandomScores(Scorer):
     """The same tokens for the same prompt, of each layer's heads their own."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from blendrag.compress.scorer import Observed, Scorer, register_scorer
 
 
 @register_scorer("window")
-class Window(Scorer):
+class WindowAttention(Scorer):
     """SnapKV: the attention of the window's queries, mean over them and over the heads that share a KV head,
     then the maximum over a token and its neighbours (Ada-KV section 3.4, Algorithm 3)."""
 
@@ -23,7 +23,7 @@ class Window(Scorer):
 
 
 @register_scorer("critical")
-class Critical(Window):
+class Critical(WindowAttention):
     """CriticalKV: the window's attention times the L1 norm of what a token adds to the layer's output, the
     mean over the heads that share a KV head."""
 

@@ -28,7 +28,7 @@ UNTOLD: nobody said."""
 Features = tuple[float, ...]
 UNTOLD = -1.0
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Cases = NDArray[np.int64]
 Case = tuple[int, ...]  # of each feature that is read, the interval it is in
 
@@ -51,8 +51,8 @@ class Hazard:
 
     ages: tuple[float, ...]
     borders: Mapping[str, tuple[float, ...]]
-    weights: Array
-    bias: Array
+    weights: Floats
+    bias: Floats
     prefix: bool
     _levels: dict[Case, bytes] = field(default_factory=dict, repr=False)
     _read: list[tuple[int, tuple[float, ...]]] = field(default_factory=list, init=False, repr=False)
@@ -75,10 +75,10 @@ class Hazard:
             found = self._levels[case] = self._computed(case)
         return found
 
-    def rates(self, cases: Cases) -> Array:
+    def rates(self, cases: Cases) -> Floats:
         """[n, K] uses a second, of [n, features that are read] cases."""
         logs = passed(cases, self.borders) @ self.weights + self.bias
-        rates: Array = np.exp(np.clip(logs, -20.0, 5.0))
+        rates: Floats = np.exp(np.clip(logs, -20.0, 5.0))
         return rates
 
     def _computed(self, case: Case) -> bytes:
@@ -88,10 +88,10 @@ class Hazard:
         return bytes(min(TOP, 1 + int(octave * _STEPS_PER_OCTAVE)) for octave in octaves) + b"\0"
 
 
-def passed(cases: Cases, borders: Mapping[str, tuple[float, ...]]) -> Array:
+def passed(cases: Cases, borders: Mapping[str, tuple[float, ...]]) -> Floats:
     """[n, sum of borders], 0 or 1: which borders each of [n, len(borders)] cases has passed."""
     columns = [cases[:, [place]] > np.arange(len(these)) for place, these in enumerate(borders.values())]
-    found: Array = np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
+    found: Floats = np.concatenate([np.empty((len(cases), 0)), *columns], axis=1).astype(np.float64)
     return found
 
 

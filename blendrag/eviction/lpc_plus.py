@@ -8,7 +8,7 @@ from zlib import crc32
 from blendrag.eviction.hazard import Features, Hazard
 from blendrag.eviction.history import History
 from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
-from blendrag.eviction.ranks import Ranks
+from blendrag.eviction.ranks import RankedChunks
 
 _LEAST_REMEMBERED, _TIMES = 4096, 4  # chunks whose uses are counted: so many, or times as many as are held
 _UNTAUGHT = b"\0"  # everything on one level: the order of LRU
@@ -35,7 +35,7 @@ class LPCPlus(EvictionPolicy):
         self._history = History(_LEAST_REMEMBERED)
         self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
         self._inherited: dict[str, Features] = {}  # the same, of chunks that have yet to be carried over
-        self._ranks = Ranks(ages)
+        self._ranks = RankedChunks(ages)
         self._guard = _Guard(ages)
         self._held: int | None = None
         self._prompt: tuple[float, float, float] | None = None  # of the call before: its time, length, new
@@ -120,7 +120,7 @@ class _Guard:
     """
 
     def __init__(self, ages: Sequence[float]) -> None:
-        self._trials = Ranks(ages), Ranks((0.0,))  # learned, LRU
+        self._trials = RankedChunks(ages), RankedChunks((0.0,))  # learned, LRU
         self._found = [0.0, 0.0]
         self._mask = 0
         self.learned = True
@@ -145,7 +145,7 @@ class _Guard:
         """The model says something else of the key's last use."""
         self._trials[0].revise(key, levels)
 
-    def _make_room(self, trial: Ranks, room: float) -> None:
+    def _make_room(self, trial: RankedChunks, room: float) -> None:
         while trial.size > room:
             victim = trial.least() if trial is self._trials[0] else trial.oldest()
             assert victim is not None

@@ -129,7 +129,7 @@ class Ages:
         return found
 
 
-class Ranks:
+class RankedChunks:
     """Chunks with their level for every step of age. Calls take constant time: chunks that reach another age
     get their level a few at a time, by whatever call comes."""
 

@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from blendrag.errors import PredictorError
+from blendrag.eviction.hazard import Floats
 from blendrag.forecast.features import VERSION
 from blendrag.private import make_folder, write_whole
 
 MANIFEST = "predictor.json"
 
 Array = npt.NDArray[np.float32]
-Floats = npt.NDArray[np.float64]
 
 UNITS = 128  # LPC section 3.2
 LAYERS = 3
@@ -68,7 +68,7 @@ def shapes(used: int) -> Sequence[tuple[tuple[int, int], tuple[int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ForecastQuality:
     """Of forecasts of a yes or no: as an order (auc: 0.5 where only one outcome occurs), as probabilities.
 
     log_loss: mean surprise, in nats. calibration_error: mean distance of forecast and truth over ten bins,
@@ -89,7 +89,7 @@ class Metrics:
     conversations: int
     examples: int
     goes_on: float
-    lpc: Quality
+    lpc: ForecastQuality
 
 
 class Manifest(BaseModel):

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS documents (
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DocumentRecord:
     """A document in the index. ``bytes``: of its text in UTF-8; ``ingested_at``: seconds since 1970."""
 
     source: str
@@ -97,14 +97,14 @@ class Ledger:
             if any(source == root or source.startswith(folder) for root, folder in tops)
         }
 
-    def documents(self) -> list[Record]:
+    def documents(self) -> list[DocumentRecord]:
         """All documents, by source."""
         rows = self._execute(
             "SELECT source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
             " FROM documents ORDER BY source"
         )
         return [
-            Record(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
+            DocumentRecord(source, content_hash, fingerprint, tuple(json.loads(keys)), size, at)
             for source, content_hash, fingerprint, keys, size, at in rows
         ]
 

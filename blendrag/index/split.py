@@ -23,7 +23,7 @@ _BLOCK_CHARS_PER_TOKEN = 32  # a block is encoded at once, for several pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """A chunk: its text, an exact part of its document, and its tokens as ``encode_document`` gives them."""
 
     text: str
@@ -56,11 +56,11 @@ class Splitter:
         self._backend.no_truncation()
         self._backend.no_padding()
 
-    def split(self, text: str) -> list[Piece]:
+    def split(self, text: str) -> list[TextChunk]:
         """The pieces of one document, in order; none when it holds only white space."""
         return list(self._pieces(text))
 
-    def _pieces(self, text: str) -> Iterator[Piece]:
+    def _pieces(self, text: str) -> Iterator[TextChunk]:
         block: list[int] = []
         start = 0
         while found := _NOT_SPACE.search(text, start):
@@ -75,7 +75,7 @@ class Splitter:
                 yield piece
             start = end if end == len(text) else self._with_overlap(text, start, end, block)
 
-    def _piece(self, text: str, start: int, starts: list[int]) -> tuple[Piece, int]:
+    def _piece(self, text: str, start: int, starts: list[int]) -> tuple[TextChunk, int]:
         """The piece at ``start``, and where it ends. ``starts``: of its tokens, and of the one after."""
         budget = self._limit
         while True:
@@ -83,7 +83,7 @@ class Splitter:
             piece = text[start:end].rstrip()
             token_ids = encode_document(self._tokenizer, piece)
             if len(token_ids) <= self._limit:
-                return Piece(piece, token_ids), end
+                return TextChunk(piece, token_ids), end
             # Alone, a text can take more tokens than it takes between others: try a shorter one.
             budget = min(budget - 1, budget * self._limit // len(token_ids))
 

@@ -101,7 +101,7 @@ class PrefixCaching(FullPrefill):
                 await engine.agenerate(trial.before.token_ids, _FIRST_TOKEN)
 
 
-class Blending(Arm):
+class BlendedPrefill(Arm):
     """Stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
 
     recipe: but for its spans. store: read cold, where that is not RAM; None: as it comes. name: instead of

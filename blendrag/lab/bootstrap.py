@@ -17,7 +17,6 @@ RESAMPLES = 2_000
 _PERCENTILES = (2.5, 97.5)
 _SEED = 0
 
-Values = npt.ArrayLike
 _Floats = npt.NDArray[np.float64]
 
 
@@ -35,24 +34,24 @@ class Interval:
         return self.low <= 0.0 <= self.high
 
 
-def mean(values: Values) -> Interval:
+def mean(values: npt.ArrayLike) -> Interval:
     """The mean of one number per row; at least one row."""
     (column,) = _columns(values)
     return _interval(float(column.mean()), _means(column))
 
 
-def difference(values: Values, reference: Values) -> Interval:
+def difference(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
     """The mean of values - reference, row by row: what is hard about a row does not count as noise."""
     return mean(np.subtract(values, reference))
 
 
-def ratio(values: Values, reference: Values) -> Interval:
+def ratio(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
     """mean(values) / mean(reference), both means over the same draws; all numbers above 0."""
     above, below = _columns(values, reference)
     return _interval(float(above.mean() / below.mean()), _means(above) / _means(below))
 
 
-def gap_closed(arm: Values, full: Values, reuse: Values) -> Interval | None:
+def gap_closed(arm: npt.ArrayLike, full: npt.ArrayLike, reuse: npt.ArrayLike) -> Interval | None:
     """1 - mean(arm - full) / mean(reuse - full), both means over the same draws; 1 is as good as full.
 
     None if reuse does not differ from full. Draws in which it does not are left out.

@@ -41,7 +41,7 @@ _MAX_MASK_ERROR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Check:
     """One check: what was measured, what it has to be, and whether it is."""
 
     check: str
@@ -57,7 +57,7 @@ class DoctorReport:
 
     model: str
     architecture: str
-    rows: tuple[Row, ...]
+    rows: tuple[Check, ...]
     unsupported: str | None = None
     layers: str = ""
     attention: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
     try:
         facts = engine.facts
         if facts.reason:
-            row = Row("the model can be blended", facts.reason, "supported", False)
+            row = Check("the model can be blended", facts.reason, "supported", False)
             return DoctorReport(settings.model, facts.architecture, (row,), facts.reason)
         tell("checking")
         rows, found = _Check(engine, settings).run()
@@ -98,7 +98,7 @@ class _Check:
         self.tokenizer: Any = load_tokenizer(engine.model_path)
         self.prefix = prefix_ids(settings, engine.model_path)
 
-    def run(self) -> tuple[list[Row], ModelCheck]:
+    def run(self) -> tuple[list[Check], ModelCheck]:
         texts = [[self._encode(topics[name])[:_CHUNK_TOKENS] for name in names] for names, _ in _PROMPTS]
         with scratch_store(self.engine, self.settings, chain(*texts)) as store:
             prompts = [
@@ -112,7 +112,7 @@ class _Check:
             reread = [self._first_token(prompt, self._recipe(store, prompt, 0.0)) for prompt in prompts]
             first = self._prompt(store, texts[0][:1], _PROMPTS[0][1])
             alone = self._first_token(first, None), self._first_token(first, self._recipe(store, first, 0.0))
-            special: list[Row] = []
+            special: list[Check] = []
             if self.engine.facts.blocks:
                 special.append(self._restored(prompts[0], full[0]))
             if self.settings.prefix_caching:
@@ -138,7 +138,7 @@ class _Check:
             rows.append(_at_most("chunk behind its shared prefix, reused whole, KL", kl, _MAX_KL))
         return rows, found
 
-    def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Row:
+    def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Check:
         """The next turn of a chat, with more chunks."""
         turn = self._prompt(store, more, _PROMPTS[1][1], prompt)
         full = self._first_token(turn, None)
@@ -147,7 +147,7 @@ class _Check:
         row = _at_most("the same behind a prefix hit, KL", _largest_kl([full], [hit]), _MAX_KL)
         return _if(hit.report is not None and hit.report.prefix > 0, row)
 
-    def _restored(self, prompt: Prompt, full: Delta) -> Row:
+    def _restored(self, prompt: Prompt, full: Delta) -> Check:
         """From a tree of its own, into which the prompt was stored before."""
         with scratch_tree(self.engine, self.settings) as (tree, client):
             nodes = path_of(tree.identity, prompt.token_ids, prompt.spans)
@@ -163,7 +163,7 @@ class _Check:
         self.engine.reset_prefix_cache()
         return self.engine.generate(prompt.token_ids, replace(_ONE, path=path))
 
-    def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Row:
+    def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Check:
         """While another answer is being generated."""
         self.engine.reset_prefix_cache()
         other = self.engine.stream(self._encode(_OPENING), Sampling(256, 0.0, other={"ignore_eos": True}))
@@ -204,17 +204,19 @@ class _Check:
         return self.engine.generate(prompt.token_ids, _ONE, recipe)
 
 
-def _blended(answers: Sequence[Delta]) -> Row:
+def _blended(answers: Sequence[Delta]) -> Check:
     """Everything below means nothing if the engine quietly prefilled plainly, or missed chunks."""
     good = sum(answer.report is not None and not answer.report.problem for answer in answers)
-    return Row("prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers))
+    return Check(
+        "prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers)
+    )
 
 
 def _recomputed(answers: Sequence[Delta]) -> int:
     return sum(answer.report.recomputed for answer in answers if answer.report)
 
 
-def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Row]:
+def _same_as_full(full: Sequence[Delta], repaired: Sequence[Delta]) -> list[Check]:
     gap = max(_gap(one.logprobs[0], other.token_ids[0]) for one, other in zip(full, repaired, strict=True))
     return [
         _at_most("ratio 1: first token, log probability lost", gap, _MAX_GAP),
@@ -242,14 +244,14 @@ def _largest_change(before: Sequence[Delta], after: Sequence[Delta]) -> float:
     return max(changes)
 
 
-def _at_most(check: str, value: float, limit: float) -> Row:
-    return Row(check, f"{value:.2g}", f"<= {limit:g}" if limit else "0", value <= limit)
+def _at_most(check: str, value: float, limit: float) -> Check:
+    return Check(check, f"{value:.2g}", f"<= {limit:g}" if limit else "0", value <= limit)
 
 
-def _if(happened: bool, row: Row) -> Row:
+def _if(happened: bool, row: Check) -> Check:
     """A check of something that has to have happened."""
     return row if happened else replace(row, value="did not happen", ok=False)
 
 
-def _above_zero(check: str, value: float) -> Row:
-    return Row(check, f"{value:.2g}", "> 0", value > 0)
+def _above_zero(check: str, value: float) -> Check:
+    return Check(check, f"{value:.2g}", "> 0", value > 0)

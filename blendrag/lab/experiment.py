@@ -6,7 +6,7 @@ all arms, and an arm is compared with the others trial by trial. The first trial
 
 Arms that time first tokens (:mod:`blendrag.lab.arms`) carry their prompts, and are asked by :func:`measure`::
 
-    arms = {"full": FullPrefill(rounds), "blended": Blending(rounds, recipe)}
+    arms = {"full": FullPrefill(rounds), "blended": BlendedPrefill(rounds, recipe)}
     samples = measure(engine, arms, progress)
     summarise(samples)["blended"].speedup_vs_full.median
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[K, A, T]):
+class ArmTurn(Generic[K, A, T]):
     """``arm``, called ``key``, is to be asked ``trial``. number: of the trial, from 0; below, it warms up."""
 
     number: int
@@ -52,7 +52,7 @@ def in_turn(
     *,
     warm_up: int = 1,
     done: Callable[[T, K], bool] = lambda trial, key: False,
-) -> Iterator[Turn[K, A, T]]:
+) -> Iterator[ArmTurn[K, A, T]]:
     """All trials of all arms, in the order of the trials; a turn is over when the next one is asked for.
 
     warm_up: how many of the first trials are not to be kept. done: what need not be asked any more.
@@ -63,7 +63,7 @@ def in_turn(
     for number, trial in enumerate(trials):
         shift = number * step % len(keys)
         order = (*keys[shift:], *keys[:shift])
-        turns += [Turn(number - warm_up, trial, key, arms[key]) for key in order if not done(trial, key)]
+        turns += [ArmTurn(number - warm_up, trial, key, arms[key]) for key in order if not done(trial, key)]
     progress.total(len(turns))
     for turn in turns:
         where = "warm-up" if turn.warms_up else f"{turn.number + 1} of {count}"

@@ -21,15 +21,13 @@ from blendrag.serving.prefill import batches
 from blendrag.serving.prefixes import tree_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
-from blendrag.store.contexts import Contexts, NewChunk
+from blendrag.store.contexts import Contexts, Ids, NewChunk
 from blendrag.store.identity import KVIdentity
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
 from blendrag.tree.tree import Tree
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

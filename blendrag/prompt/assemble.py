@@ -9,7 +9,7 @@ from blendrag.errors import ModelError
 from blendrag.prompt.plan import DocumentNote, PromptPlan
 from blendrag.prompt.planner import lay_out
 from blendrag.prompt.recognise import KnownText, Match
-from blendrag.prompt.template import Message, Part, render_parts
+from blendrag.prompt.template import Messages, Part, render_parts
 
 
 def assemble(
@@ -19,7 +19,7 @@ def assemble(
     documents: Sequence[KnownText],
     separator: str,
     question: str,
-    history: Sequence[Message] = (),
+    history: Messages = (),
     template_options: Mapping[str, Any] | None = None,
 ) -> PromptPlan:
     """Render system prompt, ``history`` and one user message: the documents, then the question.
@@ -43,7 +43,7 @@ def assemble(
 def render_turn(
     tokenizer: Any,
     system_prompt: str,
-    history: Sequence[Message],
+    history: Messages,
     stuffed: str,
     separator: str,
     /,

@@ -10,7 +10,7 @@ from blendrag.prompt.escaped import EscapedDocument, find_escaped, warn_once
 from blendrag.prompt.plan import DocumentNote, PromptPlan, Segment, preview
 from blendrag.prompt.recognise import Match, Recogniser
 from blendrag.prompt.template import (
-    Message,
+    Messages,
     Part,
     decode,
     encode_document,
@@ -45,7 +45,7 @@ def plan_prompt(
 
 
 def plan_chat(
-    messages: Sequence[Message],
+    messages: Messages,
     tokenizer: Any,
     recogniser: Recogniser,
     hints: Iterable[str] = (),

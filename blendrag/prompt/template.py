@@ -23,7 +23,6 @@ from blendrag.errors import ModelError
 _encoding = threading.Lock()
 _spelled: WeakKeyDictionary[Any, dict[int, tuple[int, ...]]] = WeakKeyDictionary()
 
-Message = Mapping[str, str]
 Messages = Sequence[Mapping[str, Any]]  # role, content: those of chat completions
 
 
@@ -35,7 +34,7 @@ class Part:
     message: int | None = None
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Message], /, **options: Any) -> str:
+def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     """The text the model's chat template makes of ``messages``, up to where the answer begins.
 
     ``options`` go to the template, by any name. Raises ModelError if the model has no template or the
@@ -52,7 +51,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Message], /, **options: Any) 
     return rendered
 
 
-def render_parts(tokenizer: Any, messages: Sequence[Message], /, **options: Any) -> list[Part]:
+def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[Part]:
     """Like ``render_chat``, cut where the template's markup and the messages' contents meet.
 
     The template is rendered with sentinels in place of the contents. Where it changes a content (many

@@ -46,7 +46,7 @@ class FirstK(StaticSelector):
 
 
 @register_selector("random")
-class Random(StaticSelector, RankedSelector):
+class RandomTokens(StaticSelector, RankedSelector):
     """A random ``ratio`` of the tokens, the same ones every time: the control every selector must beat."""
 
     def rank(self, tokens: CachedTokens) -> torch.Tensor:

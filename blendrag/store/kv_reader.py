@@ -19,7 +19,7 @@ from blendrag.store.stack import TierSpec
 from blendrag.store.tiers import Context, Opened, RamTier, Read, Tier, TierError, make_tier
 from blendrag.store.tiers.local import Forecast
 
-Wanted = Sequence[tuple[str, Sequence[int]]]
+WantedChunks = Sequence[tuple[str, Sequence[int]]]
 
 
 class KVReader:
@@ -59,7 +59,7 @@ class KVReader:
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def open_records(self, wanted: Wanted, *, use: bool = False) -> list[Opened | Miss]:
+    def open_records(self, wanted: WantedChunks, *, use: bool = False) -> list[Opened | Miss]:
         """Per (key, token ids) the record whose chunk begins with these tokens, or why there is none.
 
         Close what was opened with :meth:`close_records`. A damaged record is put aside; the next tier is

@@ -12,7 +12,7 @@ import torch
 from blendrag.errors import ConfigError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import NO_CONTEXT, KVIdentity
-from blendrag.store.kv_reader import KVReader, Wanted, close_all, read_whole
+from blendrag.store.kv_reader import KVReader, WantedChunks, close_all, read_whole
 from blendrag.store.lock import IndexLock
 from blendrag.store.primary import Primary, delete_from
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
@@ -137,7 +137,7 @@ class KVStore(KVReader):
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    def open_records(self, wanted: Wanted, *, use: bool = False) -> list[Opened | Miss]:
+    def open_records(self, wanted: WantedChunks, *, use: bool = False) -> list[Opened | Miss]:
         answers = super().open_records(wanted, use=use)
         if self._usage.due():
             self.replicas.beside_promotions(self._usage.flush)
@@ -152,7 +152,7 @@ class KVStore(KVReader):
     def _seen(self, key: str, uses: int) -> None:
         self._usage.seen(key, uses)
 
-    def adopt(self, wanted: Wanted) -> set[str]:
+    def adopt(self, wanted: WantedChunks) -> set[str]:
         """Take over those chunks that another engine has put into a tier below the primary one; their
         keys."""
         if self.tiers[-1] is self._primary.tier:

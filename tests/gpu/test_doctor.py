@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import BlendragError, EngineError
-from blendrag.lab.doctor import Row, run_doctor
+from blendrag.lab.doctor import Check, run_doctor
 from blendrag.lab.running import lab_engine
 from blendrag.settings import Settings
 from device import DEVICE
@@ -27,16 +27,16 @@ def settings_of(backend: str, eager: bool, engine_options: dict[str, Any]) -> Se
     return Settings.load(enforce_eager=eager, engine_args={"attention_backend": backend})
 
 
-def checked(settings: Settings) -> tuple[bool, list[Row]]:
+def checked(settings: Settings) -> tuple[bool, list[Check]]:
     """Whether an engine starts with these settings; what was checked, or why it did not."""
     try:
         engine = lab_engine(settings)
     except EngineError as error:
-        return False, [Row("starts", str(error), "", False)]
+        return False, [Check("starts", str(error), "", False)]
     try:
         return True, list(run_doctor(settings).rows)
     except BlendragError as error:
-        return True, [Row("ends", str(error), "", False)]
+        return True, [Check("ends", str(error), "", False)]
     finally:
         engine.release()
 

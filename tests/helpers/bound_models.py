@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from blendrag.lab.doctor import DoctorReport, Row
+from blendrag.lab.doctor import Check, DoctorReport
 
 _BLOCK_SIZE, _BLOCKS, _TOKENS = 128, 16, 1500
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
@@ -31,7 +31,7 @@ def bound(folders: Sequence[Path], out: Path) -> list[DoctorReport]:
     done = subprocess.run(command, env={**os.environ, **_QUIET}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in out.read_text().splitlines()]
-    return [DoctorReport(**{**each, "rows": tuple(Row(**row) for row in each["rows"])}) for each in found]
+    return [DoctorReport(**{**each, "rows": tuple(Check(**row) for row in each["rows"])}) for each in found]
 
 
 def main(out: str, *folders: str) -> None:
@@ -76,7 +76,7 @@ def _report(config: Any) -> DoctorReport:
     if reason := unfit_reason(decoder, cache):
         return DoctorReport("", name, (), reason)
     error = mask_error(decoder, cache, _TOKENS, share=0.25)
-    row = Row("mask", str(error), "0.01", error <= 0.01)
+    row = Check("mask", str(error), "0.01", error <= 0.01)
     return DoctorReport("", name, (row,), None, layers_of(decoder), tuple(attention_of(decoder)))
 
 

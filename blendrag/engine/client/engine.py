@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -33,13 +33,11 @@ from blendrag.engine.operations import EngineFacts
 from blendrag.engine.start_error import kept, one_line
 from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, EngineStartError
 from blendrag.machine import warn_of_emulation, warn_of_idle_gpu
-from blendrag.models import quantisation, resolve_model
+from blendrag.models import Tell, quantisation, resolve_model
 from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
 _SHUTDOWN_TIMEOUT_S = 30.0
-
-Progress = Callable[[str], None]
 
 
 class Engine(RunningEngine):
@@ -49,7 +47,7 @@ class Engine(RunningEngine):
     _lock: ClassVar[Any] = threading.Lock()
 
     def __init__(
-        self, settings: Settings, progress: Progress | None = None, extension: WorkerExtension = SERVING
+        self, settings: Settings, progress: Tell | None = None, extension: WorkerExtension = SERVING
     ) -> None:
         super().__init__(settings, extension)
         self._users = 0
@@ -141,7 +139,7 @@ class Engine(RunningEngine):
 
     @classmethod
     def shared(
-        cls, settings: Settings, progress: Progress | None = None, extension: WorkerExtension = SERVING
+        cls, settings: Settings, progress: Tell | None = None, extension: WorkerExtension = SERVING
     ) -> Engine:
         """The engine of this configuration, started if it is not running. Blocks for its start.
 

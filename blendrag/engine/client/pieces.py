@@ -12,8 +12,8 @@ from typing import Any
 
 from blendrag.engine.client.generation import Delta
 
-Item = Delta | BaseException | None  # None: there are no more
-Put = Callable[[Item], Any]
+StreamItem = Delta | BaseException | None  # None: there are no more
+Put = Callable[[StreamItem], Any]
 
 
 class Pieces:
@@ -21,7 +21,7 @@ class Pieces:
 
     def __init__(self, begin: Callable[[Put], Future[None]]) -> None:
         """begin: starts a task that gives the pieces, in order, to what it is told."""
-        self._early: list[Item] = []
+        self._early: list[StreamItem] = []
         self._put: Put = self._early.append
         self._lock = threading.Lock()
         self._task = begin(self._give)
@@ -43,7 +43,7 @@ class Pieces:
 
     def stream(self) -> Generator[Delta]:
         """Pieces as they come. Closing the iterator stops the generation."""
-        items: queue.Queue[Item] = queue.Queue()
+        items: queue.Queue[StreamItem] = queue.Queue()
         self._read_by(items.put)
         try:
             while (item := items.get()) is not None:
@@ -55,10 +55,10 @@ class Pieces:
 
     async def astream(self) -> AsyncGenerator[Delta]:
         """``stream`` for any event loop."""
-        items: asyncio.Queue[Item] = asyncio.Queue()
+        items: asyncio.Queue[StreamItem] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def put(item: Item) -> None:
+        def put(item: StreamItem) -> None:
             with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(items.put_nowait, item)
 
@@ -71,7 +71,7 @@ class Pieces:
         finally:
             self.cancel()
 
-    def _give(self, item: Item) -> None:
+    def _give(self, item: StreamItem) -> None:
         with self._lock:
             self._put(item)
 

@@ -24,7 +24,7 @@ _TILE = 128  # tokens: kernels read tables by tiles of so many, past the end of 
 
 # The pages of one request's sequences, [layers, kv_heads, pages] int32, and how many tokens shorter than the
 # request each one is.
-_Lines = tuple[npt.NDArray[np.int32], Ints | int]
+_RequestTable = tuple[npt.NDArray[np.int32], Ints | int]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,8 @@ class HeadReading:
         self._kept: dict[int, _Kept] = {}  # by the request's first block, which is its own
         self._step: _Step | None = None
         self._plain: Any = None  # the last step's metadata in which nothing was evicted
-        self._lines: dict[tuple[_Kept | None, bytes], _Lines] = {}  # the last step's, by request and blocks
+        # The last step's, by request and blocks.
+        self._lines: dict[tuple[_Kept | None, bytes], _RequestTable] = {}
 
     def keep(self, request_id: str, pages: KeptPages, first_later: int) -> None:
         """From the next step on, this request reads these pages for its blocks before ``first_later``."""
@@ -134,7 +135,7 @@ class HeadReading:
         layers = [HeadSequences(*layer, *there) for layer in of_layers]
         return _Step(metadata, layers, int(starts[-1]), rows)
 
-    def _lines_of(self, kept: _Kept | None, block_ids: bytes) -> _Lines:
+    def _lines_of(self, kept: _Kept | None, block_ids: bytes) -> _RequestTable:
         pages, blocks = self._pages, np.frombuffer(block_ids, np.int64)
         later = blocks if kept is None else blocks[kept.first_later :]
         layers, heads = np.arange(pages.num_layers)[:, None, None], np.arange(pages.kv_heads)[:, None]

@@ -23,7 +23,7 @@ LOOK_S = 0.002  # how often it is looked whether another thread is done
 T = TypeVar("T")
 Job = Generator[bool | None, None, Any]  # yields True while it only waits for another thread
 
-Name = tuple[str, int]
+JobName = tuple[str, int]
 """Of a job: its client, and a number that this has given to no other."""
 
 
@@ -35,19 +35,19 @@ class Jobs:
 
     def __init__(self, clock: StepClock, share: float, ranks: Ranks = ALONE) -> None:
         self._clock, self._share, self._ranks = clock, share, ranks
-        self._begun: dict[Name, Job] = {}
+        self._begun: dict[JobName, Job] = {}
         self._steps = self._quiet = 0  # of the engine, before the last slice; slices since there was one
-        self._current: dict[str, Name] = {}  # by client
+        self._current: dict[str, JobName] = {}  # by client
 
-    def begin(self, name: Name, job: Job) -> None:
+    def begin(self, name: JobName, job: Job) -> None:
         """Nothing of it is done yet."""
         self._begun[name] = job
 
-    def __contains__(self, name: Name) -> bool:
+    def __contains__(self, name: JobName) -> bool:
         """Whether there is something left to do of it."""
         return name in self._begun
 
-    def go_on(self, name: Name) -> tuple[bool, Any]:
+    def go_on(self, name: JobName) -> tuple[bool, Any]:
         """Run a slice of it: whether it has ended, and its result. Raises what it raises."""
         job, begin = self._begun.pop(name), time.perf_counter()
         if left := self._begun.pop(self._current.get(name[0], name), None):

@@ -35,7 +35,7 @@ _SLOW = 20_000_000  # bytes a second
 _POOL = 2  # chunks in the store, per chunk of a prompt
 _ROOM = 1.3  # of a full prefill's time: from one arrival to the next, so that none waits for the last one
 _LOOK_S = 0.02  # how often it is looked whether all decodes run
-Gap = tuple[float, float]  # begin and end of the time between two tokens of an answer
+TokenGap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
 
 
@@ -140,7 +140,7 @@ class _Beside:
         self._options, self._progress = options, progress
         self._names = itertools.count()
 
-    async def measure(self, prompts: Sequence[Prompt]) -> tuple[dict[str, list[Window]], float]:
+    async def measure(self, prompts: Sequence[Prompt]) -> tuple[dict[str, list[MeasuredWindow]], float]:
         """Per condition a window per repeat, and the gap. The first prompt warms up, and says how long a full
         prefill takes beside the decodes."""
         warm_up, *own = prompts
@@ -151,12 +151,12 @@ class _Beside:
                 gap = _ROOM * window.waits[0]
         count = self._options.arrivals
         rounds = [own[at : at + count] for at in range(0, len(own), count)]
-        windows: dict[str, list[Window]] = {condition: [] for condition in CONDITIONS}
+        windows: dict[str, list[MeasuredWindow]] = {condition: [] for condition in CONDITIONS}
         for turns in in_turn(dict.fromkeys(CONDITIONS), rounds, self._progress, warm_up=0):
             windows[turns.key].append(await self._window(turns.key, turns.trial, gap))
         return windows, gap
 
-    async def _window(self, condition: str, prompts: Sequence[Prompt], gap: float) -> Window:
+    async def _window(self, condition: str, prompts: Sequence[Prompt], gap: float) -> MeasuredWindow:
         """Decodes all the time; a prompt every ``gap`` seconds. It ends a gap after the last one, and not
         before the last first token: what the decodes lost until then belongs to it."""
         reset(self._engine)
@@ -178,7 +178,7 @@ class _Beside:
             end = time.perf_counter()
         finally:
             await stop(self._engine, tasks)
-        return Window(begin, end, decodes, arrivals)
+        return MeasuredWindow(begin, end, decodes, arrivals)
 
     async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
         """One answer after the other."""
@@ -215,7 +215,7 @@ def _ingest_again(store: ScratchStore, chunks: Sequence[NewChunk]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """Seconds on one clock. decodes: answers that ran; arrivals: prompts that came beside them."""
 
     begin: float
@@ -224,7 +224,7 @@ class Window:
     arrivals: Sequence[Timed]
 
     @property
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[TokenGap]:
         """Between tokens, as far as the second of them came in the window; by time."""
         gaps = [gap for decode in self.decodes for gap in decode.gaps if self.begin <= gap[1] < self.end]
         return sorted(gaps, key=lambda gap: gap[1])
@@ -235,7 +235,7 @@ class Window:
         return [arrival.tokens[0] - arrival.due for arrival in self.arrivals if arrival.tokens]
 
     @property
-    def during(self) -> list[Gap]:
+    def during(self) -> list[TokenGap]:
         """Those gaps that an arrival fell into, between its being due and its first token. Unlike ``gaps``
         they do not depend on how far the arrivals are apart. All gaps, where nothing arrived."""
         spans = [(arrival.due, arrival.tokens[0]) for arrival in self.arrivals if arrival.tokens]
@@ -247,13 +247,13 @@ class Window:
         return [(after - self.begin, 1e3 * (after - before)) for before, after in self.gaps]
 
 
-def _itl(gaps: Sequence[Gap]) -> Percentiles[float]:
+def _itl(gaps: Sequence[TokenGap]) -> Percentiles[float]:
     if not gaps:
         raise ConfigError("no token came in time: ask for more --chunks, or larger ones")
     return percentiles([1e3 * (after - before) for before, after in gaps])
 
 
-def summarise_windows(windows: Sequence[Window]) -> Beside:
+def summarise_windows(windows: Sequence[MeasuredWindow]) -> Beside:
     """One condition."""
     waits = [1e3 * wait for window in windows for wait in window.waits]
     seconds = sum(window.end - window.begin for window in windows)
@@ -265,7 +265,7 @@ def summarise_windows(windows: Sequence[Window]) -> Beside:
     )
 
 
-def ratios_to_alone(windows: Mapping[str, Sequence[Window]]) -> dict[str, ToAlone]:
+def ratios_to_alone(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[str, ToAlone]:
     """Per condition with arrivals."""
     alone = [_itl(window.gaps) for window in windows["alone"]]
 

@@ -17,12 +17,13 @@ from blendrag.lab import canvas
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.report import table_with, where
 from blendrag.lab.running import blending_engine
-from blendrag.lab.scratch import Ids, scratch_store
+from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
 from blendrag.lab.texts import file_texts, installed_texts
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings, SharedPrefix
+from blendrag.store.contexts import Ids
 
 # By name: the prefix, and whose text stands between it and the chunk: that of the text this many further.
 WAYS: dict[str, tuple[SharedPrefix, int | None]] = {

@@ -85,7 +85,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PieceFloor:
     """floor_ms: 0 where nothing would have to be done; bound: what the floor goes by. count: in a blend."""
 
     best_ms: float
@@ -110,7 +110,7 @@ class Floors:
 
     shape: LayerShape
     rates: Rates
-    pieces: dict[str, Piece]
+    pieces: dict[str, PieceFloor]
 
     @property
     def pieces_ms(self) -> float:
@@ -135,7 +135,7 @@ def analyse(measured: PieceTimes) -> Floors:
     for name, cost in least.items():
         spent = measured.ms[name]
         floor_ms, bound = _floor(cost, rates)
-        pieces[name] = Piece(min(spent), spread(spent).median, floor_ms, bound, times[name])
+        pieces[name] = PieceFloor(min(spent), spread(spent).median, floor_ms, bound, times[name])
     return Floors(measured.shape, rates, pieces)
 
 

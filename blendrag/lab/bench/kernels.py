@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import Blending, recipe_of
+from blendrag.lab.arms import BlendedPrefill, recipe_of
 from blendrag.lab.bench.floors import CHECK_LAYER, LAYER, Floors, analyse
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import PromptMaker, check_prompts
@@ -99,7 +99,7 @@ def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) 
             progress.note("ingest")
             store.fill(store.chunks)
             progress.advance()
-            arm = Blending([[trial] for trial in trials], recipe_of(settings, store.id))
+            arm = BlendedPrefill([[trial] for trial in trials], recipe_of(settings, store.id))
             served = measure(engine, {arm.name: arm}, progress)[arm.name]
         ttft_ms = spread([sample.ttft_ms for sample in served])
         return KernelResults(analyse(measured), ttft_ms, Setup.of(engine, settings, options, prompts))

@@ -19,7 +19,7 @@ from blendrag.lab.eviction.workloads import Popularity, embedded, retrieved
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RetrievedQuestion:
     """documents: numbers of texts, closest first."""
 
     text: str
@@ -31,7 +31,7 @@ class Retrieval:
     """texts: of all documents. asked: all questions, each once."""
 
     texts: tuple[str, ...]
-    asked: tuple[Question, ...]
+    asked: tuple[RetrievedQuestion, ...]
     article: tuple[int, ...]  # of each question
 
     @classmethod
@@ -43,10 +43,10 @@ class Retrieval:
         corpus = embedded(questions, Features(open_embedder(embedder), DiskCache(default_folder(), embedder)))
         texts = [text for article in questions.asked for text in article]
         found = retrieved(corpus, top_k).tolist()
-        asked = tuple(Question(text, tuple(own)) for text, own in zip(texts, found, strict=True))
+        asked = tuple(RetrievedQuestion(text, tuple(own)) for text, own in zip(texts, found, strict=True))
         return cls(questions.paragraphs, asked, tuple(corpus.article.tolist()))
 
-    def stream(self, count: int, zipf: float | None, seed: int) -> list[Question]:
+    def stream(self, count: int, zipf: float | None, seed: int) -> list[RetrievedQuestion]:
         """So many of the questions, drawn by popularity (rank**-zipf of articles, and of questions within
         each), or each once. Raises ConfigError if there are too few."""
         rng = np.random.default_rng(seed)
@@ -58,7 +58,7 @@ class Retrieval:
         return [self.asked[popularity.draw()] for _ in range(count)]
 
 
-class PrefixOrder:
+class ContextPilotOrder:
     """Documents reordered so that a prompt begins as an earlier one did, as ContextPilot does
     (arXiv:2511.03475). capacity: documents that are still there, of the prompts asked last."""
 

@@ -25,12 +25,12 @@ from blendrag.lab.bench.open_loop import (
     arrival_times,
     compare_arms,
 )
-from blendrag.lab.bench.retrieval import PrefixOrder, Question, Retrieval
+from blendrag.lab.bench.retrieval import ContextPilotOrder, Retrieval, RetrievedQuestion
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.readers import read_azure
 from blendrag.lab.eviction.replay import replay
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.trace import Request, RequestTrace
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.running import blending_engine
@@ -176,7 +176,7 @@ class _Prompts:
     def __init__(self, maker: PromptMaker, chunks: Sequence[NewChunk]) -> None:
         self._maker, self._chunks = maker, chunks
 
-    def of(self, question: Question) -> Prompt:
+    def of(self, question: RetrievedQuestion) -> Prompt:
         return self._maker.make([self._chunks[number] for number in question.documents], question.text)
 
 
@@ -215,12 +215,12 @@ def held_nodes(paths: Iterable[Nodes], tokens: int, policy: str, block: int) -> 
         )
         for at, nodes in enumerate(paths)
     ]
-    trace = Trace("earlier", requests, prefix=True, unit="tokens", tree=True)
+    trace = RequestTrace("earlier", requests, prefix=True, unit="tokens", tree=True)
     return replay(trace, make_policy(policy), tokens).held
 
 
 def _leave(
-    earlier: Sequence[Question],
+    earlier: Sequence[RetrievedQuestion],
     prompts: _Prompts,
     trees: Mapping[str, Prefixes],
     tokens: int,
@@ -264,7 +264,7 @@ class _Measurement:
         prompts: _Prompts,
         trees: Mapping[str, Prefixes],
         recipe: Any,
-        stream: Sequence[Question],
+        stream: Sequence[RetrievedQuestion],
         count: int,
         recorded: Sequence[float] | None,
         options: TreeOptions,
@@ -274,8 +274,8 @@ class _Measurement:
         self._stream, self._first = stream, len(stream) - count
         self._recorded, self._options, self._progress = recorded, options, progress
         self._room = options.pool // options.chunk_tokens  # documents
-        self._alone, self._order = itertools.count(), PrefixOrder(self._room)
-        every: Ways[Question] = {
+        self._alone, self._order = itertools.count(), ContextPilotOrder(self._room)
+        every: Ways[RetrievedQuestion] = {
             "full": lambda q: Asked(prompts.of(q).token_ids, namespace=f"alone-{next(self._alone)}"),
             "prefix": lambda q: Asked(prompts.of(q).token_ids),
             "reordered": lambda q: Asked(
@@ -330,7 +330,7 @@ class _Measurement:
     async def _prepare(self, arm: str, first: int) -> None:
         """vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
         reset(self._engine)
-        self._order = PrefixOrder(self._room)
+        self._order = ContextPilotOrder(self._room)
         before = -(-self._room // self._options.top_k) if arm in ("prefix", "reordered") else 1
         for question in self._stream[max(0, first - before) : first]:
             await self._loop.ask(arm, question)
@@ -338,7 +338,7 @@ class _Measurement:
     def _blended(self, prompt: Prompt) -> Asked:
         return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
 
-    def _exact(self, arm: str, question: Question, *, blends: bool) -> Asked:
+    def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool) -> Asked:
         """As serving decides."""
         prompt, prefixes = self._prompts.of(question), self._trees[arm]
         recipe = replace(self._recipe, spans=prompt.spans) if blends else None

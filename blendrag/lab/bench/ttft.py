@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.lab.arms import Arm, Blending, FullPrefill, PrefixCaching, recipe_of
+from blendrag.lab.arms import Arm, BlendedPrefill, FullPrefill, PrefixCaching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
 from blendrag.lab.bench.ingest import IngestCost, measure_ingest
@@ -25,7 +25,7 @@ from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
 
-Key = tuple[Any, ...]  # of an arm: its name, and what its prompts and its store depend on
+ArmKey = tuple[Any, ...]  # of an arm: its name, and what its prompts and its store depend on
 ARMS = ("full", "prefix", "reuse", "blended")
 _POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of the largest batch
 
@@ -133,11 +133,11 @@ def _arms(
     maker: PromptMaker,
     points: Mapping[Value, Point],
     stores: Mapping[tuple[str, str], ScratchStore],
-) -> tuple[dict[Key, Arm], dict[Value, dict[str, Key]]]:
+) -> tuple[dict[ArmKey, Arm], dict[Value, dict[str, ArmKey]]]:
     """The arms, and per value which four are its own. Points share those that do not depend on what is
     varied, as full prefill does not depend on the ratio: they are measured once."""
-    arms: dict[Key, Arm] = {}
-    cases: dict[Value, dict[str, Key]] = {}
+    arms: dict[ArmKey, Arm] = {}
+    cases: dict[Value, dict[str, ArmKey]] = {}
     for value, point in points.items():
         store = stores[point.store]
         rounds = _rounds(maker, store, point, options)
@@ -147,8 +147,8 @@ def _arms(
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
         stored = (
-            Blending(rounds, recipe_of(settings, store.id, 0.0), cold),
-            Blending(rounds, recipe, cold, point.quality),
+            BlendedPrefill(rounds, recipe_of(settings, store.id, 0.0), cold),
+            BlendedPrefill(rounds, recipe, cold, point.quality),
         )
         keys = [(arm.name, *point.prompts) for arm in plain]
         keys += [(arm.name, *point.prompts, *point.store) for arm in stored]

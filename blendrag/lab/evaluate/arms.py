@@ -36,13 +36,13 @@ from blendrag.store.codec import CODECS
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
-Kind = Literal["full", "reordered", "stored", "map_reduce", "map_rerank"]
+ArmKind = Literal["full", "reordered", "stored", "map_reduce", "map_rerank"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = ("hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "random", LMCACHE)
 _RIVALS = ("hkvd_v", "first_k", "random")
-_UNSTORED: tuple[Kind, ...] = ("full", "reordered", "map_reduce", "map_rerank")
+_UNSTORED: tuple[ArmKind, ...] = ("full", "reordered", "map_reduce", "map_rerank")
 _ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -74,7 +74,7 @@ class ArmSpec:
     """
 
     name: str
-    kind: Kind
+    kind: ArmKind
     selector: str = "none"
     metric: Metric = "v"
     ratio: float = 0.0

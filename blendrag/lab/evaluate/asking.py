@@ -14,8 +14,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.arms import TOP, check_blended
-
-Ids = tuple[int, ...]
+from blendrag.store.contexts import Ids
 
 
 @dataclass(frozen=True, slots=True)

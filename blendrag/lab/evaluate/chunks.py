@@ -8,9 +8,8 @@ from typing import Any
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.scratch import ScratchStore
 from blendrag.prompt import encode_document
-from blendrag.store.contexts import NewChunk
+from blendrag.store.contexts import Ids, NewChunk
 
-Ids = tuple[int, ...]
 Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
 
 

@@ -12,11 +12,12 @@ import time
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Sampling
-from blendrag.lab.evaluate.asking import ArmPrompt, Ids
+from blendrag.lab.evaluate.asking import ArmPrompt
 from blendrag.lab.evaluate.chunks import Documents, unstored
 from blendrag.lab.prompts import PromptMaker
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
+from blendrag.store.contexts import Ids
 
 _QUOTE = (
     "The document may or may not help to answer the question. Quote word for word whatever in it does,"

@@ -15,7 +15,7 @@ from blendrag.engine.client.generation import Sampling
 from blendrag.errors import EngineError
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
-from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, Ids, decide, force, go_on, write
+from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, decide, force, go_on, write
 from blendrag.lab.evaluate.chunks import Documents, before, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
 from blendrag.lab.evaluate.map_arms import MapArms
@@ -28,6 +28,7 @@ from blendrag.lab.worker.operations import MEASURED, OBSERVED, LayerLoss
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
+from blendrag.store.contexts import Ids
 
 _CONTINUED = 32  # tokens that arms with a budget of KV are compared over
 

@@ -16,7 +16,7 @@ from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.lab.evaluate.scores import f1, rouge_l, same_text
 from blendrag.lab.statistics import next_token_kl
 
-Gap = Literal["clear", "within noise", "negative"]
+Verdict = Literal["clear", "within noise", "negative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ArmSummary:
     nll_gold: Interval
     nll_loss: Interval
     gap_closed: Interval | None
-    gap: Gap | None
+    gap: Verdict | None
     kl_first_token: Interval
     kl_answer: Interval
     top1_agreement: Interval
@@ -136,7 +136,7 @@ def _scores(
     return [score(sample.text, asked.answers) for sample, asked in zip(samples, questions, strict=True)]
 
 
-def _verdict(gap: Interval) -> Gap:
+def _verdict(gap: Interval) -> Verdict:
     if gap.within_noise:
         return "within noise"
     return "clear" if gap.low > 0.0 else "negative"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from blendrag.errors import ConfigError
 from blendrag.eviction.heap import IndexedHeap
-from blendrag.lab.eviction.replay import Outcome
-from blendrag.lab.eviction.trace import Trace, events, looked_up, weights
+from blendrag.lab.eviction.replay import ReplayOutcome
+from blendrag.lab.eviction.trace import RequestTrace, events, looked_up, weights
 
 _NEVER = float("inf")
 
 
-def optimum(trace: Trace, capacity: int) -> Outcome:
+def optimum(trace: RequestTrace, capacity: int) -> ReplayOutcome:
     """Belady's: what is asked for latest leaves first, and what is never asked for again is not kept at all.
 
     Whoever asks for a block of a prefix cache asks for those before it, too, so that no block is held without
@@ -19,7 +19,7 @@ def optimum(trace: Trace, capacity: int) -> Outcome:
     """
     if capacity < 1:
         raise ConfigError(f"a cache of {capacity} {trace.unit}: it must hold 1 or more")
-    outcome = Outcome.empty(trace)
+    outcome = ReplayOutcome.empty(trace)
     held: dict[str, int] = {}  # of its weight, so much
     order = IndexedHeap()
     free = capacity
@@ -57,7 +57,7 @@ def optimum(trace: Trace, capacity: int) -> Outcome:
     return outcome
 
 
-def _next_lookups(trace: Trace) -> list[list[float]]:
+def _next_lookups(trace: RequestTrace) -> list[list[float]]:
     """For each event, for each key that it is about: at which later event it is looked up next."""
     upcoming: dict[str, float] = {}
     answer: list[list[float]] = []

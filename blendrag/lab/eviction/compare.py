@@ -15,9 +15,9 @@ from blendrag.eviction.hazard import Hazard
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.fit_hazard import learned
-from blendrag.lab.eviction.replay import Outcome, replay
-from blendrag.lab.eviction.source import Source
-from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.replay import ReplayOutcome, replay
+from blendrag.lab.eviction.source import TraceSource
+from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.progress import Progress
 
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
@@ -82,7 +82,7 @@ class EvictionResults:
         return found | {"config": config}
 
 
-def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -> EvictionResults:
+def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progress) -> EvictionResults:
     """Replay everything. Beside the policies there are always the optimum, and where the trace says which
     conversations go on, the oracle, which is LPC with those for its forecasts."""
     traces = [source.trace(seed) for seed in range(options.seeds if source.generated else 1)]
@@ -122,15 +122,15 @@ def run_eviction(source: Source, options: EvictionOptions, progress: Progress) -
 
 
 def _outcome(
-    trace: Trace, name: str, size: int, forecasts: Sequence[float] | None, taught: Hazard | None
-) -> Outcome:
+    trace: RequestTrace, name: str, size: int, forecasts: Sequence[float] | None, taught: Hazard | None
+) -> ReplayOutcome:
     if name == OPTIMAL:
         return optimum(trace, size)
     policy = LPCPlus(taught) if name == LEARNED else make_policy("lpc" if name == ORACLE else name)
     return replay(trace, policy, size, forecasts=forecasts)
 
 
-def oracle_forecasts(trace: Trace) -> list[float] | None:
+def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
     """By request, 1 if its conversation goes on, else 0; None where the trace does not say so of each.
 
     With these :class:`~blendrag.eviction.lpc.LPC` is the paper's Oracle (section 4.2): what is over leaves

@@ -11,7 +11,8 @@ import torch
 import xxhash
 from torch import nn
 
-from blendrag.forecast.classifier import Array, Classifier, Floats, Quality, shapes
+from blendrag.eviction.hazard import Floats
+from blendrag.forecast.classifier import Array, Classifier, ForecastQuality, shapes
 from blendrag.forecast.features import SCALARS
 
 Labels = npt.NDArray[np.bool_]
@@ -118,9 +119,9 @@ def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ..
     return tuple(copied)
 
 
-def quality_of(truth: Labels, probability: Floats) -> Quality:
+def quality_of(truth: Labels, probability: Floats) -> ForecastQuality:
     """truth, probability: [n], n > 0."""
-    return Quality(
+    return ForecastQuality(
         auc=auc(truth, probability),
         brier=float(np.mean((probability - truth) ** 2)),
         log_loss=log_loss(truth, probability),

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from blendrag.eviction import Use
-from blendrag.eviction.hazard import FEATURES, Array, Cases, Hazard, passed
+from blendrag.eviction.hazard import FEATURES, Cases, Floats, Hazard, passed
 from blendrag.eviction.history import History
-from blendrag.lab.eviction.trace import Trace, events, finished, looked_up
+from blendrag.lab.eviction.trace import RequestTrace, events, finished, looked_up
 
 _STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
@@ -23,7 +23,7 @@ _FIRST = 2.0 / 3.0  # of the time is learned from, to see on the rest which feat
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 
 
-def learned(trace: Trace, share: float, forecasts: Sequence[float] | None = None) -> Hazard | None:
+def learned(trace: RequestTrace, share: float, forecasts: Sequence[float] | None = None) -> Hazard | None:
     """The model of the first ``share`` of a trace's requests; None if they teach too little.
 
     Nothing is used that was not known when the first of the other requests came.
@@ -61,7 +61,7 @@ class Uses:
         return Uses(self.features[late], self.at[late], self.next[late], self.weights[late], self.until)
 
 
-def uses_of(trace: Trace, forecasts: Sequence[float] | None = None) -> Uses:
+def uses_of(trace: RequestTrace, forecasts: Sequence[float] | None = None) -> Uses:
     """All uses in a trace. forecasts: by request, the chance that its conversation goes on; from a predictor
     that did not learn from these conversations."""
     history = History(most=2**62)
@@ -131,8 +131,8 @@ class _Table:
     [cases, K]."""
 
     cases: Cases
-    waited: Array
-    seen: Array
+    waited: Floats
+    seen: Floats
 
     @classmethod
     def of(cls, uses: Uses, borders: Mapping[str, tuple[float, ...]], ages: tuple[float, ...]) -> _Table:

@@ -20,7 +20,7 @@ from blendrag.forecast.trace_log import parts
 from blendrag.lab.eviction.fit_hazard import learned
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import read_trace
-from blendrag.lab.eviction.trace import Trace, weights
+from blendrag.lab.eviction.trace import RequestTrace, weights
 from blendrag.progress import Progress
 
 LATEST_SHARE = 0.2
@@ -67,7 +67,7 @@ def learn_from_trace(path: Path, folder: Path, progress: Progress) -> HazardComp
     return learn_hazard(read_trace(path), f"{path}", folder, progress)
 
 
-def learn_hazard(trace: Trace, source: str, folder: Path, progress: Progress) -> HazardComparison:
+def learn_hazard(trace: RequestTrace, source: str, folder: Path, progress: Progress) -> HazardComparison:
     """Learn from the older part of a trace. The new model is put into ``folder`` only if a cache finds more
     with it, in the latest part, than with the old one and than with LRU, which ``lpc+`` is without one.
 
@@ -108,7 +108,7 @@ def _former(folder: Path, prefix: bool) -> Hazard | None:
     return former if former.prefix == prefix else None
 
 
-def _found(trace: Trace, progress: Progress, name: str, make: Callable[[], EvictionPolicy]) -> float:
+def _found(trace: RequestTrace, progress: Progress, name: str, make: Callable[[], EvictionPolicy]) -> float:
     """The share of tokens that a policy found after the part that was learned from."""
     first = int((1.0 - LATEST_SHARE) * len(trace.requests))
     again = _asked_again(trace)
@@ -121,7 +121,7 @@ def _found(trace: Trace, progress: Progress, name: str, make: Callable[[], Evict
     return sum(ratios) / len(ratios)
 
 
-def _asked_again(trace: Trace) -> int:
+def _asked_again(trace: RequestTrace) -> int:
     """What the chunks that were asked for more than once take of a cache, in its unit."""
     times = Counter(key for request in trace.requests for key in request.keys)
     sizes: dict[str, int] = {}

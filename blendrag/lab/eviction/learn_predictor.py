@@ -15,7 +15,8 @@ import xxhash
 from filelock import FileLock, Timeout
 
 from blendrag.errors import ConfigError, PredictorError
-from blendrag.forecast.classifier import Array, Classifier, Floats, Manifest, Metrics, save_weights
+from blendrag.eviction.hazard import Floats
+from blendrag.forecast.classifier import Array, Classifier, Manifest, Metrics, save_weights
 from blendrag.forecast.conversation import Window
 from blendrag.forecast.features import LAYOUT, SCALARS, VERSION, Features
 from blendrag.forecast.outcome_log import OutcomeLog
@@ -176,7 +177,7 @@ def examples(dialogs: Iterable[Dialog]) -> Iterator[Example]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PredictorComparison:
     """Of a new predictor with the old one, on the latest part of the log; losses in nats.
 
     old_loss: of saying to all what the older part did, where there was no predictor.
@@ -188,7 +189,7 @@ class Comparison:
     trained: Trained
 
 
-def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) -> Comparison:
+def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) -> PredictorComparison:
     """Train on the older part of the log. The new predictor is put into ``folder`` only if it beats the old
     one on the latest part, whose conversations it has not seen.
 
@@ -211,7 +212,7 @@ def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) 
     live = new_loss < old_loss
     if live:
         save_weights(folder, trained.classifier, trained.manifest)
-    return Comparison(live, new_loss, old_loss, trained)
+    return PredictorComparison(live, new_loss, old_loss, trained)
 
 
 @contextmanager

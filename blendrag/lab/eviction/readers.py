@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blendrag.errors import SourceError
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.trace import Request, RequestTrace
 from blendrag.lab.records import numbered_lines, problem_of, read_records
 
 _BLOCK = 512  # tokens, of Mooncake's
@@ -55,7 +55,7 @@ class _Record(BaseModel):
         return (_BLOCK,) * (count - 1) + (last,)
 
 
-def read_mooncake(path: Path, *more: Path) -> Trace:
+def read_mooncake(path: Path, *more: Path) -> RequestTrace:
     """One request per line. Its last block may be shorter than the others. Answers have no blocks.
 
     more: files that go on where the one before ends. Independent chunks are counted in tokens, and may stand
@@ -87,8 +87,8 @@ def read_mooncake(path: Path, *more: Path) -> Trace:
     if not requests:
         raise SourceError(f"{str(path)!r} holds no requests")
     if independent:
-        return Trace(path.name, _from_zero(requests), prefix=False, unit="tokens")
-    return Trace(path.name, requests, prefix=True, unit="blocks")
+        return RequestTrace(path.name, _from_zero(requests), prefix=False, unit="tokens")
+    return RequestTrace(path.name, requests, prefix=True, unit="blocks")
 
 
 def _from_zero(requests: Sequence[Request]) -> list[Request]:
@@ -135,7 +135,7 @@ def read_azure(path: Path) -> list[float]:
     return arrivals
 
 
-class Turn(BaseModel):
+class DialogTurn(BaseModel):
     """What one side said. ``at``: seconds, where they are known."""
 
     model_config = ConfigDict(frozen=True)
@@ -151,7 +151,7 @@ class Dialog(BaseModel):
     model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
 
     id: str = Field(min_length=1)
-    turns: tuple[Turn, ...]
+    turns: tuple[DialogTurn, ...]
 
     @property
     def prompts(self) -> tuple[str, ...]:

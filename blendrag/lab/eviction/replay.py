@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blendrag.control.estimate import PrefillCurve
 from blendrag.errors import ConfigError
 from blendrag.eviction import EvictionPolicy, Use
-from blendrag.lab.eviction.trace import Request, Trace, events, finished, looked_up, weights
+from blendrag.lab.eviction.trace import Request, RequestTrace, events, finished, looked_up, weights
 
 # Not measured: Llama-3.1-8B on an A100 at half its 312 TFLOPS, which is 16 GFLOP a token and 0.52 MFLOP a
 # pair that attends. It tells PGDSF which chunks are dear.
@@ -20,7 +20,7 @@ _PREFILL = PrefillCurve((0.0, 1.0e-4, 3.4e-9), (0,), (1,), ((1.0,),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class ReplayOutcome:
     """Per request, [requests]: asked and found, tokens of its prompt. held: keys that are left in the end."""
 
     asked: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Outcome:
     held: set[str] = field(default_factory=set)
 
     @classmethod
-    def empty(cls, trace: Trace) -> Outcome:
+    def empty(cls, trace: RequestTrace) -> ReplayOutcome:
         asked = [sum(request.sizes[: looked_up(request)]) for request in trace.requests]
         return cls(np.array(asked, np.int64), np.zeros(len(asked), np.int64))
 
@@ -38,8 +38,8 @@ class Outcome:
 
 
 def replay(
-    trace: Trace, policy: EvictionPolicy, capacity: int, *, forecasts: Sequence[float] | None = None
-) -> Outcome:
+    trace: RequestTrace, policy: EvictionPolicy, capacity: int, *, forecasts: Sequence[float] | None = None
+) -> ReplayOutcome:
     """What a cache of ``capacity`` (in ``trace.unit``) would have found with a new ``policy``.
 
     A prefix cache finds the longest held prefix of a prompt, others each chunk by itself. forecasts: by
@@ -48,7 +48,7 @@ def replay(
     """
     if capacity < 1:
         raise ConfigError(f"a cache of {capacity} {trace.unit}: it must hold 1 or more")
-    cache, outcome = _Cache(trace, policy, capacity), Outcome.empty(trace)
+    cache, outcome = _Cache(trace, policy, capacity), ReplayOutcome.empty(trace)
     last: dict[int, tuple[list[bool], int, float | None]] = {}
     for number, over in events(trace):
         request = trace.requests[number]
@@ -73,7 +73,7 @@ def prefill_cost(cached: int, fresh: int) -> float | None:
 class _Cache:
     """What is held, and nothing of why."""
 
-    def __init__(self, trace: Trace, policy: EvictionPolicy, capacity: int) -> None:
+    def __init__(self, trace: RequestTrace, policy: EvictionPolicy, capacity: int) -> None:
         self._trace, self._policy, self._free = trace, policy, capacity
         self.held: dict[str, int] = {}
         self._seen: set[str] = set()

@@ -19,11 +19,11 @@ from blendrag.lab.eviction.readers import (
     read_mooncake,
     read_questions,
 )
-from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.lab.eviction.workloads import DialogLoad, RetrievalLoad, dialog_trace, embedded, retrieval_trace
 from blendrag.lab.records import numbered_lines
 
-Forecasts = Callable[[Trace], Sequence[float] | None]
+Forecasts = Callable[[RequestTrace], Sequence[float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,22 @@ class Workload:
     paths: bool = False
 
 
-def _no_forecasts(trace: Trace) -> None:
+def _no_forecasts(trace: RequestTrace) -> None:
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TraceSource:
     """trace: by seed. generated: whether the seed makes a difference. forecasts: of a trace, the predictor's.
     notes: what a reader of the results should know."""
 
-    trace: Callable[[int], Trace]
+    trace: Callable[[int], RequestTrace]
     generated: bool
     forecasts: Forecasts = _no_forecasts
     notes: tuple[str, ...] = ()
 
 
-def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> Source:
+def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> TraceSource:
     """Block traces (Mooncake's, or a store's log) as they are, dialogues and question sets as ``workload``
     says.
 
@@ -68,7 +68,7 @@ def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> So
         raise ConfigError(f"--paths: {path} is no question set")
     if "hash_ids" in first:
         trace = read_mooncake(*files)
-        return Source(lambda seed: trace, generated=False)
+        return TraceSource(lambda seed: trace, generated=False)
     if "turns" in first:
         return _dialogs(path, workload, predicted)
     if AZURE_COLUMNS[0] in first:
@@ -79,7 +79,7 @@ def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> So
     return _questions(path, workload)
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> RequestTrace:
     """A block trace or a store's log. Raises SourceError, naming the file, for whatever else it is."""
     files = parts(path)
     if "hash_ids" not in _first(files[0]):
@@ -104,7 +104,7 @@ def _first(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _questions(path: Path, workload: Workload) -> Source:
+def _questions(path: Path, workload: Workload) -> TraceSource:
     from blendrag.forecast.features import Features
     from blendrag.forecast.folder import default_folder
     from blendrag.forecast.words import open_embedder
@@ -116,27 +116,29 @@ def _questions(path: Path, workload: Workload) -> Source:
     features = Features(open_embedder(name), DiskCache(default_folder(), name))
     corpus = embedded(read_questions(path), features)
     load = RetrievalLoad(seconds=workload.seconds, zipf=workload.zipf, paths=workload.paths)
-    return Source(
+    return TraceSource(
         lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
         generated=True,
         notes=(f"questions are drawn with popularity rank**-{workload.zipf:g}",),
     )
 
 
-def _dialogs(path: Path, workload: Workload, predicted: bool) -> Source:
+def _dialogs(path: Path, workload: Workload, predicted: bool) -> TraceSource:
     dialogs = read_dialogs(path)
     if not any(dialog.prompts for dialog in dialogs):
         raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
     load = DialogLoad(seconds=workload.seconds)
-    source = Source(partial(_dialog_trace, dialogs, load, path.name), generated=True)
+    source = TraceSource(partial(_dialog_trace, dialogs, load, path.name), generated=True)
     return _with_predictor(source, dialogs, load, path.name) if predicted else source
 
 
-def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: int) -> Trace:
+def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: int) -> RequestTrace:
     return dialog_trace(dialogs, load, seed=seed, name=name)
 
 
-def _with_predictor(source: Source, dialogs: Sequence[Dialog], load: DialogLoad, name: str) -> Source:
+def _with_predictor(
+    source: TraceSource, dialogs: Sequence[Dialog], load: DialogLoad, name: str
+) -> TraceSource:
     """Forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
     from blendrag.forecast.classifier import load_manifest
     from blendrag.forecast.conversation import Window
@@ -155,7 +157,7 @@ def _with_predictor(source: Source, dialogs: Sequence[Dialog], load: DialogLoad,
     if not held_out:
         raise ConfigError(f"the predictor in {str(folder)!r} was trained on all conversations of {name}")
 
-    def forecasts(trace: Trace) -> Sequence[float]:
+    def forecasts(trace: RequestTrace) -> Sequence[float]:
         windows = [Window.of(request.prompts) for request in trace.requests]
         answers: list[float] = predictor.probability(windows).tolist()
         return answers
@@ -166,4 +168,4 @@ def _with_predictor(source: Source, dialogs: Sequence[Dialog], load: DialogLoad,
         else "the whole file; the predictor was trained on another one"
     )  # fmt: skip
     trace = partial(_dialog_trace, held_out, load, name)
-    return Source(trace, generated=True, forecasts=forecasts, notes=(note,))
+    return TraceSource(trace, generated=True, forecasts=forecasts, notes=(note,))

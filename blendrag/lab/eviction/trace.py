@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RequestTrace:
     """Requests in the order of their arrival.
 
     prefix: whether a key is of use only if all keys before it in the prompt are found too (a prefix cache),
@@ -47,7 +47,7 @@ class Trace:
     tree: bool = False
 
 
-def events(trace: Trace) -> Iterator[tuple[int, bool]]:
+def events(trace: RequestTrace) -> Iterator[tuple[int, bool]]:
     """(number of the request, whether it is finished).
 
     A request is looked up when it arrives; what it used and what it made is kept when it is finished, as vLLM
@@ -74,6 +74,6 @@ def looked_up(request: Request) -> int:
     return len(request.keys) - request.answer
 
 
-def weights(trace: Trace, request: Request) -> tuple[int, ...]:
+def weights(trace: RequestTrace, request: Request) -> tuple[int, ...]:
     """What each key takes of the capacity: 1 where blocks are counted, its tokens elsewhere."""
     return (1,) * len(request.keys) if trace.unit == "blocks" else request.sizes

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from blendrag.forecast.features import Features
 from blendrag.lab.eviction.readers import Dialog, Questions
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.trace import Request, RequestTrace
 
 Vectors = NDArray[np.float32]
 BLOCK = 16  # tokens, as in vLLM
@@ -56,7 +56,7 @@ def dialog_trace(
     seed: int = 0,
     tokens: Callable[[str], int] = four_characters,
     name: str = "dialogs",
-) -> Trace:
+) -> RequestTrace:
     """Requests of conversations that come and go.
 
     Each of ``load.active`` seats takes the next dialogue in an order drawn by ``seed``; the first ones begin
@@ -89,7 +89,7 @@ def dialog_trace(
             heapq.heappush(waiting, (after, number, conversation))
         else:
             seat(after)
-    return Trace(name, requests, prefix=True, unit="tokens")
+    return RequestTrace(name, requests, prefix=True, unit="tokens")
 
 
 class _Conversation:
@@ -172,7 +172,7 @@ def retrieval_trace(
     seed: int = 0,
     arrivals: Sequence[float] | None = None,
     name: str = "retrieval",
-) -> Trace:
+) -> RequestTrace:
     """Requests for the ``top_k`` chunks closest (cosine) to questions drawn by popularity.
 
     ``arrivals``: seconds, ascending; instead of Poisson ones. Which articles and questions are the popular
@@ -193,7 +193,7 @@ def retrieval_trace(
         if load.paths:
             keys = tuple(accumulate(keys, "{} {}".format))
         requests.append(Request(at, keys, tuple(corpus.sizes[chunk] for chunk in chunks)))
-    return Trace(name, requests, prefix=load.paths, unit="tokens", tree=load.paths)
+    return RequestTrace(name, requests, prefix=load.paths, unit="tokens", tree=load.paths)
 
 
 def retrieved(corpus: Embedded, top_k: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from blendrag.control.choose import ChunkCost, Controller
 from blendrag.control.estimate import Estimator
 from blendrag.control.plan import Corpus
-from blendrag.lab.arms import Arm, Blending, FullPrefill, recipe_of
+from blendrag.lab.arms import Arm, BlendedPrefill, FullPrefill, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.measure import repeated
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker
@@ -74,7 +74,7 @@ def _arms(
     arms: dict[tuple[str, str], tuple[float, Arm]] = {}
 
     def blend(store: ScratchStore, prompt: Prompt, ratio: float) -> Arm:
-        return Blending(repeated(prompt, _REPEATS), recipe_of(settings, store.id, ratio), store)
+        return BlendedPrefill(repeated(prompt, _REPEATS), recipe_of(settings, store.id, ratio), store)
 
     for store in stores:
         prompt = maker.make(store.chunks, QUESTIONS[0])

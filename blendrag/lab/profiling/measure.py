@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from blendrag.control.profile import BlendPoint, PrefillPoint, Profile, TierSpeed, profile_digest
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineError, PromptTooLongError
-from blendrag.lab.arms import Arm, Blending, PrefixCaching, Sample, recipe_of
+from blendrag.lab.arms import Arm, BlendedPrefill, PrefixCaching, Sample, recipe_of
 from blendrag.lab.experiment import measure
 from blendrag.lab.profiling.tier_speed import measure_tiers
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, Trial
@@ -114,7 +114,7 @@ def _blends(
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
             rounds = repeated(prompt, grid.repeats)
-            arm = Blending(rounds, recipe_of(settings, store.id, ratio))
+            arm = BlendedPrefill(rounds, recipe_of(settings, store.id, ratio))
             arms[cached, len(prompt.token_ids) - cached, ratio] = arm
     return arms
 

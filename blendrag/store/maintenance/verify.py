@@ -20,7 +20,7 @@ from blendrag.store.sqlite import check
 from blendrag.store.stack import OWN_FOLDER, TierSpec
 from blendrag.store.tiers import DiskTier, Opened, Read, Tier, TierError
 
-Kind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
+ProblemKind = Literal["damaged", "missing", "orphan", "half-written", "stranger", "catalogue"]
 
 _LISTED = 1000
 _AT_ONCE = 4 << 20  # bytes in memory
@@ -33,7 +33,7 @@ class Problem:
     stranger: not a file of the store. catalogue: the SQLite file itself is damaged.
     """
 
-    kind: Kind
+    kind: ProblemKind
     name: str
     detail: str
 
@@ -127,7 +127,7 @@ class Verifier:
         for path in folder.strangers():
             self._add("stranger", str(path.relative_to(folder.root.parent)))
 
-    def _add(self, kind: Kind, name: str, detail: str = "") -> None:
+    def _add(self, kind: ProblemKind, name: str, detail: str = "") -> None:
         self._report.counts[kind] += 1
         if len(self._report.problems) < _LISTED:
             self._report.problems.append(Problem(kind, name, detail))

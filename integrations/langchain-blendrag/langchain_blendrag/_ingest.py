@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class IngestReport(PrefillReport):
+class ChunkIngestReport(PrefillReport):
     """What one ``ingest`` did: chunks stored, chunks that were stored before, and what was prefilled."""
 
     added: int = 0

@@ -19,7 +19,7 @@ from langchain_core.vectorstores import VectorStore
 
 from blendrag import progress_bar
 from blendrag.errors import BlendragError, ConfigError
-from langchain_blendrag._ingest import IngestReport, Notes, identified, token_splitter
+from langchain_blendrag._ingest import ChunkIngestReport, Notes, identified, token_splitter
 
 if TYPE_CHECKING:
     from langchain_text_splitters import TextSplitter
@@ -60,7 +60,7 @@ class WarmingStore(VectorStore):
         *,
         show_progress: bool = True,
         text_splitter: TextSplitter | None = None,
-    ) -> IngestReport:
+    ) -> ChunkIngestReport:
         """Split documents, store the chunks, compute their KV: a batch at a time, with a progress bar.
 
         Chunks have ids by source and text, so a second run, or one after an interrupt, does what is missing.
@@ -82,7 +82,7 @@ class WarmingStore(VectorStore):
                     "ingest() measures chunks in the model's tokens: give llm=, or text_splitter="
                 )
             text_splitter = token_splitter(self.llm.chat)
-        chunks, report = identified(text_splitter.split_documents(documents)), IngestReport()
+        chunks, report = identified(text_splitter.split_documents(documents)), ChunkIngestReport()
         with progress_bar(show_progress) as bar:
             bar.note("ingest")
             bar.total(len(chunks))

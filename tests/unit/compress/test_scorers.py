@@ -9,7 +9,7 @@ import torch
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
 from blendrag.compress import SCORERS, Observed, kept_tokens, make_allocator, make_scorer, page_gains
-from blendrag.compress.window import Window, observed_attention
+from blendrag.compress.window import WindowAttention, observed_attention
 from blendrag.errors import ConfigError
 from places import DATA
 
@@ -88,7 +88,7 @@ def test_scores_and_kept_tokens_differ_from_those_of_the_authors_code() -> None:
         known = {name: torch.from_numpy(file[name]) for name in file.files}
     query, key = (known[name][0].transpose(0, 1) for name in "qk")
 
-    class Narrow(Window):
+    class Narrow(WindowAttention):
         pool = 3
 
     scores = Narrow().score(Observed(query[-4:], key, key.shape[2] ** -0.5))

@@ -11,10 +11,10 @@ from contextlib import aclosing, closing
 import pytest
 
 from blendrag.engine.client.generation import Delta
-from blendrag.engine.client.pieces import Item, Pieces, Put
+from blendrag.engine.client.pieces import Pieces, Put, StreamItem
 from blendrag.errors import EngineError
 
-WORDS: list[Item] = [Delta(word, [at], 0.1) for at, word in enumerate("abcdefgh")]
+WORDS: list[StreamItem] = [Delta(word, [at], 0.1) for at, word in enumerate("abcdefgh")]
 
 
 class Task(Future[None]):
@@ -27,7 +27,7 @@ class Task(Future[None]):
         return self
 
 
-def generation(*items: Item) -> tuple[Pieces, Task]:
+def generation(*items: StreamItem) -> tuple[Pieces, Task]:
     task = Task()
     pieces = Pieces(task.begin)
     for item in items:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.worker.jobs import Job, Jobs, Name
+from blendrag.engine.worker.jobs import Job, JobName, Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 
 PIECE_S = 0.002
@@ -179,13 +179,13 @@ def step(clock: StepClock) -> None:
     clock.enter(follows=True)
 
 
-def begun(jobs: Jobs, one: Job, client: str = "") -> Name:
+def begun(jobs: Jobs, one: Job, client: str = "") -> JobName:
     name = client, next(NUMBERS)
     jobs.begin(name, one)
     return name
 
 
-def slices(jobs: Jobs, name: Name, clock: StepClock | None) -> int:
+def slices(jobs: Jobs, name: JobName, clock: StepClock | None) -> int:
     """How many it takes to the end; clock: the engine takes a step between any two."""
     for count in range(1, 1000):
         if clock is not None:
@@ -277,7 +277,7 @@ def test_job_whose_client_gave_up_keeps_its_memory() -> None:
 def test_job_of_one_client_ends_anothers() -> None:
     jobs = Jobs(StepClock(), 0.5)
     ours, theirs = begun(jobs, job(9), "ours"), begun(jobs, job(9), "theirs")
-    ended = set[Name]()
+    ended = set[JobName]()
     for number in (ours, theirs) * 20:
         if number not in ended and jobs.go_on(number)[0]:
             ended.add(number)

@@ -22,7 +22,7 @@ from blendrag.forecast.trace_log import LIMIT, TraceLog, parts, trace_path
 from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.source import Workload, open_source
-from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.trace import RequestTrace
 
 Chunks = Sequence[tuple[str, int]]
 ONE: Chunks = [("key-of-a-chunk", 100)]
@@ -30,7 +30,7 @@ ONE: Chunks = [("key-of-a-chunk", 100)]
 
 def logged(
     path: Path, *prompts: tuple[float, Chunks], limit: int = LIMIT, conversation: str | None = None
-) -> Trace:
+) -> RequestTrace:
     """A trace of prompts at these times, of a program that ran once."""
     times = iter([prompts[0][0], *(at for at, _ in prompts)])
     log = TraceLog(path, limit=limit, clock=lambda: next(times))
@@ -41,7 +41,7 @@ def logged(
     return read_mooncake(*parts(path))
 
 
-def times(trace: Trace) -> list[float]:
+def times(trace: RequestTrace) -> list[float]:
     return [request.at for request in trace.requests]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import ConfigError
-from blendrag.index.split import Piece, Splitter
+from blendrag.index.split import Splitter, TextChunk
 from blendrag.prompt.template import decode, encode_document
 
 ODD_TEXT = st.lists(
@@ -28,7 +28,7 @@ def spells(tokenizer: Any, text: str) -> bool:
     return decode(tokenizer, encode_document(tokenizer, text)) == text
 
 
-def check(pieces: list[Piece], text: str, tokenizer: Any, limit: int) -> None:
+def check(pieces: list[TextChunk], text: str, tokenizer: Any, limit: int) -> None:
     """Every piece is a stripped part of the text, within the limit, and its tokens are its own."""
     for piece in pieces:
         assert piece.text and piece.text == piece.text.strip() and piece.text in text

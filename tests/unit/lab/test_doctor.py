@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from blendrag.lab.doctor import DoctorReport, Row
+from blendrag.lab.doctor import Check, DoctorReport
 
 
 def test_report_without_checks_does_not_pass() -> None:
     assert not DoctorReport("m", "A", ()).passed
-    assert DoctorReport("m", "A", (Row("c", "0", "0", True),)).passed
-    assert not DoctorReport("m", "A", (Row("c", "0", "0", True), Row("d", "1", "0", False))).passed
+    assert DoctorReport("m", "A", (Check("c", "0", "0", True),)).passed
+    assert not DoctorReport("m", "A", (Check("c", "0", "0", True), Check("d", "1", "0", False))).passed

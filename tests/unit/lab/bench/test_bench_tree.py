@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.bench.retrieval import PrefixOrder, Question, Retrieval
+from blendrag.lab.bench.retrieval import ContextPilotOrder, Retrieval, RetrievedQuestion
 from blendrag.lab.bench.tree import held_nodes, plan_of
 from blendrag.lab.prompts import Prompt
 from blendrag.tree import Node
@@ -17,7 +17,7 @@ DOCUMENTS = st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True)
 def test_reordered_documents_are_other_ones_or_begin_as_none_before(
     asked: list[list[int]], capacity: int
 ) -> None:
-    order, before = PrefixOrder(capacity), list[tuple[int, ...]]()
+    order, before = ContextPilotOrder(capacity), list[tuple[int, ...]]()
     for documents in asked:
         found = order.order(documents)
         assert sorted(found) == sorted(documents)
@@ -30,7 +30,7 @@ def test_reordered_documents_are_other_ones_or_begin_as_none_before(
 
 
 def test_path_that_was_forgotten_is_followed() -> None:
-    order = PrefixOrder(2)
+    order = ContextPilotOrder(2)
     assert order.order([1, 2]) == (1, 2)
     assert order.order([2, 1]) == (1, 2)
     assert order.order([3, 4]) == (3, 4)
@@ -52,7 +52,7 @@ def test_plan_has_other_tokens_or_chunks_than_the_prompt() -> None:
 
 
 def test_question_comes_twice_where_each_is_asked_once() -> None:
-    asked = tuple(Question(str(number), (number,)) for number in range(50))
+    asked = tuple(RetrievedQuestion(str(number), (number,)) for number in range(50))
     retrieval = Retrieval(("text",) * 50, asked, tuple(number // 10 for number in range(50)))
     assert sorted(retrieval.stream(50, None, 0), key=lambda q: q.documents) == list(asked)
     drawn = retrieval.stream(500, 1.0, 0)

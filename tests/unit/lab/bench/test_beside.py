@@ -12,7 +12,7 @@ from blendrag.engine.client.generation import Delta
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
-from blendrag.lab.bench.beside import BesideOptions, Window, _Beside
+from blendrag.lab.bench.beside import BesideOptions, MeasuredWindow, _Beside
 from blendrag.lab.prompts import Prompt
 from blendrag.progress import SILENT
 
@@ -48,10 +48,10 @@ class Scripted:
             yield Delta("", [5], 0.005)
 
 
-def window(condition: str, engine: Any, gap: float = 0.02) -> Window:
+def window(condition: str, engine: Any, gap: float = 0.02) -> MeasuredWindow:
     none: Any = None  # no store is asked here
 
-    async def measured() -> Window:
+    async def measured() -> MeasuredWindow:
         recipes = {"blended": Recipe("store", ())}
         beside = _Beside(engine(), recipes, STORIES, BesideOptions(), SILENT, none, {})
         return await asyncio.wait_for(beside._window(condition, [PROMPT], gap), 20)

@@ -7,14 +7,14 @@ from dataclasses import asdict
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.beside import Window, ratios_to_alone, summarise_windows
+from blendrag.lab.bench.beside import MeasuredWindow, ratios_to_alone, summarise_windows
 from blendrag.lab.bench.timed import Timed
 
 
-def window(tokens: list[list[float]], arrivals: list[tuple[float, float]], end: float = 10) -> Window:
+def window(tokens: list[list[float]], arrivals: list[tuple[float, float]], end: float = 10) -> MeasuredWindow:
     """tokens: per answer when they came; arrivals: when due, when the first token came."""
     decodes = [Timed(0, 0, times) for times in tokens]
-    return Window(1, end, decodes, [Timed(due, due, [first], first) for due, first in arrivals])
+    return MeasuredWindow(1, end, decodes, [Timed(due, due, [first], first) for due, first in arrivals])
 
 
 ALONE = window([[0.5, 1.5, 2.5, 3.5, 4.5], [1, 2, 3]], [])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.arms import Blending, Sample
+from blendrag.lab.arms import BlendedPrefill, Sample
 from blendrag.lab.bench.axes import ALL, AXES, Point, axis_named, parse_ratios
 from blendrag.lab.bench.codecs import CodecCost
 from blendrag.lab.bench.ingest import IngestCost
@@ -101,7 +101,7 @@ def test_step_of_quality_is_measured_with_another_selector(tokenizer: Any, setti
     assert len(arms) == 2 + 1 + len(steps)
     for name, step in steps.items():
         arm = arms[cases[name]["blended"]]
-        assert isinstance(arm, Blending) and arm.name == name
+        assert isinstance(arm, BlendedPrefill) and arm.name == name
         options = arm._recipe.options
         assert (options.selector, options.recompute_ratio) == step
 

@@ -17,9 +17,9 @@ from blendrag.cli.bench import app
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES
 from blendrag.lab.eviction.compare import EvictionOptions, needed, run_eviction, saved
-from blendrag.lab.eviction.readers import Dialog, Turn
-from blendrag.lab.eviction.source import Source
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.readers import Dialog, DialogTurn
+from blendrag.lab.eviction.source import TraceSource
+from blendrag.lab.eviction.trace import Request, RequestTrace
 from blendrag.lab.eviction.workloads import DialogLoad, dialog_trace
 from blendrag.progress import SILENT
 
@@ -33,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def talks() -> list[Dialog]:
-    turns = (Turn(role="user", text="more " * 40), Turn(role="assistant", text="so " * 60))
+    turns = (DialogTurn(role="user", text="more " * 40), DialogTurn(role="assistant", text="so " * 60))
     return [Dialog(id=f"c{i}", turns=turns * (1 + i % 5)) for i in range(80)]
 
 
@@ -54,7 +54,7 @@ def test_json_lacks_what_scripts_read(trace: Path, tmp_path: Path) -> None:
 
 def test_all_policies_oracle_and_optimum_on_dialogues_without_a_spread() -> None:
     load = DialogLoad(gap_s=20.0, active=10, seconds=300.0)
-    source = Source(lambda seed: dialog_trace(talks(), load, seed=seed), generated=True)
+    source = TraceSource(lambda seed: dialog_trace(talks(), load, seed=seed), generated=True)
     options = EvictionOptions.parse("1000,4000", None, 3, 0.0)
     results = run_eviction(source, options, SILENT)
     assert set(results.policies) == {*POLICIES, "oracle", "optimal"}
@@ -143,7 +143,9 @@ def test_cache_that_lru_does_not_need_either_counts_as_saved() -> None:
 
 def test_gap_that_is_closed_is_another_share() -> None:
     requests = [Request(float(at), (key,), (1,)) for at, key in enumerate("abcdaabcdbaabcd" * 3)]
-    source = Source(lambda seed: Trace("t", requests, prefix=False, unit="blocks"), generated=False)
+    source = TraceSource(
+        lambda seed: RequestTrace("t", requests, prefix=False, unit="blocks"), generated=False
+    )
     results = run_eviction(source, EvictionOptions((2, 3, 9), ("lru", "lfu"), 1), SILENT)
     for place in (0, 1):
         low, own, high = (results.policies[name][place] for name in ("lru", "lfu", "optimal"))

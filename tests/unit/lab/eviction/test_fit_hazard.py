@@ -8,13 +8,13 @@ import pytest
 from blendrag.eviction.hazard import FEATURES
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import Uses, fit_hazard, learned, uses_of
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.trace import Request, RequestTrace
 
 pytestmark = pytest.mark.slow
 
 
-def trace(*requests: Request, prefix: bool = True) -> Trace:
-    return Trace("t", requests, prefix, "blocks")
+def trace(*requests: Request, prefix: bool = True) -> RequestTrace:
+    return RequestTrace("t", requests, prefix, "blocks")
 
 
 def ask(at: float, keys: str, answer: int = 0, **more: object) -> Request:
@@ -50,7 +50,7 @@ def test_a_future_that_shines_through() -> None:
     assert uses.since(85.0).at.tolist() == [90, 90]
 
 
-def poisson(count: int, seed: int = 0) -> Trace:
+def poisson(count: int, seed: int = 0) -> RequestTrace:
     """Chunks that nobody wants twice, each behind one of two that are wanted at two rates."""
     rng = np.random.default_rng(seed)
     events = [(float(at), 0) for at in np.cumsum(rng.exponential(4.0, count))]

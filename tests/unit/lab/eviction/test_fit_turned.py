@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from blendrag.eviction import make_policy
 from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.fit_hazard import learned
-from blendrag.lab.eviction.replay import Outcome, replay
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.replay import ReplayOutcome, replay
+from blendrag.lab.eviction.trace import Request, RequestTrace
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ LEARNED, TURN, END = 2_000, 4_000, 12_000  # requests
 LAG, ROOM = 15, 60
 
 
-def turning(seed: int) -> Trace:
+def turning(seed: int) -> RequestTrace:
     """At first, what was asked for twice is asked for again and again, and all else once. Then everything is
     asked for twice, one after the other, and never again: what looks promising is over, and the reverse."""
     random = np.random.default_rng(seed)
@@ -32,10 +32,10 @@ def turning(seed: int) -> Trace:
         names += [f"pair {pair}", f"pair {pair - LAG}"]
     at = np.cumsum(random.exponential(size=END))
     requests = [Request(float(when), (name,), (1,)) for when, name in zip(at, names, strict=True)]
-    return Trace("turning", requests, prefix=False, unit="tokens")
+    return RequestTrace("turning", requests, prefix=False, unit="tokens")
 
 
-def windows(outcome: Outcome) -> NDArray[np.float64]:
+def windows(outcome: ReplayOutcome) -> NDArray[np.float64]:
     """Hit ratios of ten parts of what comes after the part that was learned from."""
     share: NDArray[np.float64] = outcome.found[LEARNED:].reshape(10, -1).mean(axis=1)
     return share

@@ -18,7 +18,7 @@ from blendrag.forecast.predictor import Predictor
 from blendrag.lab.eviction import learn_predictor
 from blendrag.lab.eviction.fit_classifier import Examples
 from blendrag.lab.eviction.learn_predictor import Trained, evaluate_on_file, examples, relearn, train_on_file
-from blendrag.lab.eviction.readers import Dialog, Turn
+from blendrag.lab.eviction.readers import Dialog, DialogTurn
 from word_embedder import WordEmbedder, features, say, write_dialogs
 
 pytestmark = pytest.mark.slow
@@ -140,7 +140,7 @@ ROLES = st.sampled_from(["user", "assistant", "system"])
 
 @given(st.lists(st.tuples(ROLES, st.text(max_size=3)), max_size=20))
 def test_outcome_never_shows_in_what_is_known(turns: list[tuple[str, str]]) -> None:
-    said = tuple(Turn(role=role, text=text) for role, text in turns)
+    said = tuple(DialogTurn(role=role, text=text) for role, text in turns)
     prompts = [text for role, text in turns if role == "user"]
     found = list(examples([Dialog(id="a", turns=said)]))
     assert [each.continues for each in found] == [True] * (len(prompts) - 1) + [False] * bool(prompts)

@@ -14,7 +14,7 @@ from blendrag.errors import ConfigError, SourceError
 from blendrag.eviction import make_policy
 from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.readers import read_azure, read_dialogs, read_mooncake
-from blendrag.lab.eviction.replay import Outcome, replay
+from blendrag.lab.eviction.replay import ReplayOutcome, replay
 from blendrag.lab.eviction.source import Workload, open_source
 from places import DATA
 
@@ -128,7 +128,7 @@ def test_hit_ratios_on_mooncake_are_not_the_known_ones() -> None:
     trace = read_mooncake(data("mooncake_conversation.first30min.jsonl.gz"))
     assert (len(trace.requests), sum(len(one.keys) for one in trace.requests)) == (5_719, 146_464)
 
-    def hit(outcome: Outcome) -> float:
+    def hit(outcome: ReplayOutcome) -> float:
         return float(outcome.found.sum() / outcome.asked.sum())
 
     assert hit(replay(trace, make_policy("lru"), 8_000)) == pytest.approx(0.1755, abs=5e-4)

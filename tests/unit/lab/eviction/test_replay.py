@@ -16,7 +16,7 @@ from blendrag.eviction.interface import MayLeave, anything
 from blendrag.lab.eviction.belady import optimum
 from blendrag.lab.eviction.compare import oracle_forecasts
 from blendrag.lab.eviction.replay import prefill_cost, replay
-from blendrag.lab.eviction.trace import Request, Trace
+from blendrag.lab.eviction.trace import Request, RequestTrace
 
 
 def requests_of(*prompts: str, size: int = 10) -> list[Request]:
@@ -24,12 +24,12 @@ def requests_of(*prompts: str, size: int = 10) -> list[Request]:
     return [Request(float(at), tuple(text), (size,) * len(text)) for at, text in enumerate(prompts)]
 
 
-def blocks(*prompts: str) -> Trace:
-    return Trace("test", requests_of(*prompts), prefix=True, unit="blocks")
+def blocks(*prompts: str) -> RequestTrace:
+    return RequestTrace("test", requests_of(*prompts), prefix=True, unit="blocks")
 
 
 @st.composite
-def block_traces(draw: st.DrawFn) -> Trace:
+def block_traces(draw: st.DrawFn) -> RequestTrace:
     """Chained blocks: a block's name is all that leads to it."""
     paths = draw(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=4), min_size=1, max_size=12))
     requests = []
@@ -38,29 +38,29 @@ def block_traces(draw: st.DrawFn) -> Trace:
         last = draw(st.booleans()) and len(keys) > 1
         finished = at + draw(st.sampled_from([0.0, 0.5, 2.5]))
         requests.append(Request(float(at), keys, (16,) * len(keys), answer=int(last), finished=finished))
-    return Trace("drawn", requests, prefix=True, unit=draw(st.sampled_from(["blocks", "tokens"])))
+    return RequestTrace("drawn", requests, prefix=True, unit=draw(st.sampled_from(["blocks", "tokens"])))
 
 
 @st.composite
-def chunk_traces(draw: st.DrawFn) -> Trace:
+def chunk_traces(draw: st.DrawFn) -> RequestTrace:
     sizes = {key: draw(st.integers(1, 9)) for key in "abcdef"}
     chosen = st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True)
     prompts = draw(st.lists(chosen, min_size=1, max_size=14))
     requests = [
         Request(float(at), tuple(keys), tuple(sizes[key] for key in keys)) for at, keys in enumerate(prompts)
     ]
-    return Trace("drawn", requests, prefix=False, unit="tokens")
+    return RequestTrace("drawn", requests, prefix=False, unit="tokens")
 
 
 @st.composite
-def path_traces(draw: st.DrawFn) -> Trace:
+def path_traces(draw: st.DrawFn) -> RequestTrace:
     """Nodes of a tree: a name is all that leads to it, and has a size of its own."""
     names = st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)
     requests = []
     for at, path in enumerate(draw(st.lists(names, min_size=1, max_size=20))):
         keys = tuple("".join(path[: depth + 1]) for depth in range(len(path)))
         requests.append(Request(float(at), keys, tuple(1 + ord(key[-1]) % 3 for key in keys)))
-    return Trace("paths", requests, prefix=True, unit="tokens", tree=True)
+    return RequestTrace("paths", requests, prefix=True, unit="tokens", tree=True)
 
 
 class Watched(EvictionPolicy):
@@ -91,7 +91,7 @@ class Watched(EvictionPolicy):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(st.one_of(block_traces(), chunk_traces(), path_traces()), st.integers(1, 40))
 def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
-    name: str, trace: Trace, capacity: int
+    name: str, trace: RequestTrace, capacity: int
 ) -> None:
     policy = Watched(make_policy(name), capacity)
     outcome, best = replay(trace, policy, capacity), optimum(trace, capacity)
@@ -101,13 +101,13 @@ def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
 
 
 @given(block_traces(), st.integers(1, 5))
-def test_optimum_finds_less_than_the_best_of_all_futures(trace: Trace, capacity: int) -> None:
+def test_optimum_finds_less_than_the_best_of_all_futures(trace: RequestTrace, capacity: int) -> None:
     """By trying every choice of what to hold, for prompts whose blocks are kept at once."""
     requests = [
         Request(one.at, one.keys[: len(one.keys) - one.answer], (1,) * (len(one.keys) - one.answer))
         for one in trace.requests[:6]
     ]
-    small = Trace("small", requests, prefix=True, unit="blocks")
+    small = RequestTrace("small", requests, prefix=True, unit="blocks")
 
     @cache
     def best(place: int, held: frozenset[str]) -> int:
@@ -131,7 +131,7 @@ def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity
     for key in asked:
         found.append(10 * (key in order))
         order = [*(other for other in order if other != key), key][-capacity:]
-    trace = Trace("single", requests_of(*asked), prefix=False, unit="blocks")
+    trace = RequestTrace("single", requests_of(*asked), prefix=False, unit="blocks")
     assert replay(trace, make_policy("lru"), capacity).found.tolist() == found
 
 
@@ -155,7 +155,7 @@ def test_block_behind_a_gap_is_found_in_a_prefix_cache() -> None:
     policy = make_policy("lfu")
     requests = requests_of("ab", "b", "b", "c", "ab")
     for prefix, last in ((True, 0), (False, 10)):
-        trace = Trace("gap", requests, prefix=prefix, unit="blocks")
+        trace = RequestTrace("gap", requests, prefix=prefix, unit="blocks")
         assert replay(trace, policy, 2).found[-1] == last
         policy = make_policy("lfu")
 
@@ -163,7 +163,7 @@ def test_block_behind_a_gap_is_found_in_a_prefix_cache() -> None:
 def test_answer_is_found_before_it_was_given() -> None:
     first = Request(0.0, ("a", "b"), (8, 8), answer=1, finished=5.0)
     again = [Request(at, ("a", "b", "c"), (8, 8, 8)) for at in (1.0, 9.0)]
-    trace = Trace("answers", [first, *again], prefix=True, unit="tokens")
+    trace = RequestTrace("answers", [first, *again], prefix=True, unit="tokens")
     outcome = replay(trace, make_policy("lru"), 100)
     assert outcome.asked.tolist() == [8, 24, 24]
     assert outcome.found.tolist() == [0, 0, 24]
@@ -171,7 +171,7 @@ def test_answer_is_found_before_it_was_given() -> None:
 
 def test_chunk_larger_than_the_cache_empties_it() -> None:
     requests = [Request(float(at), (key,), (size,)) for at, (key, size) in enumerate([("a", 5), ("big", 50)])]
-    trace = Trace("large", [*requests, Request(2.0, ("a",), (5,))], prefix=False, unit="tokens")
+    trace = RequestTrace("large", [*requests, Request(2.0, ("a",), (5,))], prefix=False, unit="tokens")
     assert optimum(trace, 10).found.tolist() == [0, 0, 5]
     assert replay(trace, make_policy("lru"), 10).found.sum() <= 5
 
@@ -181,7 +181,7 @@ def test_oracle_keeps_the_conversation_that_is_over() -> None:
         return Request(at, (name,), (1,), conversation=name, continues=continues)
 
     turns = [turn(0, "on", True), turn(1, "over", False), turn(2, "new", True), turn(3, "on", False)]
-    trace = Trace("talks", turns, prefix=True, unit="blocks")
+    trace = RequestTrace("talks", turns, prefix=True, unit="blocks")
     found = [
         replay(trace, make_policy("lpc"), 2, forecasts=forecasts).found.sum()
         for forecasts in (None, oracle_forecasts(trace))
@@ -191,7 +191,7 @@ def test_oracle_keeps_the_conversation_that_is_over() -> None:
 
 
 @given(path_traces(), st.integers(1, 12), st.sampled_from(["lru", "lfu", "gdsf", "pgdsf"]))
-def test_node_is_left_without_what_it_stands_behind(trace: Trace, capacity: int, name: str) -> None:
+def test_node_is_left_without_what_it_stands_behind(trace: RequestTrace, capacity: int, name: str) -> None:
     policy = Watched(make_policy(name), capacity)
     outcome = replay(trace, policy, capacity)
     assert outcome.held == policy.held.keys() and sum(policy.held.values()) <= capacity
@@ -199,7 +199,7 @@ def test_node_is_left_without_what_it_stands_behind(trace: Trace, capacity: int,
 
 
 @given(path_traces())
-def test_node_is_kept_before_its_second_sighting_or_not_after_it(trace: Trace) -> None:
+def test_node_is_kept_before_its_second_sighting_or_not_after_it(trace: RequestTrace) -> None:
     outcome = replay(trace, make_policy("lru"), 10_000)
     sightings = [key for request in trace.requests for key in request.keys]
     assert outcome.held == {key for key in sightings if sightings.count(key) > 1}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.lab.eviction.readers import Dialog, Turn
+from blendrag.lab.eviction.readers import Dialog, DialogTurn
 from blendrag.lab.eviction.trace import Request
 from blendrag.lab.eviction.workloads import BLOCK, DialogLoad, dialog_trace
 
@@ -16,7 +16,7 @@ LOAD = DialogLoad(gap_s=10.0, active=4, seconds=400.0)
 
 
 def talk(name: str, *texts: str) -> Dialog:
-    turns = [Turn(role=("user", "assistant")[i % 2], text=text) for i, text in enumerate(texts)]
+    turns = [DialogTurn(role=("user", "assistant")[i % 2], text=text) for i, text in enumerate(texts)]
     return Dialog(id=name, turns=tuple(turns))
 
 
@@ -94,7 +94,7 @@ def test_gaps_of_another_mean() -> None:
 
 
 def test_a_conversation_without_a_user() -> None:
-    silent = Dialog(id="silent", turns=(Turn(role="assistant", text="hello?"),))
+    silent = Dialog(id="silent", turns=(DialogTurn(role="assistant", text="hello?"),))
     trace = dialog_trace([silent, talk("c", "hi")], LOAD)
     assert [request.conversation for request in trace.requests] == ["c"]
     assert dialog_trace([silent], LOAD).requests == []

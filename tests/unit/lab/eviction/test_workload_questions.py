@@ -16,7 +16,7 @@ import pytest
 from blendrag.errors import SourceError
 from blendrag.forecast.features import Features
 from blendrag.lab.eviction.readers import Questions, read_questions
-from blendrag.lab.eviction.trace import Trace
+from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.lab.eviction.vectors import DiskCache
 from blendrag.lab.eviction.workloads import Embedded, RetrievalLoad, embedded, retrieval_trace
 
@@ -53,7 +53,7 @@ def features(embedder: Hashing, folder: Path | None = None) -> Features:
     return Features(embedder, cache)  # type: ignore[arg-type]
 
 
-def draws(trace: Trace) -> Counter[tuple[str, ...]]:
+def draws(trace: RequestTrace) -> Counter[tuple[str, ...]]:
     return Counter(request.keys for request in trace.requests)
 
 
