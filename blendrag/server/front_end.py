@@ -84,9 +84,7 @@ async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
 class _Engine(RunningEngine):
     """vLLM's own ``AsyncLLM`` in the loop of its HTTP server, which ends it."""
 
-    def __init__(
-        self, settings: Settings, llm: Any, loop: asyncio.AbstractEventLoop, *, alone: bool
-    ) -> None:
+    def __init__(self, settings: Settings, llm: Any, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         super().__init__(settings, alone=alone)
         self._llm, self._loop = llm, loop
 
