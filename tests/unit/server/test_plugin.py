@@ -24,7 +24,6 @@ from blendrag.server.command import SERVED
 from blendrag.server.front_end import _Engine
 from blendrag.server.plugin import BlendPlugin, end_with_server
 from blendrag.settings import Settings
-from engine_facts import FACTS
 from places import ROOT
 
 
@@ -83,7 +82,7 @@ def ended(close: Any) -> list[str]:
     """What is done, in its order, when a server with this tenant is told to end."""
     done: list[str] = []
     llm: Any = SimpleNamespace(shutdown=lambda timeout: done.append("engine"), output_processor=None)
-    engine = _Engine(Settings.load(), llm, asyncio.new_event_loop(), FACTS, alone=True)
+    engine = _Engine(Settings.load(), llm, asyncio.new_event_loop(), alone=True)
     tenant: Any = SimpleNamespace(close=lambda: (close(), done.append("tenant")))
     engine.end_in_order({"": tenant})
     llm.shutdown(timeout=20)
