@@ -14,6 +14,7 @@ from blendrag import Answer, BlendIndex
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.trees import TreeClient
 from blendrag.engine.prefixes import PrefixPath
+from blendrag.engine.recipe import Recipe
 from blendrag.store.identity import KVIdentity
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
@@ -202,23 +203,42 @@ def test_cancelled_request_keeps_its_blocks(rig: Rig) -> None:
 
 
 def test_many_at_once_are_other_answers_than_one_by_one(rig: Rig) -> None:
-    """Some of which store nodes that others load, or compute too."""
+    """Some of which store nodes that others load, or compute too; exact, plain, mixed and blended."""
     import asyncio
 
-    pieces = rig.bench.pieces
+    pieces, three = rig.bench.pieces, Sampling(max_tokens=3)
     prompts = [rig.bench.prompt((*pieces[: at % 4 + 1], pieces[4 + at % 3])) for at in range(12)]
-    expected = [rig.bench.plain(prompt, Sampling(max_tokens=3)).token_ids for prompt in prompts]
+    first = rig.bench.prompt(pieces[10:12])
+    rig.grow(first)
+    head = tuple((node.key, node.end) for node in rig.nodes(first))
+    others = [(*pieces[10:12], pieces[at]) for at in (4, 5, 6)], [pieces[at : at + 3] for at in (13, 14, 15)]
+    blends: list[tuple[Prompt, Recipe]] = []
+    for given, kind in zip(((rig.client.id, head), ("", ())), others, strict=True):
+        for prompt in map(rig.bench.prompt, kind):
+            recipe = rig.bench.recipe(prompt)
+            blends.append((prompt, replace(recipe, tree=given[0], head=given[1])))
+    expected = [rig.bench.plain(prompt, three).token_ids for prompt in prompts]
     rig.bench.reset()
+    for prompt, recipe in blends:
+        alone = rig.bench.engine.generate(prompt.token_ids, three, recipe)
+        assert alone.report and bool(alone.report.exact) == bool(recipe.head) and alone.report.cached
+        expected.append(alone.token_ids)
 
-    async def ask(prompt: Prompt) -> list[int]:
-        sampling = Sampling(max_tokens=3, path=rig.path(prompt))
-        return (await rig.bench.engine.agenerate(prompt.token_ids, sampling)).token_ids
+    async def ask(prompt: Prompt) -> Delta:
+        sampling = replace(three, path=rig.path(prompt))
+        return await rig.bench.engine.agenerate(prompt.token_ids, sampling)
 
-    async def all_of_them() -> Sequence[list[int]]:
-        return await asyncio.gather(*map(ask, prompts))
+    async def all_of_them() -> Sequence[Delta]:
+        blended = [rig.bench.engine.agenerate(prompt.token_ids, three, recipe) for prompt, recipe in blends]
+        return await asyncio.gather(*map(ask, prompts), *blended)
 
     for _ in range(2):
-        assert asyncio.run(all_of_them()) == expected
+        rig.bench.reset()
+        answers = asyncio.run(all_of_them())
+        assert [answer.token_ids for answer in answers] == expected
+        assert [bool(answer.report and answer.report.exact) for answer in answers[12:]] == [True] * 3 + [
+            False
+        ] * 3
     rig.client.close()
     store = NodeStore.open(rig.root, rig.identity, "float32", DISK, *_block(rig))
     store.check_integrity()
@@ -322,6 +342,35 @@ def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index:
     other = open_index("other", tree_ram_bytes=1 << 28, namespace="other")
     other.ingest(folder)
     assert ask(other, question, blend=False).evidence.mode == "plain"
+
+
+@pytest.mark.parametrize("way", ["replace", "purge"])
+def test_document_that_was_replaced_or_purged_is_in_a_prefix(
+    open_index: Open, folder: Path, tmp_path: Path, way: str
+) -> None:
+    index = open_index(tree_ram_bytes=1 << 28, tree_disk_bytes=1 << 28)
+    index.ingest(folder)
+    question = "What does the package do?"
+    for _ in range(3):
+        mode = ask(index, question, blend=False).evidence.mode
+        settled(index)
+    assert mode == "exact"
+    prefixes, source = index._library.prefixes, index.retrieve(question)[0].source
+    assert prefixes is not None
+    before = {row.node.document for row in prefixes.tree.rows()}
+    if way == "purge":
+        index.purge(source)
+    else:
+        Path(source).write_text("Nothing of what was here.")
+        index.ingest(folder)
+    left = prefixes.tree.rows()
+    known = index._library.catalogue.known()
+    assert {row.node.document for row in left} - {""} <= before & known < before
+    found = prefixes.client.stats()
+    assert found["tree ram"]["chunks"] == found["tree disk"]["chunks"] == len(left)
+    files = {file.stem for file in (index.root / "tree").rglob("*.safetensors")}
+    assert files == {row.node.key for row in left}
+    assert ask(index, question, blend=False, max_tokens=8).evidence.mode == "plain"
 
 
 def test_other_system_prompt_has_the_same_prefix(open_index: Open, folder: Path) -> None:
