@@ -23,6 +23,7 @@ from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.metrics import Unplanned, count
 from blendrag.errors import ConfigError
 from blendrag.names import closest
 from blendrag.options import Quality
@@ -93,7 +94,8 @@ class BlendFields(BaseModel):
 class Blended:
     """What was planned of a request. recipe: None if it is prefilled plainly; plain says why. path: through
     the tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
-    ``time.monotonic``. budget: of KV, if there is to be one."""
+    ``time.monotonic``. budget: of KV, if there is to be one. unplanned: what is counted if there is no
+    plan."""
 
     plan: PromptPlan | None = None
     recipe: Recipe | None = None
@@ -104,6 +106,7 @@ class Blended:
     conversation: str | None = None
     begun: float = field(default_factory=time.monotonic)
     budget: int | None = None
+    unplanned: Unplanned | None = None
 
     @property
     def planned(self) -> dict[str, Any]:
@@ -153,7 +156,9 @@ class Blending:
             raise
         except Exception as error:
             _log.exception("a prompt could not be planned, and is prefilled plainly")
-            return Blended(plain=f"planning failed: {error}")
+            about = Blended(plain=f"planning failed: {error}", unplanned="error")
+        if about.unplanned is not None:
+            count({"blendrag_unplanned": {about.unplanned: 1}})
         plan, recipe = about.plan, about.recipe
         if plan is not None and plan.cached_segments:  # plain too: for a comparison, the same prompt
             params: dict[str, Any] = {}
@@ -206,17 +211,18 @@ class Blending:
         }
         wanted = make_request(self.settings, "", given)
         if reason := _unplanned(request):
-            return Blended(plain=reason)
+            return Blended(plain=reason, unplanned="request")
         try:
             ids = await _rendered(request, renderer)
         except Exception as error:  # its own route says it
-            return Blended(plain=f"vLLM refuses the request: {error}")
+            return Blended(plain=f"vLLM refuses the request: {error}", unplanned="refused")
         plan = await self.run(lambda: self._plan(ids, wanted.documents))
         if plan is None:
-            return Blended(plain="the documents cannot be tokenised apart")
+            return Blended(plain="the documents cannot be tokenised apart", unplanned="text")
         more = len(plan.token_ids) - len(ids)
         if more > 0 and len(plan.token_ids) + (_asked(request) or 1) > self._engine.max_model_len:
-            return Blended(plain=f"tokenised apart, the documents take {more} tokens too many")
+            reason = f"tokenised apart, the documents take {more} tokens too many"
+            return Blended(plain=reason, unplanned="window")
         options = wanted.options or self.settings.blending
         recipe, reason = await self.run(lambda: self.library.recipe(plan, options))
         ticket = f"served-{secrets.token_hex(8)}"

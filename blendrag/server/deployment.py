@@ -65,8 +65,8 @@ def container_command(
 
 
 def image_file(command: ServeCommand, vllm: str) -> str:
-    """For ``docker build`` in a checkout. vllm: the version of the image that it is built on. blendrag is of no
-    index: whoever has its name there would be in the image."""
+    """For ``docker build`` in a checkout. vllm: the version of the image that it is built on. No index is
+    asked for blendrag: whoever has its name there would be in the image."""
     secret = [name for name, value in command.variables.items() if not value]
     lines = [
         f"# Run it with --gpus all, a volume at {_DATA}, and in its environment {' and '.join(secret)}.",

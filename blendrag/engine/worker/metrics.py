@@ -1,7 +1,8 @@
 """What is counted of requests and tiers, and how Prometheus hears of it (docs/metrics.md).
 
 Both halves of the connector count into tallies. vLLM carries them to the client's process with the outputs of
-the engine's step, where a :class:`Recorder` adds them to Prometheus' metrics. Values of labels come from this
+the engine's step, where a :class:`Recorder` adds them to Prometheus' metrics; a server's front end is such a
+process, and counts there (:func:`count`) which requests it did not plan. Values of labels come from this
 file, from the names of configured tiers, and from nowhere else.
 """
 
@@ -22,6 +23,7 @@ from blendrag.store.tiers import Tier
 Tally = dict[str, dict[str, Any]]
 
 Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
+Unplanned = Literal["request", "refused", "text", "window", "error"]
 
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -64,6 +66,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "blendrag_fallbacks": Metric(
         "counter", "Requests that should have been blended and were not.", "reason", get_args(Cause)
+    ),
+    "blendrag_unplanned": Metric(
+        "counter", "Requests that a server did not plan, and served plainly.", "reason", get_args(Unplanned)
     ),
     "blendrag_tier_hits": Metric("counter", "Chunks that were asked for and there.", "tier"),
     "blendrag_tier_misses": Metric("counter", "Chunks that were asked for and not there.", "tier"),
@@ -171,6 +176,7 @@ class TierMeter:
 # -- Prometheus -------------------------------------------------------------------------------------------
 
 _registered: list[Any] = []
+_latest: list[Recorder] = []
 
 
 class Recorder:
@@ -187,11 +193,12 @@ class Recorder:
         labelnames: Sequence[str],
         labelvalues: Mapping[int, Sequence[object]],
     ) -> None:
-        self._labelvalues = labelvalues
+        self._labelvalues, self.first = labelvalues, min(labelvalues)
         _unregister()
         made = {name: _make(name, metric, metric_types, labelnames) for name, metric in METRICS.items()}
         self._metrics = made
         _registered.extend(made.values())
+        _latest[:] = [self]
         for engine in labelvalues:
             for name, metric in METRICS.items():
                 for value in metric.values:
@@ -215,6 +222,12 @@ class Recorder:
         return self._metrics[name].labels(*self._labelvalues[engine], label)
 
 
+def count(tally: Tally) -> None:
+    """Add what the client's process knows itself, to the first engine's. Nothing, where metrics are off."""
+    for recorder in _latest:
+        recorder.observe(tally, recorder.first)
+
+
 def _make(
     name: str, metric: Metric, metric_types: Mapping[type[Any], type[Any]], labelnames: Sequence[str]
 ) -> Any:
@@ -234,6 +247,7 @@ def _make(
 def _unregister() -> None:
     from prometheus_client import REGISTRY
 
+    _latest.clear()
     while _registered:
         with contextlib.suppress(KeyError):  # Ray's metrics are not in this registry
             REGISTRY.unregister(_registered.pop())

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.engine.prefixes import PrefixPath, read_path
 from blendrag.engine.recipe import CONVERSATION, is_sealed
+from blendrag.engine.worker import metrics
+from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError
 from blendrag.lab.eviction.readers import read_mooncake
-from blendrag.server.blending import Blending
+from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import body_of
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
@@ -71,20 +74,26 @@ class Renderer:
         return [{"prompt_token_ids": self._tokenizer(request.prompt).input_ids}]
 
 
-def asked(blending: Blending, kind: Any = CHAT, question: str = "How long?", **more: Any) -> Any:
-    """vLLM's request, answered."""
+def prepared(
+    blending: Blending, kind: Any = CHAT, question: str = "How long?", **more: Any
+) -> tuple[Any, Blended]:
+    """vLLM's request, answered, and what was planned of it."""
     content = f"{TEXT}\n\n{question}"
     request = kind.model_validate(
         {"messages": [{"role": "user", "content": content}], "prompt": content, "max_tokens": 8, **more}
     )
 
-    async def answered() -> None:
+    async def answered() -> Blended:
         renderer = Renderer(blending.library.tokenizer)
         about = await blending.prepare(request, request.blendrag, renderer)
         await blending.evidence(about, USAGE)
+        return about
 
-    asyncio.run(answered())
-    return request
+    return request, asyncio.run(answered())
+
+
+def asked(blending: Blending, kind: Any = CHAT, question: str = "How long?", **more: Any) -> Any:
+    return prepared(blending, kind, question, **more)[0]
 
 
 def extra(request: Any) -> dict[str, Any]:
@@ -136,6 +145,59 @@ def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
     blending = begin()
     asked(blending, blendrag={"conversation": "ada"})
     assert blending.library.forecaster is None
+
+
+def unplanned() -> dict[str, float]:
+    """What was counted, by reason."""
+    (family,) = (one for one in REGISTRY.collect() if one.name == "blendrag_unplanned")
+    return {
+        one.labels["reason"]: one.value for one in family.samples if one.value and one.name.endswith("_total")
+    }
+
+
+@pytest.fixture
+def counted() -> Iterator[Callable[[], dict[str, float]]]:
+    Recorder({one: one for one in (Counter, Gauge, Histogram)}, ["engine"], {3: ["3"]})
+    yield unplanned
+    metrics._unregister()
+
+
+def other_text(blending: Blending) -> Callable[..., Any]:
+    """Plans whose ids are not those of the prompt."""
+    plan = blending.library.plan
+    return lambda text, documents: plan(f"{text} And more.", documents)
+
+
+def failing(blending: Blending) -> Callable[..., Any]:
+    def plan(text: str, documents: Sequence[str]) -> Any:
+        raise RuntimeError("no plan")
+
+    return plan
+
+
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION], ids=["chat", "completion"])
+@pytest.mark.parametrize(
+    ("broken", "reason", "said"),
+    [(other_text, "text", "cannot be tokenised apart"), (failing, "error", "planning failed: no plan")],
+)
+def test_prompt_that_cannot_be_planned_is_changed_or_not_counted(
+    begin: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    counted: Callable[[], dict[str, float]],
+    kind: Any,
+    broken: Callable[[Blending], Any],
+    reason: str,
+    said: str,
+) -> None:
+    blending = begin(namespace="acme")
+    request, about = prepared(blending, kind, blendrag={})
+    assert about.plan is not None and counted() == {}
+    monkeypatch.setattr(blending.library, "plan", broken(blending))
+    request, about = prepared(blending, kind, blendrag={})
+    assert about.plan is None and said in str(about.plain)
+    assert (request.kv_transfer_params, request.cache_salt) == (None, "acme:")
+    assert kind is CHAT or isinstance(request.prompt, str)
+    assert counted() == {reason: 1}
 
 
 PATH = PrefixPath("tree", (("root", 4), ("document", 60)), held=1, kept=2)
