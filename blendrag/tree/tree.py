@@ -123,8 +123,7 @@ class Tree:
     def _release(self, keys: Sequence[str]) -> list[str]:
         behind = [entry.key for entry in self._catalogue.behind(keys)]
         keys = list(dict.fromkeys([*reversed(behind), *keys]))
-        for owner in self._catalogue.owners_of(keys):
-            self._catalogue.release(owner)
+        self._catalogue.release(*self._catalogue.owners_of(keys))  # a crash leaves no path broken
         return keys
 
     def totals(self) -> Totals:
