@@ -107,6 +107,10 @@ class Tree:
         ]
         return self._release(keys)
 
+    def documents(self) -> set[str]:
+        """Those in its paths."""
+        return {owner.partition(" ")[0] for owner in self._catalogue.owners()} - {""}
+
     def withdraw(self, path: Nodes) -> list[str]:
         """:meth:`forget` of these nodes."""
         return self._release([node.key for node in path])

@@ -1,7 +1,7 @@
 """Writers of a tree's nodes that are killed at random moments, and what is checked after each of them.
 
-Run as a program (``python killed_nodes.py root rounds limit seed``), as killed.py is, with which it shares how
-a writer is killed.
+Run as a program (``python killed_nodes.py root rounds limit seed``), as killed.py is, with which it shares
+how a writer is killed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Writer:
 
 
 def check(root: Path, limit: int | None, counts: Counter[str]) -> None:
-    """Raises AssertionError if opening does not find all that was acknowledged, or anything that is broken."""
+    """Raises AssertionError if opening does not find all that was acknowledged, or what is broken."""
     lines = (root / "log").read_text().split("\n")[:-1] if (root / "log").exists() else []
     acknowledged, deleted = set[str](), set[str]()
     for what, about in (line.split() for line in lines):
