@@ -79,6 +79,8 @@ class Prefixes:
                 stacklevel=2,
             )
         try:
+            documents = tree.documents()
+            tree.forget(documents - catalogue.known(documents))  # a crash came between; opening removes files
             client = TreeClient.open(engine, folder, of_blocks, stack)
         except BaseException:
             tree.close()

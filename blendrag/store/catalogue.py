@@ -260,11 +260,14 @@ class Catalogue:
             db.executemany("INSERT OR IGNORE INTO owners VALUES (?, ?)", [(owner, key) for (key,) in keys])
             return _disown(db, owner, before - {key for (key,) in keys})
 
-    def release(self, owner: str) -> list[str]:
-        """Forget an owner. Returns the keys that nobody owns any more; their rows are gone."""
+    def release(self, *owners: str) -> list[str]:
+        """Forget owners, all or none. Returns the keys that nobody owns any more; their rows are gone."""
+        orphans: list[str] = []
         with self._transaction() as db:
-            keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
-            return _disown(db, owner, keys)
+            for owner in owners:
+                keys = {key for (key,) in db.execute("SELECT key FROM owners WHERE owner = ?", (owner,))}
+                orphans += _disown(db, owner, keys)
+        return orphans
 
     def only_of(self, *owners: str) -> list[str]:
         """The keys that nobody else owns: what :meth:`release` of them all would return."""

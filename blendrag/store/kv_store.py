@@ -238,5 +238,7 @@ class KVStore(KVReader):
             record = self.get(key, ())
             if isinstance(record, Record):
                 self._catalogue.mark_ready(key, record.head.nbytes)
+                if isinstance(self._primary.tier, LocalTier):
+                    self._primary.tier.noticed(key, record.head.nbytes)
         if isinstance(self._primary.tier, LocalTier):
             self._primary.tier.trim()

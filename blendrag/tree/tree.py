@@ -107,6 +107,10 @@ class Tree:
         ]
         return self._release(keys)
 
+    def documents(self) -> set[str]:
+        """Those in its paths."""
+        return {owner.partition(" ")[0] for owner in self._catalogue.owners()} - {""}
+
     def withdraw(self, path: Nodes) -> list[str]:
         """:meth:`forget` of these nodes."""
         return self._release([node.key for node in path])
@@ -123,8 +127,7 @@ class Tree:
     def _release(self, keys: Sequence[str]) -> list[str]:
         behind = [entry.key for entry in self._catalogue.behind(keys)]
         keys = list(dict.fromkeys([*reversed(behind), *keys]))
-        for owner in self._catalogue.owners_of(keys):
-            self._catalogue.release(owner)
+        self._catalogue.release(*self._catalogue.owners_of(keys))  # a crash leaves no path broken
         return keys
 
     def totals(self) -> Totals:

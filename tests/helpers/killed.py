@@ -14,8 +14,9 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -26,6 +27,15 @@ from stores import IDENTITY, Chunk, get, make_chunk, open_store, problems, put, 
 
 CHUNKS = [make_chunk(seed, tokens) for seed, tokens in enumerate([4, 60, 300, 900] * 6)]
 LIMIT = sum(size(chunk) for chunk in CHUNKS) // 3
+
+
+class Steps(Protocol):
+    """What a writer does until it is killed."""
+
+    def step(self) -> None: ...
+
+
+Make = Callable[[random.Random], Steps]
 
 
 class Writer:
@@ -66,9 +76,9 @@ class Writer:
         get(self._store, chunk)
 
 
-def write_until_killed(root: Path, limit: int | None, choice: random.Random, steps: int) -> NoReturn:
+def write_until_killed(make: Make, choice: random.Random, steps: int) -> NoReturn:
     try:
-        writer = Writer(root, limit, choice)
+        writer = make(choice)
         while True:
             os.write(steps, b"!")
             writer.step()
@@ -77,13 +87,13 @@ def write_until_killed(root: Path, limit: int | None, choice: random.Random, ste
     os._exit(1)
 
 
-def kill_one(root: Path, limit: int | None, seed: int) -> None:
+def kill_one(make: Make, seed: int) -> None:
     """Most of them in their first steps, some maybe while they still open what the last one left."""
     choice = random.Random(seed)
     seen, steps = os.pipe()
     process = os.fork()
     if process == 0:
-        write_until_killed(root, limit, choice, steps)
+        write_until_killed(make, choice, steps)
     os.close(steps)
     for _ in range(choice.randrange(6)):
         os.read(seen, 1)
@@ -127,7 +137,7 @@ def main(root: Path, rounds: int, limit: int | None, seed: int) -> None:
     root.mkdir()
     counts: Counter[str] = Counter()
     for number in range(rounds):
-        kill_one(root, limit, seed + number)
+        kill_one(lambda choice: Writer(root, limit, choice), seed + number)
         check(root, limit, counts)
     print(json.dumps(counts))
 

@@ -77,6 +77,11 @@ class LocalTier(Tier):
             with self._writing:
                 self._make_room(0, new=0)
 
+    def noticed(self, key: str, size: int) -> None:
+        """A record that was not known to be here is: a crash came before that was said."""
+        if self._sizes is not None and key not in self._sizes:
+            self._note(key, size)
+
     def delete(self, keys: Iterable[str]) -> int:
         dropped = 0
         for key in keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import pairwise
 
 import pytest
@@ -211,6 +211,21 @@ def test_gdsf_never_lets_go_of_what_was_popular_long_ago() -> None:
         evicted.append(policy.victim())
         policy.removed(str(evicted[-1]))
     assert evicted.index("once popular") == 4  # each eviction has raised Clock by 1, and 4 + 1 = 5
+
+
+@given(st.lists(st.sampled_from([*KEYS, ""]), max_size=60))
+def test_gdsfs_clock_is_another_than_the_highest_priority_that_left(calls: list[str]) -> None:
+    """Equations 1 and 2. Each key is a use, "" an eviction."""
+    policy, clock, held, uses = make_policy("gdsf"), 0, dict[str, int](), Counter[str]()
+    for key in calls:
+        if key:
+            uses[key] += 1
+            policy.used(key, Use(0.0)) if key in held else policy.added(key, 7, Use(0.0))
+            held[key] = clock + uses[key]
+        elif (victim := policy.victim()) is not None:
+            assert held[victim] == min(held.values())
+            policy.removed(victim)
+            clock = max(clock, held.pop(victim))
 
 
 def test_chunk_that_its_owner_deleted_moves_gdsfs_clock() -> None:

@@ -19,7 +19,8 @@ from blendrag.engine.client.trees import TreeClient
 from blendrag.engine.recipe import Recipe
 from blendrag.prompt import PromptPlan, Segment
 from blendrag.serving import growth
-from blendrag.serving.prefixes import Prefixes
+from blendrag.serving.prefixes import Prefixes, tree_identity
+from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.stack import TierSpec
 from blendrag.tree import path_of
@@ -142,6 +143,23 @@ def test_document_that_is_deleted_between_plan_and_growth_is_stored(rig: Rig) ->
     assert {row.node.document for row in prefixes.tree.rows()} <= {""}
     nodes = path_of(IDENTITY, planned.token_ids, planned.spans())
     assert not engine.store.kv.tiers[0].has(node.key for node in nodes[1:])
+
+
+def test_document_whose_deletion_was_cut_short_stays_in_exact_prefixes(tmp_path: Path) -> None:
+    """It has left the catalogue, and the tree was not told."""
+    register(tmp_path, [A])
+    catalogue, identity = Catalogue.open(tmp_path, IDENTITY), tree_identity(IDENTITY, "blocks")
+    tree, _ = Tree.open(tmp_path / "tree", identity)
+    for planned in (plan(A, B), plan(B, A)):
+        tree.expect(path_of(identity, planned.token_ids, planned.spans()), planned.token_ids)
+    tree.close()
+    facts = SimpleNamespace(blocks="blocks", block_size=BLOCK)
+    engine: Any = SimpleNamespace(facts=facts, alone=True, alive=True, call=lambda *_: "tree")
+    prefixes = Prefixes.open(tmp_path, Settings.load(tree_disk_bytes=1 << 20), catalogue, engine)
+    assert prefixes is not None
+    assert [row.node.document for row in prefixes.tree.rows()] == ["", A.key]
+    prefixes.close()
+    catalogue.close()
 
 
 def test_growth_that_fails_ends_growing(rig: Rig) -> None:

@@ -111,6 +111,20 @@ def test_files_without_a_row_are_swept_and_rows_without_a_file_wanted_again(tmp_
     store.close()
 
 
+def test_file_that_a_crash_left_unnoted_is_room_for_others(tmp_path: Path) -> None:
+    """Where an eviction was interrupted, too, which is finished first."""
+    filled(tmp_path, [A, B, C]).close()
+    catalogue = Catalogue.open(tmp_path, IDENTITY)
+    catalogue.evict([A.key])
+    catalogue.mark([C.key], "pending")
+    catalogue.close()
+    store = open_store(tmp_path, disk=2 * RECORD)
+    register(tmp_path, [A, B, C, D])
+    put(store, D)
+    assert len(files(tmp_path)) == 2
+    store.close()
+
+
 def test_order_of_use_is_not_forgotten_over_a_restart(tmp_path: Path) -> None:
     store = filled(tmp_path, [A, B, C])
     for chunk in (B, A):

@@ -144,6 +144,15 @@ def test_documents_are_lost_or_a_longer_stored_path_is_passed_over(
         assert order[held:] == [name for name in asked if name not in order[:held]]
 
 
+@given(grown=st.lists(st.permutations("abc"), max_size=4), asked=st.permutations("abc"))
+def test_match_is_another_than_the_longest_common_beginning(grown: list[list[str]], asked: list[str]) -> None:
+    with rig() as one:
+        for names in grown:
+            one.grow(names)
+        common = [next((at for at in range(3) if names[at] != asked[at]), 3) for names in grown]
+        assert one.tree.match(path(asked)) == (1 + max(common) if common else 0) == one.use(asked)
+
+
 def test_documents_behind_a_node_that_is_gone_come_first() -> None:
     with rig() as one:
         one.grow("cba")
