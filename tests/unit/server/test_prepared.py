@@ -11,6 +11,8 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
@@ -19,10 +21,11 @@ from blendrag.engine.prefixes import PrefixPath, read_path
 from blendrag.engine.recipe import CONVERSATION, is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import body_of
+from blendrag.server.completions import body_of, explained
+from blendrag.server.gate import Gate
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -145,6 +148,22 @@ def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
     blending = begin()
     asked(blending, blendrag={"conversation": "ada"})
     assert blending.library.forecaster is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(EngineError("the engine is dead"), 500), (ConfigError("no such thing"), 400)]
+)
+def test_dead_engine_is_a_fault_of_who_asks_for_an_explanation(
+    begin: Open, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    blending = begin()
+    monkeypatch.setattr(blending.library, "recipe", Mock(side_effect=error))
+    app = FastAPI()
+    app.add_api_route("/explain", explained(CHAT, COMPLETION), methods=["POST"])
+    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.state.blendrag, app.state.online_renderer = {"": blending}, Renderer(blending.library.tokenizer)
+    answer = TestClient(app).post("/explain", json={"prompt": TEXT})
+    assert (answer.status_code, answer.json()) == (status, {"detail": str(error)})
 
 
 def unplanned() -> dict[str, float]:
