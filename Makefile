@@ -18,7 +18,7 @@ help:
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
 	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
-	@echo "make large   a server under ten minutes of mixed load, 10,000 malformed requests, many clients' questions at once"
+	@echo "make large   what takes minutes: a server under ten minutes of load and 10,000 malformed requests, a million texts, kills"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
