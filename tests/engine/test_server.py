@@ -231,12 +231,15 @@ def test_routes_are_not_described(server: Server) -> None:
 def test_server_computes_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
     shared = {"kind": "object", "url": f"file://{tmp_path}/shared", "write": "through"}
     tiers = json.dumps([{"kind": "ram"}, {"kind": "disk"}, shared])
-    answers = []
-    for name, computed in (("one", len(TEXTS)), ("other", 0)):
+    told, answers = [], []
+    for name in ("one", "other"):
         running = Server(tmp_path / name, "--tiers", tiers).wait()
-        assert running.put(TEXTS)["chunks"] == computed
+        told.append(running.put(TEXTS))
         answers.append(running.ask())
         assert running.end() == []
+    one, other = told
+    assert one["chunks"] == other["chunks"] == len(TEXTS)
+    assert one["tokens"] > other["tokens"] == 0
     assert all(answer.json()["blendrag"]["reused"] > 0 for answer in answers)
     assert text_of(answers[0]) == text_of(answers[1])
 
