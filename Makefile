@@ -6,7 +6,7 @@ OLDEST := $(VENV)/oldest
 # $(VENV) is made without byte code: where none may be written, every process would compile torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test unit kernel engines models compat gpu lint clean
+.PHONY: help setup demo test unit kernel engines models compat gpu large lint clean
 
 help:
 	@echo "make setup   make or update $(VENV) from the lock files (minutes once, then seconds)"
@@ -18,6 +18,7 @@ help:
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
 	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"
+	@echo "make large   what takes minutes: a server under ten minutes of load and 10,000 malformed requests, a million texts, kills"
 	@echo "make lint    lint, type check and the order of packages only"
 	@echo "make clean   remove $(VENV) and every cache folder of the tools"
 
@@ -64,6 +65,9 @@ PARTED = $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 engines: setup
 	$(PARTED) -m "variant and not models"
 	$(BIN)/pytest -m parallel
+
+large: setup
+	$(BIN)/pytest --large -m large
 
 models: setup
 	UPDATE_MODELS=1 $(BIN)/pytest tests/unit/engine/test_structures.py

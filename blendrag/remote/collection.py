@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ from urllib.parse import quote_plus
 
 import xxhash
 
-from blendrag.errors import BlendragError, ConfigError, ServerError, StoreFullError
+from blendrag.errors import BlendragError, ConfigError, ServerBusyError, ServerError, StoreFullError
 from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
 from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts
@@ -25,6 +26,8 @@ _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)  # as the server takes it
 _ADDRESS = 4 << 10  # characters of ids in one address; servers and gateways take 8 KiB in all
 _AT_ONCE = 256 << 10  # characters of documents in one request
 _AT_EXIT_S = 3.0
+_WAITS = 60  # for one request: five minutes, of five seconds each as our servers say
+_LONGEST_WAIT_S = 60.0
 _ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 507: StoreFullError}
 
 
@@ -98,6 +101,18 @@ class RemoteCollection(KeptDocuments):
             self._server.call("DELETE", self._path, **which)
 
     def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
+        """Waits for a server that is busy with others' documents, and says for how long."""
+        for _ in range(_WAITS):
+            try:
+                return self._put_once(body, bar)
+            except ServerBusyError as error:
+                if error.retry_after_s is None:
+                    raise
+                bar.note("waiting for the server")
+                time.sleep(min(error.retry_after_s, _LONGEST_WAIT_S))
+        return self._put_once(body, bar)
+
+    def _put_once(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
         line: dict[str, Any] = {}
         with self._server.answer("PUT", self._path, body) as response:
             done = total = 0

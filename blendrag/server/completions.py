@@ -11,8 +11,9 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
-from blendrag.errors import BlendragError
+from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
+from blendrag.server.knowledge import status_of
 
 HEADER = "x-blendrag"
 _DATA = "data: "
@@ -53,7 +54,7 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         try:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
-        except BlendragError as error:
+        except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         return await _with_evidence(await stock(request, raw_request), blending, prepared, fields.evidence)
 
@@ -71,7 +72,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
         try:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
-            raise HTTPException(400, str(error)) from None
+            raise HTTPException(status_of(error), str(error)) from None
         return JSONResponse(found)
 
     def kind(body: Any) -> str:

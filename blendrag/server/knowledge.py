@@ -175,10 +175,11 @@ async def _answered(work: Awaitable[T]) -> T:
     try:
         return await work
     except BlendragError as error:
-        raise HTTPException(_status(error), str(error)) from None
+        raise HTTPException(status_of(error), str(error)) from None
 
 
-def _status(error: BlendragError) -> int:
+def status_of(error: BlendragError) -> int:
+    """Of an answer that fails by it."""
     if isinstance(error, StoreFullError):
         return 507
     return 400 if isinstance(error, ConfigError) else 500
@@ -213,7 +214,7 @@ async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -
             report = work(_Lines(put))
             put({"report": asdict(report)})
         except BlendragError as error:
-            put({"error": str(error), "status": _status(error)})
+            put({"error": str(error), "status": status_of(error)})
         except Exception as error:
             put({"error": f"{type(error).__name__}: {error}", "status": 500})
 

@@ -396,12 +396,10 @@ def test_client_gets_another_answer_than_others(clients: dict[str, Client]) -> N
         assert len(set(texts.values())) == 1, texts
 
 
-def test_clients_at_once_fail_or_reuse_less(
-    clients: dict[str, Client], chat: RemoteChat, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.large)])
+def test_clients_at_once_fail_or_reuse_less(clients: dict[str, Client], chat: RemoteChat, count: int) -> None:
     rows = chat.explain(chat.request(messages()))
     stored = sum(row["tokens"] for row in rows if row["kind"] == "cached")
-    count = 20 if request.config.getoption("--large") else 4
 
     def ask(name: str, number: int) -> dict[str, Any]:
         return clients[name](f"What is city {number} of {name} called? ({number})")[1]

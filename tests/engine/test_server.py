@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from blendrag.forecast.classifier import save_weights
@@ -91,6 +92,9 @@ def test_completions_of_a_text_are_prefilled_plainly(server: Server) -> None:
     answer = server.client.post(COMPLETIONS, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["blendrag"]["reused"] > 0
+    echoed = server.client.post(COMPLETIONS, json=body | {"echo": True}).json()
+    assert echoed["choices"][0]["text"].startswith(body["prompt"])
+    assert "echo" in echoed["blendrag"]["plain"]
 
 
 @pytest.mark.parametrize(
@@ -223,13 +227,37 @@ def test_routes_are_not_described(server: Server) -> None:
     assert "BlendFields" in described["components"]["schemas"]
 
 
-def test_server_that_ends_leaves_processes_or_forgets_what_it_was_told(server: Server) -> None:
+@pytest.mark.variant
+def test_server_computes_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
+    shared = {"kind": "object", "url": f"file://{tmp_path}/shared", "write": "through"}
+    tiers = json.dumps([{"kind": "ram"}, {"kind": "disk"}, shared])
+    told, answers = [], []
+    for name in ("one", "other"):
+        running = Server(tmp_path / name, "--tiers", tiers).wait()
+        told.append(running.put(TEXTS))
+        answers.append(running.ask())
+        assert running.end() == []
+    one, other = told
+    assert one["chunks"] == other["chunks"] == len(TEXTS)
+    assert one["tokens"] > other["tokens"] == 0
+    assert all(answer.json()["blendrag"]["reused"] > 0 for answer in answers)
+    assert text_of(answers[0]) == text_of(answers[1])
+
+
+def test_server_that_ends_cuts_an_answer_or_leaves_processes_or_forgets_what_it_was_told(
+    server: Server,
+) -> None:
     """The last test: it ends the server in the middle of an answer, and begins another one on its folder,
     which is killed."""
-    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 1000, "stream": True}
-    with server.client.stream("POST", COMPLETIONS, json=body) as answer:
-        next(answer.iter_lines())
-        assert server.end() == []
+    body = {"model": DEFAULT_MODEL, "prompt": "Once upon a time", "max_tokens": 64, "stream": True}
+    family = server.family()
+    with server.client.stream("POST", COMPLETIONS, json=body | {"ignore_eos": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(lines), "it was cut"
+    server.process.wait(60)
+    assert psutil.wait_procs(family, timeout=10)[1] == []
     again = Server(server.folder).wait()
     assert again.client.get(KB).json()["ids"] == sorted(TEXTS)
     assert again.ask().json()["blendrag"]["reused"] > 0

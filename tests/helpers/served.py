@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -20,12 +21,18 @@ from blendrag.models import DEFAULT_MODEL
 from places import ROOT
 
 START_S = 300
+_PR_SET_PDEATHSIG = 1
 FILLER = "It has many streets, and a river runs through it from north to south. " * 10
 TEXTS = {
     f"city-{n}": f"The city of Alpha{n} was founded in {1800 + n} by Beta{n}. {FILLER}".strip()
     for n in range(4)
 }
 CHAT, COMPLETIONS, KB = "/v1/chat/completions", "/v1/completions", "/v1/kb/collections/cities"
+
+
+def end_with_parent() -> None:
+    """In the new process, for Linux to kill it when pytest is: its children end with it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:
@@ -40,10 +47,11 @@ class Server:
         command = "from blendrag.cli.app import main; main()"
         words = ["serve", "--index", str(folder), "--dtype", "float32", "--max-model-len", "2048"]
         words += ["--kv-cache-gib", "1", "--host", "127.0.0.1", "--port", str(self.port), *more]
-        self.process = subprocess.Popen(
+        self.process = subprocess.Popen(  # from the main thread: the end of another is taken for pytest's
             [sys.executable, "-c", command, *words],
             stdout=self.log.open("a"),
             stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent,
             env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         )
         self.client = self.connect()

@@ -69,6 +69,22 @@ def test_sync_forgets_nothing(server: Script) -> None:
     assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["b", "c"]
 
 
+def test_server_that_is_busy_for_a_moment_ends_an_ingest(
+    server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_WAITS", 2)
+    busy, done = error(503, "other documents", retry_after="0"), lines({"report": {"added": 1}})
+    kept = RemoteChat(server.url).collection("x")
+    server.replies = [busy, busy, done]
+    assert kept.add({"a": ["A"]}).added == 1
+    assert [body for *_, body in server.asked] == [{"documents": {"a": ["A"]}, "sources": {}}] * 3
+    for replies in ([busy] * 3, [error(503, "gone for good")]):
+        server.replies = list(replies)
+        with pytest.raises(errors.ServerBusyError):
+            kept.add({"a": ["A"]})
+        assert server.replies == []
+
+
 def test_request_grows_with_the_store(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_AT_ONCE", 8)
     server.replies = [lines({"report": {"added": 1}}) for _ in range(3)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,8 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
@@ -19,10 +23,11 @@ from blendrag.engine.prefixes import PrefixPath, read_path
 from blendrag.engine.recipe import CONVERSATION, is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.readers import read_mooncake
 from blendrag.server.blending import Blended, Blending
-from blendrag.server.completions import body_of
+from blendrag.server.completions import body_of, explained
+from blendrag.server.gate import Gate
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -147,6 +152,22 @@ def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
     assert blending.library.forecaster is None
 
 
+@pytest.mark.parametrize(
+    ("error", "status"), [(EngineError("the engine is dead"), 500), (ConfigError("no such thing"), 400)]
+)
+def test_dead_engine_is_a_fault_of_who_asks_for_an_explanation(
+    begin: Open, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    blending = begin()
+    monkeypatch.setattr(blending.library, "recipe", Mock(side_effect=error))
+    app = FastAPI()
+    app.add_api_route("/explain", explained(CHAT, COMPLETION), methods=["POST"])
+    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.state.blendrag, app.state.online_renderer = {"": blending}, Renderer(blending.library.tokenizer)
+    answer = TestClient(app).post("/explain", json={"prompt": TEXT})
+    assert (answer.status_code, answer.json()) == (status, {"detail": str(error)})
+
+
 def unplanned() -> dict[str, float]:
     """What was counted, by reason."""
     (family,) = (one for one in REGISTRY.collect() if one.name == "blendrag_unplanned")
@@ -198,6 +219,54 @@ def test_prompt_that_cannot_be_planned_is_changed_or_not_counted(
     assert (request.kv_transfer_params, request.cache_salt) == (None, "acme:")
     assert kind is CHAT or isinstance(request.prompt, str)
     assert counted() == {reason: 1}
+
+
+def page(number: int) -> str:
+    """Of some 500 tokens."""
+    return f"Handbook of the company, page {number:06d}. " + "Receipts are handed in within ten days. " * 58
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """Of functions, Python's and C's, in this thread."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.slow
+def test_planning_takes_longer_the_more_texts_are_known(begin: Open) -> None:
+    """What it prints is in docs/results.md: of a request, all that is done but the answer."""
+    blending, known, count = begin(), 20, 10_000
+    library, question = blending.library, "How long?"
+    pages = "\n\n".join(page(number) for number in range(6))
+    prompt = f"{pages}\n\n{question}"
+
+    def plan() -> None:
+        library.recipe(library.plan(prompt), blending.settings.blending)
+
+    library.register({str(number): [page(number)] for number in range(known)})
+    plan()
+    few = calls(plan)
+    library.register({str(number): [page(number)] for number in range(known, count)})
+    plan()
+    assert calls(plan) < 1.1 * few
+    times = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        _, about = prepared(blending, COMPLETION, prompt=prompt, blendrag={})
+        times.append(1e3 * (time.perf_counter() - begun))
+    assert about.plan is not None and about.unplanned is None
+    tokens, middle = len(about.plan.token_ids), sorted(times)[len(times) // 2]
+    print(f"{count} texts, {tokens} tokens: {middle:.1f} ms, {min(times):.1f} at best")
 
 
 PATH = PrefixPath("tree", (("root", 4), ("document", 60)), held=1, kept=2)
