@@ -14,7 +14,7 @@ from rich.text import Text
 from blendrag.cli import options
 from blendrag.cli.console import group, interruptible, out, print_json, say
 from blendrag.cli.measured import measured
-from blendrag.lab.report import table_with
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
     from blendrag.forecast.classifier import Metrics
