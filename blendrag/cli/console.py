@@ -12,11 +12,12 @@ from typing import Any, TextIO
 
 import typer
 from rich.console import Console
+from rich.rule import Rule
 from typer.core import TyperGroup
 
 from blendrag.errors import BlendragError
 
-_WIDE = 1000  # columns
+_WIDE, _PAGE = 1000, 80  # columns
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -34,6 +35,11 @@ def _console(file: TextIO) -> Console:
     """Where nobody looks and nobody said how wide it is, no column of a table is cut off."""
     narrow = file.isatty() or "COLUMNS" in os.environ
     return Console(file=file, highlight=False, width=None if narrow else _WIDE)
+
+
+def heading(title: str, console: Console) -> None:
+    """A rule of at most a page's width, where lines may be longer."""
+    console.print(Rule(title, align="left"), width=min(console.width, _PAGE))
 
 
 def say(message: str) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from blendrag.cli import options
 from blendrag.cli.answering import print_sources, print_stream
-from blendrag.cli.console import err, interruptible, out, say
+from blendrag.cli.console import err, heading, interruptible, out, print_json, say
 from blendrag.cli.opening import open_index, start_engine
 from blendrag.machine import emulates_16_bit
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from blendrag.chat.answer import Answer
     from blendrag.index.index import BlendIndex
     from blendrag.settings import Settings
@@ -48,6 +53,9 @@ class Comparison:
     def speedup(self) -> float:
         return self.full_s / self.blended_s
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"speedup": self.speedup}
+
 
 def _name(settings: Settings) -> str:
     """Of the demo's folder: an index is opened only with what it was made with."""
@@ -67,6 +75,7 @@ def demo(
         Path | None, typer.Option("--folder", help="Folder of the demo's index, kept for the next time.")
     ] = None,
     model: options.Model = None,
+    json: options.Json = False,
 ) -> None:
     """Ingest real documents found on this machine, ask five questions, and show what was saved."""
     from blendrag.cli.demo_documents import demo_documents
@@ -76,9 +85,9 @@ def demo(
     if settings.dtype == "auto" and emulates_16_bit():
         settings = settings.model_copy(update={"dtype": "float32"})
     folder = folder or settings.cache_dir / "demo" / _name(settings)
-    console = out()
+    console = err() if json else out()
     documents = demo_documents()
-    console.rule("1. Ingest", align="left")
+    heading("1. Ingest", console)
     console.print(
         f"{len(documents)} real documents from this machine: the project's own documentation, and the"
         " descriptions and licences that installed packages brought along. Each is split into chunks, and"
@@ -101,16 +110,25 @@ def demo(
             f" {chunks['bytes'] / 2**20:,.0f} MiB of KV in {folder}"
         )
         start_engine(index)
-        _show_answers(index)
+        if not json:
+            _show_answers(index)
+        compared: list[Comparison] = []
         if index.start().blends:
-            _show_comparison(index)
+            compared = _compare(index, console)
+            console.print(_table(compared))
+            console.print(
+                "tokens: what the model computed of the prompt; TTFT: time to the first token.\n"
+                f"Median speed-up: {median(row.speedup for row in compared):.1f}x"
+            )
         else:
             say(f"no comparison: this model is not blended ({index.start().facts.reason})")
+        if json:
+            print_json({"ingest": report.to_dict(), "questions": [row.to_dict() for row in compared]})
 
 
 def _show_answers(index: BlendIndex) -> None:
     console = out()
-    console.rule("2. Ask", align="left")
+    heading("2. Ask", console)
     console.print(
         "Five questions, each answered from the chunks most like it. The model has not read those chunks in"
         " this order before, nor next to each other: their stored KV is put together, the tokens where that"
@@ -123,20 +141,37 @@ def _show_answers(index: BlendIndex) -> None:
         print_sources(print_stream(index.stream(question)))
 
 
-def _show_comparison(index: BlendIndex) -> None:
-    console = out()
-    console.rule("3. What was saved", align="left")
+def _compare(index: BlendIndex, console: Console) -> list[Comparison]:
+    """The first question once more, before all others, to warm up."""
+    from blendrag.lab.experiment import in_turn
+    from blendrag.progress import progress_bar
+
+    heading("3. What was saved", console)
     console.print(
-        f"The same five prompts again, prefilled in full and blended in turn, {_ROUNDS} times each, up to the"
+        f"The same prompts again, prefilled in full and blended in turn, {_ROUNDS} times each, up to the"
         " first token of the answer. The engine's prefix cache is emptied before each run, so that neither"
         " way profits from the one before."
     )
-    with err().status("measuring"):
-        rows = _compare(index)
-    table = Table()
-    table.add_column("question")
-    for column in ("tokens\nfull", "tokens\nblended", "TTFT\nfull", "TTFT\nblended", "speed-up"):
-        table.add_column(column, justify="right", no_wrap=True)
+    engine, arms = index.start(), {"full": False, "blended": True}
+    answers: dict[tuple[str, str], list[Answer]] = defaultdict(list)
+    with progress_bar() as progress:
+        for turn in in_turn(arms, [QUESTIONS[0], *_ROUNDS * QUESTIONS], progress):
+            engine.reset_prefix_cache()
+            answer = index.ask(turn.trial, max_tokens=1, blend=turn.arm)
+            if not turn.warms_up:
+                answers[turn.trial, turn.key].append(answer)
+    rows = []
+    for question in QUESTIONS:
+        full, blended = (answers[question, arm] for arm in arms)
+        full_s, blended_s = (median(answer.ttft_s for answer in own) for own in (full, blended))
+        tokens = full[-1].evidence.computed, blended[-1].evidence.computed
+        rows.append(Comparison(question, full_s, blended_s, *tokens))
+    return rows
+
+
+def _table(rows: Sequence[Comparison]) -> Table:
+    columns = ("tokens\nfull", "tokens\nblended", "TTFT\nfull", "TTFT\nblended", "speed-up")
+    table = table_with("question", *columns)
     for row in rows:
         table.add_row(
             Text(row.question),
@@ -146,31 +181,4 @@ def _show_comparison(index: BlendIndex) -> None:
             f"{row.blended_s:.2f} s",
             f"{row.speedup:.1f}x",
         )
-    console.print(table)
-    console.print(
-        "tokens: what the model computed of the prompt; TTFT: time to the first token.\n"
-        f"Median speed-up: {median(row.speedup for row in rows):.1f}x"
-    )
-
-
-def _compare(index: BlendIndex) -> list[Comparison]:
-    engine = index.start()
-    rows = []
-    for number, question in enumerate(QUESTIONS):
-        answers: dict[bool, list[Answer]] = {False: [], True: []}
-        for attempt in range(-1 if number == 0 else 0, _ROUNDS):
-            for blend in answers:
-                engine.reset_prefix_cache()
-                answer = index.ask(question, max_tokens=1, blend=blend)
-                if attempt >= 0:  # the very first one is a warm-up
-                    answers[blend].append(answer)
-        rows.append(
-            Comparison(
-                question,
-                median(answer.ttft_s for answer in answers[False]),
-                median(answer.ttft_s for answer in answers[True]),
-                answers[False][-1].evidence.computed,
-                answers[True][-1].evidence.computed,
-            )
-        )
-    return rows
+    return table

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from blendrag.cli import options
-from blendrag.cli.console import group, interruptible, out, print_json, say
+from blendrag.cli.console import err, group, interruptible, out, print_json, say
 from blendrag.cli.measured import measured
-from blendrag.lab.report import table_with
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
     from blendrag.forecast.classifier import Metrics
@@ -58,26 +59,30 @@ def train(
     held_out: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Share of the conversations that is only measured on.")
     ] = 0.2,
-    out: Annotated[
+    folder: Annotated[
         Path | None,
-        typer.Option(help="Where it is put; by default, where it is looked for.", metavar="FOLDER"),
+        typer.Option("--out", help="Where it is put; by default, where it is looked for.", metavar="FOLDER"),
     ] = None,
     seed: options.Seed = 0,
+    json: options.Json = False,
 ) -> None:
     """Learn from conversations which of them go on, or from traffic; --data goes on where it was stopped."""
     from blendrag.forecast.folder import default_folder
     from blendrag.lab.eviction.learn_predictor import one_at_a_time
 
-    folder = out or default_folder()
+    folder = folder or default_folder()
     if [data is not None, from_log, trace is not None].count(True) != 1:
         raise typer.BadParameter("give one of --data FILE, --trace FILE and --from-log")
+    console = err() if json else out()
     if trace:
         with one_at_a_time(folder), interruptible(_AS_IT_WAS):
-            _hazard_from(trace, folder)
+            learned = {"lpc_plus": _hazard_from(trace, folder)}
     elif data:
-        _from_conversations(data, folder, embedder, held_out, seed)
+        learned = {"lpc": _from_conversations(data, folder, embedder, held_out, seed, console)}
     else:
-        _from_log(folder, embedder, seed)
+        learned = _from_log(folder, embedder, seed, console)
+    if json:
+        print_json(learned)
 
 
 @app.command("eval")
@@ -119,7 +124,9 @@ def status(json: options.Json = False) -> None:
         _print_quality(found.manifest.metrics, out())
 
 
-def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out: float, seed: int) -> None:
+def _from_conversations(
+    data: Path, folder: Path, embedder: str | None, held_out: float, seed: int, console: Console
+) -> dict[str, Any]:
     from blendrag.forecast.classifier import save_weights
     from blendrag.lab.eviction.learn_predictor import one_at_a_time, train_on_file
     from blendrag.progress import progress_bar
@@ -130,30 +137,35 @@ def _from_conversations(data: Path, folder: Path, embedder: str | None, held_out
             bar.note("reading conversations")
             trained = train_on_file(data, features, held_out=held_out, seed=seed, progress=bar)
         save_weights(folder, trained.classifier, trained.manifest)
-    _print_trained(trained)
+    _print_trained(trained, console)
     say(f"written to {folder}")
+    return trained.to_dict()
 
 
-def _from_log(folder: Path, embedder: str | None, seed: int) -> None:
+def _from_log(folder: Path, embedder: str | None, seed: int, console: Console) -> dict[str, dict[str, Any]]:
     """Both models, each from its log. Raises PredictorError where neither has learned anything."""
     from blendrag.errors import PredictorError, SourceError
     from blendrag.lab.eviction.learn_predictor import one_at_a_time
 
-    predictor = partial(_predictor_from_log, folder, embedder, seed)
-    problems = []
+    ways = {
+        "lpc": partial(_predictor_from_log, folder, embedder, seed, console),
+        "lpc_plus": partial(_hazard_from_log, folder),
+    }
+    learned, problems = {}, []
     with one_at_a_time(folder), interruptible(_AS_IT_WAS):
-        for learn in (predictor, partial(_hazard_from_log, folder)):
+        for name, learn in ways.items():
             try:
-                learn()
+                learned[name] = learn()
             except (PredictorError, SourceError) as error:
                 problems.append(str(error))
-    if len(problems) == 2:
+    if not learned:
         raise PredictorError("; ".join(problems))
     for problem in problems:
         say(problem)
+    return learned
 
 
-def _predictor_from_log(folder: Path, embedder: str | None, seed: int) -> None:
+def _predictor_from_log(folder: Path, embedder: str | None, seed: int, console: Console) -> dict[str, Any]:
     from contextlib import closing
 
     from blendrag.forecast.outcome_log import OutcomeLog
@@ -163,18 +175,19 @@ def _predictor_from_log(folder: Path, embedder: str | None, seed: int) -> None:
     predictor = Predictor.or_untrained(folder, _features(embedder))
     with closing(OutcomeLog(folder, predictor.features.embedder.name)) as log:
         compared = relearn(log, predictor, folder, seed)
-    _print_trained(compared.trained)
+    _print_trained(compared.trained, console)
     losses = f"{compared.new_loss:.4f} nats on the latest part of the log, before {compared.old_loss:.4f}"
     _say_what_became("lpc", compared.live, folder, losses)
+    return compared.to_dict()
 
 
-def _hazard_from_log(folder: Path) -> None:
+def _hazard_from_log(folder: Path) -> dict[str, Any]:
     from blendrag.lab.eviction.learn_hazard import largest_log
 
-    _hazard_from(largest_log(folder), folder)
+    return _hazard_from(largest_log(folder), folder)
 
 
-def _hazard_from(trace: Path, folder: Path) -> None:
+def _hazard_from(trace: Path, folder: Path) -> dict[str, Any]:
     from blendrag.lab.eviction.learn_hazard import learn_from_trace
     from blendrag.progress import progress_bar
 
@@ -183,6 +196,7 @@ def _hazard_from(trace: Path, folder: Path) -> None:
     _say_what_was_found(compared, folder)
     if compared.live and compared.prefix:
         say("a model of prefixes: stores, whose chunks are found one by one, do not go by it")
+    return asdict(compared)
 
 
 def _say_what_was_found(compared: HazardComparison, folder: Path) -> None:
@@ -215,9 +229,8 @@ def _features(embedder: str | None) -> Features:
     return Features(open_embedder(name), DiskCache(default_folder(), name))
 
 
-def _print_trained(trained: Trained) -> None:
+def _print_trained(trained: Trained, console: Console) -> None:
     manifest = trained.manifest
-    console = out()
     console.print(
         Text(
             f"{manifest.examples:,} prompts of {manifest.conversations:,} conversations, {manifest.embedder},"

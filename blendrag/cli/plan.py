@@ -13,8 +13,8 @@ from rich.text import Text
 from blendrag.cli import options
 from blendrag.cli.console import err, interruptible, out, print_json, say
 from blendrag.errors import ConfigError
-from blendrag.lab.report import table_with
 from blendrag.machine import cpu, installed_vllm
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
     from blendrag.control.plan import Plan, TierPlan

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from blendrag.cli import options
 from blendrag.cli.console import err, interruptible, out, print_json, say
-from blendrag.lab.report import table_with
+from blendrag.tables import table_with
 
 if TYPE_CHECKING:
     from blendrag.control.estimate import Estimator

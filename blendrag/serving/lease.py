@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from pathlib import Path
@@ -15,6 +14,7 @@ if TYPE_CHECKING:  # imported on use: making a lease must be quick
     from blendrag.serving.library import Library
 
 _Key = tuple[Any, ...]
+_dirs: dict[_Key, Path] = {}  # the default ones, by the settings that they depend on
 
 
 class Lease:
@@ -112,17 +112,13 @@ def _root(settings: Settings, kv_dir: Path | None) -> Path:
 def default_kv_dir(settings: Settings) -> Path:
     """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
     they are used."""
-    names = ("model", "revision", "lora", "dtype", "cache_dir")
-    model = tuple((name, getattr(settings, name)) for name in names)
-    return _kv_dir((*model, *_of_kv(settings)))
-
-
-@functools.cache
-def _kv_dir(own: tuple[tuple[str, Any], ...]) -> Path:
     from blendrag.models import resolve_model
     from blendrag.serving.identity import kv_identity, prefix_ids
 
-    settings = Settings.load(**dict(own))
-    path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
-    identity = kv_identity(settings, path, prefix_ids(settings, path))
-    return settings.cache_dir / "kv" / identity.digest()
+    names = ("model", "revision", "lora", "dtype", "cache_dir")
+    own = (*((name, getattr(settings, name)) for name in names), *_of_kv(settings))
+    if own not in _dirs:
+        path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
+        identity = kv_identity(settings, path, prefix_ids(settings, path))
+        _dirs[own] = settings.cache_dir / "kv" / identity.digest()
+    return _dirs[own]

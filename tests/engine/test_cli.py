@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
+from blendrag.index.loaders import Document
 
 pytestmark = pytest.mark.engine
 
@@ -93,3 +94,17 @@ def test_doctor_passes_on_the_packaged_model(blendrag: Callable[..., Result], en
     report = json.loads(result.stdout)
     assert result.exit_code == 0 and report["passed"], report
     assert blendrag("doctor").exit_code == 0
+
+
+def test_demo_cannot_be_read_by_scripts(
+    blendrag: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    documents = [Document(text, name) for name, text in TEXTS.items()]
+    monkeypatch.setattr("blendrag.cli.demo_documents.demo_documents", lambda: documents)
+    monkeypatch.setattr("blendrag.cli.demo.QUESTIONS", ("What is Bo's barge called?", "What has Ada's kite?"))
+    result = blendrag("demo", "--folder", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["ingest"]["added"] == 2 and "speed-up" in result.stderr
+    for row in found["questions"]:
+        assert row["blended_tokens"] < row["full_tokens"] and row["speedup"] > 0

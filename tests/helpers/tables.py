@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleRenderable, RenderHook
 from rich.table import Table
 from rich.text import Text
 
-from blendrag.lab.report import markdown
+from blendrag.tables import markdown
 
 
 class Tables:

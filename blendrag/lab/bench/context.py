@@ -15,7 +15,7 @@ from blendrag.engine.client.engine import Engine
 from blendrag.errors import ConfigError
 from blendrag.lab import canvas
 from blendrag.lab.prompts import PromptMaker
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -24,6 +24,7 @@ from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings, SharedPrefix
 from blendrag.store.contexts import Ids
+from blendrag.tables import table_with
 
 # By name: the prefix, and whose text stands between it and the chunk: that of the text this many further.
 WAYS: dict[str, tuple[SharedPrefix, int | None]] = {

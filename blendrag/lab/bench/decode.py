@@ -18,7 +18,7 @@ from blendrag.lab.arms import check_blended, recipe_of, reset
 from blendrag.lab.bench.timed import Timed, ask_timed, exactly
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, Prompt, PromptMaker, check_prompts
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -27,6 +27,7 @@ from blendrag.lab.texts import text_pieces
 from blendrag.progress import Progress
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 
 ARMS = ("whole", "evicted", "floor")
 _GAUGE = "vllm:kv_cache_usage_perc"

@@ -13,7 +13,7 @@ from blendrag.lab.arms import BlendedPrefill, recipe_of
 from blendrag.lab.bench.floors import CHECK_LAYER, LAYER, Floors, analyse
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import PromptMaker, check_prompts
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import scratch_store
 from blendrag.lab.setup import Setup
@@ -22,6 +22,7 @@ from blendrag.lab.texts import text_pieces
 from blendrag.lab.worker.operations import PieceTimes
 from blendrag.progress import Progress
 from blendrag.settings import Settings
+from blendrag.tables import table_with
 
 _BLENDS = 7
 _NAMES = {

@@ -14,7 +14,8 @@ from blendrag.lab.bench.load import PROMPTS, LoadResults
 from blendrag.lab.bench.open_loop import LoadArm
 from blendrag.lab.bench.tree import TreeResults
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
+from blendrag.tables import table_with
 
 _ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
 _COLOURS = {

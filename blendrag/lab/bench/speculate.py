@@ -20,7 +20,7 @@ from blendrag.lab.arms import reset
 from blendrag.lab.bootstrap import Interval, difference
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import QUESTIONS, PromptMaker
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import temporary_folder
 from blendrag.lab.setup import Setup
@@ -31,6 +31,7 @@ from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
+from blendrag.tables import table_with
 
 ACCEPTED = (0.0, 0.5, 1.0)
 _WAITS = (0.5, 1.0, 2.0)  # in TTFTs

@@ -14,8 +14,9 @@ from blendrag.lab import canvas
 from blendrag.lab.arms import PARTS
 from blendrag.lab.bench.ttft import ARMS, TtftResults
 from blendrag.lab.canvas import ARM_COLOURS, ARM_LABELS, INK
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
 from blendrag.lab.statistics import Summary
+from blendrag.tables import table_with
 
 _PART_COLOURS = {"load": "#e9a23b", "select": "#8e6cc0", "recompute": "#2f81c7", "engine": "#9ecae1"}
 _PLAIN = "#a8b0b8"

@@ -13,7 +13,7 @@ from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval, difference, mean
 from blendrag.lab.evaluate.arms import ArmSpec, Budget
 from blendrag.lab.evaluate.samples import AnswerSample
-from blendrag.lab.report import table_with
+from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
 _COLOURS = {"uniform": "#6e7781", "ada": "#2f81c7"}  # of the layers: the paper's pair

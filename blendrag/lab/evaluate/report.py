@@ -8,7 +8,8 @@ from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL
 from blendrag.lab.evaluate.decoding import DECODING_LEGEND, decoding_table
 from blendrag.lab.evaluate.run import Evaluation
-from blendrag.lab.report import table_with, where
+from blendrag.lab.report import where
+from blendrag.tables import table_with
 
 
 def print_evaluation(results: Evaluation, console: Console) -> None:

@@ -66,6 +66,9 @@ class Trained:
     classifier: Classifier
     manifest: Manifest
 
+    def to_dict(self) -> dict[str, Any]:
+        return self.manifest.model_dump(exclude={"weights"})
+
 
 def train_on_file(
     path: Path,
@@ -187,6 +190,10 @@ class PredictorComparison:
     new_loss: float
     old_loss: float
     trained: Trained
+
+    def to_dict(self) -> dict[str, Any]:
+        losses = {"new_loss": self.new_loss, "old_loss": self.old_loss}
+        return self.trained.to_dict() | {"live": self.live} | losses
 
 
 def relearn(log: OutcomeLog, predictor: Predictor, folder: Path, seed: int = 0) -> PredictorComparison:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from blendrag.lab.eviction.compare import BOUNDS, EvictionResults
-from blendrag.lab.report import table_with
+from blendrag.tables import table_with
 
 Values = Mapping[str, Sequence[float | None]]
 

@@ -1,4 +1,4 @@
-"""How an interrupt and an error end a command."""
+"""How an interrupt and an error end a command, and what is printed where nobody looks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from blendrag.cli.console import INTERRUPTED, Commands, interruptible
+from blendrag.cli.console import INTERRUPTED, Commands, heading, interruptible, out, print_json
 from blendrag.errors import BlendragError, EngineError
+from blendrag.tables import table_with
 
 
 def _ending_with(error: BaseException) -> typer.Typer:
@@ -53,3 +54,28 @@ def test_engine_that_fails_because_of_the_interrupt_is_not_reported_as_an_error(
 def test_engine_error_of_its_own_passes() -> None:
     with pytest.raises(EngineError), interruptible("go on later"):
         raise EngineError("died")
+
+
+def test_json_holds_what_other_readers_refuse() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        print_json({"kl": float("nan")})
+
+
+def test_table_is_cut_to_80_columns_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = table_with("arm", *(f"a long name of column {number}" for number in range(12)))
+    table.add_row("gradual_kv@0.15", *("1,234" for _ in range(12)))
+    out().print(table)
+    text = capsys.readouterr().out
+    assert "a long name of column 11" in text and "gradual_kv@0.15" in text and "…" not in text
+
+
+def test_heading_is_a_thousand_columns_long_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    heading("1. Ingest", out())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("1. Ingest ") and len(line) == 80

@@ -36,9 +36,11 @@ def cache(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_train_then_eval_then_status(blendrag: Blendrag, cache: Path, workdir: Path) -> None:
-    made = blendrag("evictor", "train", "--data", "dialogs.jsonl", "--seed", "1")
+    made = blendrag("evictor", "train", "--data", "dialogs.jsonl", "--seed", "1", "--json")
     assert made.exit_code == 0, made.stderr
-    assert "calibration error" in made.stdout and "evictor" in made.stderr
+    assert "calibration error" in made.stderr and "evictor" in made.stderr
+    learned = json.loads(made.stdout)["lpc"]
+    assert learned["embedder"] == DEFAULT_EMBEDDER and 0.0 <= learned["metrics"]["lpc"]["auc"] <= 1.0
     judged = blendrag("evictor", "eval", "--data", "others.jsonl", "--json")
     assert judged.exit_code == 0, judged.stderr
     results = json.loads(judged.stdout)
@@ -88,9 +90,12 @@ def test_log_is_learned_from_once_and_not_for_the_worse(blendrag: Blendrag, cach
         log.record([f"c{number}"] * 2, [number * 10.0, number * 10.0 + 1], rows)
     log.record(["last"], [100_000.0], rows[:1])
     log.close()
-    first = blendrag("evictor", "train", "--from-log")
+    first = blendrag("evictor", "train", "--from-log", "--json")
     assert first.exit_code == 0 and "written to" in first.stderr, first.stderr
+    learned = json.loads(first.stdout)
+    assert learned.keys() == {"lpc"} and learned["lpc"]["new_loss"] < learned["lpc"]["old_loss"]
     again = blendrag("evictor", "train", "--from-log")
+    assert "calibration error" in again.stdout
     assert again.exit_code == 0 and "not better, nothing changed" in again.stderr, again.stderr
 
 
@@ -145,8 +150,10 @@ def test_trace_is_learned_from_for_the_worse_or_in_part(
     assert first.exit_code == 0 and not first.stdout, first.stderr
     assert "lpc+: written to" in first.stderr and "of 500 prompts, LRU" in first.stderr, first.stderr
     kept = (cache / "evictor" / "hazard.safetensors").read_bytes()
-    again = blendrag("evictor", "train", "--trace", "a.jsonl")
+    again = blendrag("evictor", "train", "--trace", "a.jsonl", "--json")
     assert again.exit_code == 0 and "not better, nothing changed" in again.stderr, again.stderr
+    learned = json.loads(again.stdout)["lpc_plus"]
+    assert not learned["live"] and learned["new"] == learned["old"] and learned["prompts"] == 500
     assert (cache / "evictor" / "hazard.safetensors").read_bytes() == kept
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from blendrag.cli.console import out, print_json
 from blendrag.errors import ConfigError
 from blendrag.lab.canvas import check_plot_path
-from blendrag.lab.report import Page, table_with
+from blendrag.lab.report import pasted
+from blendrag.tables import Page, table_with
 from paper_machine import MACHINE
-
-
-def test_json_holds_what_other_readers_refuse() -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        print_json({"kl": float("nan")})
 
 
 @pytest.mark.parametrize("name", ["out.gif", "out", "absent/out.png"])
@@ -26,31 +24,22 @@ def test_picture_that_cannot_be_written_is_measured_first(tmp_path: Path, name: 
         check_plot_path(tmp_path / name)
 
 
-def test_table_is_cut_to_80_columns_where_nobody_looks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    table = table_with("arm", *(f"a long name of column {number}" for number in range(12)))
-    table.add_row("gradual_kv@0.15", *("1,234" for _ in range(12)))
-    out().print(table)
-    text = capsys.readouterr().out
-    assert "a long name of column 11" in text and "gradual_kv@0.15" in text and "…" not in text
-
-
 PAGE = "# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->\nend\n"
 
 
 def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(PAGE)
-    page, console = Page(path, "t"), Console(file=io.StringIO())
-    page.watch(console)
-    for number in range(3):
-        table = table_with("arm", "TTFT ms")
-        table.add_row(f"arm {number}", "1,234")
-        console.print(table)
-    console.print("a note", markup=False)
-    page.paste(MACHINE)
+
+    def show(results: Any, console: Console) -> None:
+        for number in range(3):
+            table = table_with("arm", "TTFT ms")
+            table.add_row(f"arm {number}", "1,234")
+            console.print(table)
+        console.print("a note", markup=False)
+
+    measured_on = SimpleNamespace(to_dict=lambda: {"machine": asdict(MACHINE)})
+    pasted(show, "t", path)(measured_on, Console(file=io.StringIO()))
     measured = "Commit 0123456, paper on paper, 2 threads."
     assert path.read_text() == "# A\n" + "\nbetween\n".join(
         f"<!-- t-table{end} -->\n| arm | TTFT ms |\n| --- | ---: |\n| arm {n} | 1,234 |\n\n{measured}\n"
@@ -68,7 +57,7 @@ def test_page_that_wants_the_second_table_alone_has_no_place(tmp_path: Path) -> 
         table = table_with("arm")
         table.add_row(arm)
         console.print(table)
-    page.paste(MACHINE)
+    page.paste("measured")
     assert "second" in path.read_text() and "first" not in path.read_text()
 
 
