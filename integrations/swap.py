@@ -6,6 +6,7 @@
 The last columns say how many answers begin with the same word, are the same, and share words (F1).
 Both frameworks get the same chunks and questions. Every question is asked twice on the same engine, with
 ``blend=False`` (stock vLLM, prefix caching included) and with ``blend=True``; which comes first alternates.
+The first question warms up, and is not counted.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import os
 import re
 import statistics
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,35 +161,35 @@ def embedder() -> Callable[[list[str]], list[list[float]]]:
     return lambda texts: model.encode(texts, show_progress_bar=False).tolist()
 
 
-def compare(ask: Ask, questions: list[str]) -> Iterator[tuple[Reply, Reply]]:
-    ask(questions[0], True)  # the first request pays for what is loaded once
-    for number, question in enumerate(questions):
-        order = (False, True) if number % 2 else (True, False)
-        replies = {blend: ask(question, blend) for blend in order}
-        yield replies[False], replies[True]
+def compare(ask: Ask, questions: list[str]) -> list[tuple[Reply, Reply]]:
+    from blendrag.lab.experiment import in_turn
+    from blendrag.progress import SILENT
 
-
-def f1(one: str, other: str) -> float:
-    a, b = (Counter(re.findall(r"\w+", text.lower())) for text in (one, other))
-    shared = sum((a & b).values())
-    return 2 * shared / (sum(a.values()) + sum(b.values())) if a or b else 1.0
+    replies: dict[str, list[Reply]] = {"off": [], "blend": []}
+    for turn in in_turn({"off": False, "blend": True}, questions, SILENT):
+        reply = ask(turn.trial, turn.arm)
+        if not turn.warms_up:
+            replies[turn.key].append(reply)
+    return list(zip(*replies.values(), strict=True))
 
 
 def row(name: str, pairs: list[tuple[Reply, Reply]]) -> str:
-    def ms(values: list[float]) -> str:
-        deciles = statistics.quantiles([1e3 * value for value in values], n=10)
-        return f"{1e3 * statistics.median(values):,.0f} ({deciles[0]:,.0f}-{deciles[-1]:,.0f})"
+    from blendrag.lab.evaluate.scores import f1
+    from blendrag.lab.statistics import spread
 
-    ratios = [off.ttft_s / on.ttft_s for off, on in pairs]
-    deciles = statistics.quantiles(ratios, n=10)
+    def ms(values: list[float]) -> str:
+        median, deciles = spread(1e3 * value for value in values).shown()
+        return f"{median} ({deciles})"
+
+    ratio, deciles = spread(off.ttft_s / on.ttft_s for off, on in pairs).shown(".1f")
     prompt = statistics.mean(on.evidence["prompt"] for _, on in pairs)
     kept = statistics.mean(on.evidence["reused"] + on.evidence["recomputed"] for _, on in pairs)
     same = sum(off.text == on.text for off, on in pairs)
     first = sum(off.text.split()[:1] == on.text.split()[:1] for off, on in pairs)
-    agreement = statistics.mean(f1(off.text, on.text) for off, on in pairs)
+    agreement = statistics.mean(f1(on.text, [off.text]) for off, on in pairs)
     return (
         f"| {name} | {ms([off.ttft_s for off, _ in pairs])} | {ms([on.ttft_s for _, on in pairs])} |"
-        f" {statistics.median(ratios):.1f}x ({deciles[0]:.1f}-{deciles[-1]:.1f}) |"
+        f" {ratio}x ({deciles}) |"
         f" {kept:,.0f} of {prompt:,.0f} |"
         f" {first} of {len(pairs)} | {same} of {len(pairs)} | {agreement:.2f} |"
     )
@@ -213,7 +213,7 @@ def main() -> None:
     for name, make in (("LangChain chain", langchain), ("LlamaIndex query engine", llama_index)):
         with tempfile.TemporaryDirectory() as folder:
             ask, close = make(texts, Path(folder), given.top_k)
-            pairs = list(compare(ask, questions))
+            pairs = compare(ask, questions)
             close()
         rows.append(row(name, pairs))
         for off, on in pairs if given.answers else ():

@@ -149,8 +149,9 @@ class RunningEngine:
     @property
     def idle(self) -> bool:
         """Whether no request is under way, of whomever."""
-        busy = self._slicing.locked() or self._llm.output_processor.has_unfinished_requests()
-        return not busy
+        from blendrag.engine.compat.requests import has_unfinished
+
+        return not (self._slicing.locked() or has_unfinished(self._llm))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
@@ -227,13 +228,13 @@ class RunningEngine:
     async def _deltas(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None, namespace: str
     ) -> AsyncIterator[Delta]:
-        from blendrag.engine.compat.requests import VLLMClientError
+        from blendrag.engine.compat.requests import VLLMClientError, tokenizer_of
 
         if sampling.forced and not self.extension.logits_processors:
             raise ConfigError("forced tokens are for an engine of the laboratory (blendrag.lab.running)")
         rest: Continuation | None = None
         if sampling.given:
-            rest = Continuation(self._llm.output_processor.tokenizer, token_ids, sampling)
+            rest = Continuation(tokenizer_of(self._llm), token_ids, sampling)
             token_ids, sampling = rest.token_ids, rest.sampling
         room = self.max_model_len - len(token_ids)
         if room < 1:

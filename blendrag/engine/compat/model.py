@@ -164,6 +164,11 @@ def _has_fused_norm() -> bool:
     return hasattr(torch.ops._C, "fused_add_rms_norm") and hasattr(torch.ops._C, "rms_norm")
 
 
+def scale_of(attention: Any) -> float:
+    """What an attention module multiplies the products of queries and keys by."""
+    return float(attention.impl.scale)
+
+
 def scores_of(attention: Any) -> Scores | None:
     """What an attention module does with the products of queries and keys; None if that is something else:
     chunked or prefix attention, which are subclasses of vLLM's, ALiBi."""

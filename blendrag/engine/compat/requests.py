@@ -32,11 +32,13 @@ __all__ = [
     "answers_of_all",
     "detokenizer",
     "has_other_than_text",
+    "has_unfinished",
     "incremental_detokenizer",
     "output_ids_not_read",
     "process_dict_updates",
     "reasoning_parser",
     "reasoning_parsers",
+    "tokenizer_of",
 ]
 
 
@@ -47,6 +49,16 @@ async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[A
         return list(await llm.collective_rpc(method, args=args))
     engines = await core.call_utility_all_async("collective_rpc", method, None, args, None)
     return [answer for ranks in engines for answer in ranks]
+
+
+def has_unfinished(llm: Any) -> bool:
+    """Whether an ``AsyncLLM`` is answering anything."""
+    return bool(llm.output_processor.has_unfinished_requests())
+
+
+def tokenizer_of(llm: Any) -> Any:
+    """The one that an ``AsyncLLM`` reads its answers' tokens with."""
+    return llm.output_processor.tokenizer
 
 
 def reasoning_parsers() -> list[str]:

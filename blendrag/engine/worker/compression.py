@@ -11,7 +11,7 @@ import torch
 
 from blendrag.compress import Observed, kept_tokens, least_budget, make_allocator, make_scorer, page_gains
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
-from blendrag.engine.compat.model import output_weight, scores_of
+from blendrag.engine.compat.model import output_weight, scale_of, scores_of
 from blendrag.engine.recipe import BlendOrder, EvictionOrder
 from blendrag.engine.report import Eviction
 from blendrag.engine.worker.decoder import Decoder
@@ -197,4 +197,4 @@ class Compression:
             if output is None:
                 raise WholeError("no output projection is found, which the scorer reads")
             value = parts.reader.values(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
-        return Observed(seen[layer], key, attention.impl.scale, value, output)
+        return Observed(seen[layer], key, scale_of(attention), value, output)

@@ -13,7 +13,7 @@ import torch
 
 from blendrag.attention.question import question_attention
 from blendrag.attention.scores import Scores
-from blendrag.engine.compat.model import scores_of
+from blendrag.engine.compat.model import scale_of, scores_of
 from blendrag.engine.worker.decoder import Projected
 from blendrag.engine.worker.indices import Indices, upload
 from blendrag.engine.worker.prompt_forward import PromptForward
@@ -30,7 +30,7 @@ class QuestionPass:
         self._forward, self._stored, self._question = forward, stored, question
         tokens, decoder = forward.tokens, forward.decoder
         # Attention that is none of these ranks by its plain products: of a CPU's backend alone it may be.
-        self._scores = [scores_of(each) or Scores(each.impl.scale) for each in decoder.attentions]
+        self._scores = [scores_of(each) or Scores(scale_of(each)) for each in decoder.attentions]
         self._mass = torch.zeros(tokens.cached.size, device=forward.device)
         self._cached = upload(tokens.cached, forward.device)
         self._fresh = Indices.of(tokens.fresh, forward.device)
