@@ -19,9 +19,7 @@ from blendrag.engine.compat.connector import (
     FreeBlocks,
     KVConnectorBase_V1,
     KVConnectorMetadata,
-    KVConnectorPromMetrics,
     KVConnectorRole,
-    KVConnectorStats,
     KVConnectorWorkerMetadata,
     RequestBlocks,
     evict_blocks,
@@ -42,14 +40,14 @@ from blendrag.engine.recipe import (
 from blendrag.engine.report import BlendReport, Eviction
 from blendrag.engine.worker.freeing import BlockFreeing
 from blendrag.engine.worker.metrics import (
-    Recorder,
+    BlendMetrics,
+    BlendStats,
     Tally,
     TierMeter,
     merge,
     of_eviction,
     of_outcome,
     of_report,
-    summary,
 )
 from blendrag.engine.worker.prefix_claims import PrefixClaims, held_tokens
 from blendrag.engine.worker.prefix_order import PrefixOrder
@@ -101,39 +99,6 @@ class BlendReports(KVConnectorWorkerMetadata):
             {**other.forecasts, **self.forecasts},
             {**other.evictions, **self.evictions},
         )
-
-
-@dataclass
-class BlendStats(KVConnectorStats):
-    """From both halves to the client's process."""
-
-    data: Tally = field(default_factory=dict)
-
-    def reset(self) -> None:
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        merge(self.data, other.data)
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        return {**summary(self.data)}
-
-    def is_empty(self) -> bool:
-        return not self.data
-
-
-class BlendMetrics(KVConnectorPromMetrics):
-    """In the client's process: what the tallies add up to."""
-
-    def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: dict[int, list[object]]
-    ) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
-        self._recorder = Recorder(metric_types, labelnames, labelvalues)
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        self._recorder.observe(transfer_stats_data, engine_idx)
 
 
 class BlendConnector(KVConnectorBase_V1):
