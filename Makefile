@@ -14,7 +14,7 @@ help:
 	@echo "make test    lint, type check, unit tests, engine tests, of all three packages"
 	@echo "make unit    blendrag's own tests that need no engine, without the slow ones (a minute)"
 	@echo "make kernel  tests of the GPU kernel for attention, without a GPU (200 MB of Triton once, then two minutes)"
-	@echo "make engines tests of engines of other kinds: structures, weights, budgets, several ranks or servers (25 minutes)"
+	@echo "make engines tests of engines of other kinds: structures, weights, budgets, trees, keys, several ranks (30 minutes)"
 	@echo "make models  many kinds of models, each with an engine of its own; writes the table of docs/models.md (20 minutes)"
 	@echo "make compat  tests of the engine on the oldest vLLM that is promised (450 MB once, then a quarter of an hour)"
 	@echo "make gpu     on a machine with a GPU: what runs there, with tables (28 minutes; STAGE=... for one stage)"

@@ -19,7 +19,12 @@ from blendrag.models import DEFAULT_MODEL
 from blendrag.server.blending import BlendFields
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server-keys")]
+pytestmark = [
+    pytest.mark.own_engine,
+    pytest.mark.variant,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("server-keys"),
+]
 
 RIGHTS = {
     "ours": "acme ask,ingest",

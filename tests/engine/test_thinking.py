@@ -12,7 +12,12 @@ import pytest
 from blendrag import BlendIndex
 from blendrag.errors import ConfigError
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("thinking")]
+pytestmark = [
+    pytest.mark.own_engine,
+    pytest.mark.variant,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("thinking"),
+]
 
 HI = [{"role": "user", "content": "Name an office."}]
 SCHEMA = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}

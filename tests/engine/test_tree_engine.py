@@ -14,7 +14,12 @@ from blendrag import Answer, BlendIndex
 from blendrag.engine.client.engine import Engine
 from workbench import real_texts
 
-pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("tree-engine")]
+pytestmark = [
+    pytest.mark.own_engine,
+    pytest.mark.variant,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("tree-engine"),
+]
 
 QUESTION = "What does the package do?"
 
