@@ -118,6 +118,7 @@ class Engine(RunningEngine):
             return await self.bound()
         except BaseException:
             self._llm.shutdown(timeout=0)
+            del self._llm  # as in close()
             raise
 
     def _give_up(self, start: Future[Any]) -> None:
