@@ -46,7 +46,6 @@ def serve(
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
-    from blendrag.compress import check_budget
     from blendrag.engine.client.requirement import require_server
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
     from blendrag.engine.compat.platform import VLLM_VERSION
@@ -68,7 +67,6 @@ def serve(
     given |= {} if model is None else {"model": model}
     settings = Settings.load(**given)
     make_selector(settings.blending)
-    check_budget(settings.blending)
     CODECS[settings.codec]
     with err().status("looking for the model") as status:
         path = resolve_model(

@@ -15,7 +15,7 @@ from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
 from blendrag.lab.prompts import Trial
-from blendrag.lab.scratch import ScratchStore
+from blendrag.lab.scratch import ScratchStore, ScratchTree
 from blendrag.settings import Settings
 
 PARTS = ("load", "select", "recompute")
@@ -99,6 +99,32 @@ class PrefixCaching(FullPrefill):
         for trial in trials:
             if trial.before.token_ids:
                 await engine.agenerate(trial.before.token_ids, _FIRST_TOKEN)
+
+
+class ExactPrefix(Arm):
+    """The prompt's own KV up to its question, as full prefill has made it before. cold: from disk, instead
+    of RAM."""
+
+    def __init__(
+        self, rounds: Sequence[Sequence[Trial]], tree: ScratchTree, name: str = "exact", *, cold: bool = False
+    ) -> None:
+        super().__init__(rounds)
+        self._tree, self._cold, self.name = tree, cold, name
+
+    async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
+        await super().prepare(engine, trials)
+        self._tree.hold([trial.prompt for trial in trials])
+        if self._cold:
+            self._tree.make_cold()
+        await super().prepare(engine, trials)
+
+    async def ask(self, engine: Engine, trial: Trial) -> Sample:
+        path = self._tree.path(trial.prompt)
+        delta = await engine.agenerate(trial.prompt.token_ids, replace(_FIRST_TOKEN, path=path))
+        report = check_blended(self.name, delta.report)
+        if report.exact != path.held_end:
+            raise EngineError(f"{self.name}: {report.exact} of {path.held_end} tokens came from the tree")
+        return self.sample(trial, delta, 0, report.ms)
 
 
 class BlendedPrefill(Arm):

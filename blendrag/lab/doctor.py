@@ -10,7 +10,6 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
@@ -20,7 +19,6 @@ from blendrag.lab.worker.operations import ModelCheck
 from blendrag.models import load_tokenizer
 from blendrag.serving.identity import prefix_ids
 from blendrag.settings import Settings
-from blendrag.tree import path_of
 
 # The standard library's own help: real text that is on every machine.
 _PROMPTS = (
@@ -149,19 +147,13 @@ class _Check:
 
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
         """From a tree of its own, into which the prompt was stored before."""
-        with scratch_tree(self.engine, self.settings) as (tree, client):
-            nodes = path_of(tree.identity, prompt.token_ids, prompt.spans)
-            named = tuple((node.key, node.end) for node in nodes)
-            tree.expect(nodes, prompt.token_ids)
-            self._along(prompt, PrefixPath(client.id, named, 0, len(named)))
-            client.delete([])  # what is being stored is waited for
-            restored = self._along(prompt, PrefixPath(client.id, named, len(named), len(named)))
+        with scratch_tree(self.engine, self.settings) as scratch:
+            scratch.hold([prompt])
+            path = scratch.path(prompt)
+            self.engine.reset_prefix_cache()
+            restored = self.engine.generate(prompt.token_ids, replace(_ONE, path=path))
         row = _at_most("exact prefix, stored and put back, KL", _largest_kl([full], [restored]), _MAX_KL)
-        return _if(restored.report is not None and restored.report.exact == nodes[-1].end, row)
-
-    def _along(self, prompt: Prompt, path: PrefixPath) -> Delta:
-        self.engine.reset_prefix_cache()
-        return self.engine.generate(prompt.token_ids, replace(_ONE, path=path))
+        return _if(restored.report is not None and restored.report.exact == path.held_end, row)
 
     def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Check:
         """While another answer is being generated."""

@@ -6,16 +6,19 @@ import contextlib
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from blendrag.engine.client.engine import Engine
+from blendrag.engine.client.generation import Sampling
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.client.trees import TreeClient
+from blendrag.engine.prefixes import PrefixPath
 from blendrag.errors import BlendragError, StoreError
+from blendrag.lab.prompts import Prompt
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.prefill import batches
 from blendrag.serving.prefixes import tree_identity
@@ -27,6 +30,7 @@ from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.disk import DiskTier
 from blendrag.store.tiers.interface import Opened, Read
+from blendrag.tree import Nodes, path_of
 from blendrag.tree.tree import Tree
 
 
@@ -149,21 +153,59 @@ def scratch_store(
                 client.close()
 
 
+@dataclass(frozen=True, slots=True)
+class ScratchTree:
+    """Made by :func:`scratch_tree`. tiers: that it was opened with."""
+
+    tree: Tree
+    client: TreeClient
+    tiers: tuple[TierSpec, ...]
+
+    def path(self, prompt: Prompt, *, held: bool = True) -> PrefixPath:
+        """Of all nodes of a prompt, which are there; or are to be stored when they are computed."""
+        named = tuple((node.key, node.end) for node in self._nodes(prompt))
+        return PrefixPath(self.client.id, named, len(named) if held else 0, len(named))
+
+    def hold(self, prompts: Sequence[Prompt]) -> None:
+        """Have all nodes of these, and none of other documents. Raises EngineError, StoreError."""
+        documents = {key for prompt in prompts for key, _, _ in prompt.spans}
+        self.client.delete(self.tree.forget(self.tree.documents() - documents))
+        for prompt in prompts:
+            nodes = self._nodes(prompt)
+            if self.tree.match(nodes) < len(nodes):
+                self.tree.expect(nodes, prompt.token_ids)
+                self.client.engine.generate(
+                    prompt.token_ids, Sampling(max_tokens=1, path=self.path(prompt, held=False))
+                )
+        self.client.delete([])  # what is being stored is waited for
+
+    def _nodes(self, prompt: Prompt) -> Nodes:
+        return path_of(self.tree.identity, prompt.token_ids, prompt.spans)
+
+    def make_cold(self) -> None:
+        """Have RAM forget what disk has, and the system what the files hold."""
+        self.client.close()
+        TreeClient.open(self.client.engine, Path(self.client.id), self.tree.identity, self.tiers)
+        drop_page_cache(Path(self.client.id))
+
+
 @contextlib.contextmanager
 def scratch_tree(
-    engine: Engine, settings: Settings, blocks: int | None = None
-) -> Iterator[tuple[Tree, TreeClient]]:
-    """An empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most."""
+    engine: Engine, settings: Settings, blocks: int | None = None, *, disk: bool = False
+) -> Iterator[ScratchTree]:
+    """An empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most. disk: over
+    one."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
     limit = None if blocks is None else blocks * row * engine.facts.num_layers
     ram = TierSpec(kind="ram", bytes=limit, policy=settings.eviction)
+    tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)
     with temporary_folder(settings, ram) as folder:
         tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks))
         with contextlib.closing(tree):
-            client = TreeClient.open(engine, folder, tree.identity, [ram])
+            client = TreeClient.open(engine, folder, tree.identity, tiers)
             try:
-                yield tree, client
+                yield ScratchTree(tree, client, tiers)
             finally:
                 with contextlib.suppress(BlendragError):  # the engine may be what failed
                     client.close()

@@ -37,6 +37,11 @@ _OTHER_PLUGINS = (
 # Seconds for running answers when the server is told to end; Kubernetes waits for 30 in all.
 _ENDING_S = 20
 
+# Of an only API server, seconds from the end of its engine's start to its word of it, which is there already.
+# vLLM loses the exception by which a signal ends that start, and goes on to wait for the word, by default for
+# ten minutes. Several API servers wait for it from the beginning of the start.
+_READY = {"VLLM_ENGINE_READY_TIMEOUT_S": "5"}
+
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
 
@@ -137,7 +142,7 @@ def serve_command(
         args.pop(name, None)
     connector = connector_args(settings, sealed=True)
     args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
-    _check_options(more, args.keys(), bool(keys))
+    asked = _checked_options(more, args.keys(), bool(keys)) | args
     args["shutdown_timeout"] = _ENDING_S
     options = [word for name, value in args.items() for word in _option(name, value)]
     variables = {
@@ -153,6 +158,8 @@ def serve_command(
         ),
         SECRET: secrets.token_hex(),
     }
+    if (asked["api_server_count"] or asked["data_parallel_size"]) == 1:
+        variables = {name: value for name, value in _READY.items() if name not in os.environ} | variables
     return ServeCommand(variables, (*_program(), *options, *more))
 
 
@@ -179,9 +186,9 @@ def _check(settings: Settings, keys: bool) -> None:
         raise ConfigError(f"engine_args of a server that blends cannot have {name}: {_REFUSED[name]}")
 
 
-def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> None:
-    """Raise ConfigError for what vLLM does not know; what makes other KV of the model, takes another one,
-    changes ``ours``, or passes by our routes and ``keys``."""
+def _checked_options(more: Sequence[str], ours: Collection[str], keys: bool) -> dict[str, Any]:
+    """vLLM's options, by name. Raises ConfigError for what it does not know; what makes other KV of the
+    model, takes another one, changes ``ours``, or passes by our routes and ``keys``."""
     from blendrag.engine.compat.platform import front_end_in_rust
     from blendrag.engine.compat.start import server_options
 
@@ -209,6 +216,7 @@ def _check_options(more: Sequence[str], ours: Collection[str], keys: bool) -> No
         if reason:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} cannot be given to a server that blends: {reason}")
+    return theirs
 
 
 def _plugins() -> list[str]:

@@ -27,10 +27,11 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     )  # fmt: skip
     results = json.loads(result.stdout)
     arms = results["arms"]
-    assert list(arms) == ["full", "prefix", "reuse", "blend@0.25", "blend@1"]
-    assert [arm["tokens_recomputed"] for arm in arms.values()] == [128, 128, 0, 32, 128]
+    assert list(arms) == ["full", "prefix", "exact", "exact cold", "reuse", "blend@0.25", "blend@1"]
+    assert [arm["tokens_recomputed"] for arm in arms.values()] == [128, 128, 0, 0, 0, 32, 128]
     assert all(arm["ttft_ms"]["median"] > 0 for arm in arms.values())
-    assert arms["blend@1"]["kl_first_token"] < 1e-3 and arms["blend@1"]["top1_agreement"] == 1
+    for arm in ("exact", "exact cold", "blend@1"):
+        assert arms[arm]["kl_first_token"] < 1e-3 and arms[arm]["top1_agreement"] == 1
     assert results["ingest"]["tokens"] == 8 * 64 and results["ingest"]["ratio_to_plain"] > 0
     assert results["machine"]["model"] and results["machine"]["vllm"]
     assert "blend@0.25" in result.stderr

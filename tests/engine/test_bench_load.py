@@ -69,13 +69,14 @@ def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
     )  # fmt: skip
     results = json.loads(result.stdout)
     arms = {name: arm["runs"][0] for name, arm in results["arms"].items()}
-    assert list(arms) == ["full", "prefix", "reordered", "tree", "blended", "both"]
+    assert list(arms) == ["full", "prefix", "reordered", "tree", "blended", "unmixed", "both"]
     assert all(run["requests"] > 0 and run["not_blended"] == 0 for run in arms.values())
     assert arms["full"]["reused_tokens"] == arms["blended"]["exact_tokens"] == 0
     assert arms["tree"]["exact_tokens"] > 64 < arms["both"]["exact_tokens"]
     assert arms["both"]["reused_tokens"] > 2 * 64
+    assert arms["unmixed"]["exact_tokens"] <= arms["both"]["exact_tokens"]
     assert {(one["arm"], one["against"]) for one in results["compared"]} == {
-        ("reordered", "prefix"), ("tree", "prefix"), ("both", "blended"),
+        ("reordered", "prefix"), ("tree", "prefix"), ("unmixed", "blended"), ("both", "blended"),
     }  # fmt: skip
     assert (tmp_path / "out.png").stat().st_size > 1000
     assert engine.reset_prefix_cache(), "requests were left behind"

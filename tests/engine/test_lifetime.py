@@ -120,8 +120,9 @@ def load_slowly():
 """
 
 
-def test_server_killed_while_it_loads_leaves_a_process(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.variant)])
+def test_server_ended_while_it_loads_goes_on_or_leaves_a_process(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     about = tmp_path / "loading-1.dist-info"
     about.mkdir()
@@ -132,7 +133,7 @@ def test_server_killed_while_it_loads_leaves_a_process(
     monkeypatch.setenv("VLLM_PLUGINS", "loading")
     server = Server(tmp_path / "kv")
     wait_for(lambda: "it is loading" in server.log.read_text() or server.process.poll() is not None)
-    left = server.end(signal.SIGKILL)
+    left = server.end(how)
     for process in left:
         process.kill()
     assert left == []

@@ -38,6 +38,9 @@ def eviction(
     paths: Annotated[
         bool, typer.Option("--paths", help="Of questions: chunks are found behind the same ones only (tree).")
     ] = False,
+    turnovers: Annotated[
+        int, typer.Option(min=0, help="How often other questions become the popular ones.")
+    ] = 0,
     warmup: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
     ] = 0.0,
@@ -50,7 +53,7 @@ def eviction(
     from blendrag.lab.eviction.source import Workload, open_source
 
     options = EvictionOptions.parse(sizes, policies, seeds, warmup)
-    workload = Workload(seconds, zipf, arrivals, paths)
+    workload = Workload(seconds, zipf, arrivals, paths, turnovers)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
     def work(progress: Progress) -> EvictionResults:

@@ -23,8 +23,8 @@ def ttft(
     paste: options.Paste = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Time to first token: full prefill, vLLM's prefix caching, full reuse, and blending: each step of
-    quality, or each ratio."""
+    """Time to first token: full prefill, vLLM's prefix caching, exact prefixes, full reuse, and blending:
+    each step of quality, or each ratio."""
     from blendrag.lab.bench.axes import AXES, parse_ratios
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
@@ -34,7 +34,9 @@ def ttft(
     settings = Settings.load(model=model, prefix_caching=True)
     axis = AXES["quality" if ratios is None else "ratio"]
     values = axis.values(None, settings) if ratios is None else parse_ratios(ratios)
-    wanted = TtftOptions(axis.name, values, chunks, chunk_tokens, repeats, data, seed, ingest=True)
+    wanted = TtftOptions(
+        axis.name, values, chunks, chunk_tokens, repeats, data, seed, ingest=True, exact=True
+    )
     table = pasted(print_ttft, "ttft", paste)
     measured(lambda progress: run_ttft(settings, wanted, progress), table, json, plot, draw_ttft)
 
@@ -225,7 +227,9 @@ def tree(
     tries: Annotated[int, typer.Option(min=1, help="Rates.")] = 3,
     arms: Annotated[
         str | None,
-        typer.Option(help="full, prefix, reordered, tree, blended, both; else all.", metavar="A,B,..."),
+        typer.Option(
+            help="full, prefix, reordered, tree, blended, unmixed, both; else all.", metavar="A,B,..."
+        ),
     ] = None,
     model: options.Model = None,
     plot: options.Plot = None,

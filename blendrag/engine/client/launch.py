@@ -159,9 +159,11 @@ def engine_args(
     machine has no GPU; None: as this one.
 
     Raises ConfigError for one of ``settings.engine_args`` that vLLM does not have, or blendrag has itself; a
-    reasoning parser that there is not, or not for this model; ranks that cannot share its heads equally.
+    reasoning parser that there is not, or not for this model; ranks that cannot share its heads equally; a
+    budget of KV that leaves no choice.
     ModelError for an adapter of another model.
     """
+    from blendrag.compress import check_budget
     from blendrag.engine.compat.platform import is_cpu
     from blendrag.engine.compat.start import argument_names
     from blendrag.engine.compat.weights import merging_loader
@@ -197,6 +199,7 @@ def engine_args(
     }
     if on_cpu and settings.kv_budget is not None and "block_size" not in settings.engine_args:
         args["block_size"] = _CPU_BLOCK
+    check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})

@@ -22,6 +22,7 @@ _COLOURS = {
     **ARM_COLOURS,
     "reordered": "#c08e6c",
     "tree": "#57a773",
+    "unmixed": "#d99a8f",
     "both": "#c7452f",
     "alone": "#57a773",
     "slow": "#8f6fb8",
@@ -31,6 +32,7 @@ _ARMS = {
     **ARM_LABELS,
     "reordered": "the same, reordered",
     "tree": "exact prefixes",
+    "unmixed": "blended, with whole ones",
     "both": "blended, with those",
 }
 _LABELS = {

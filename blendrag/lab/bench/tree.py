@@ -50,9 +50,10 @@ BLOCK = 128  # tokens: what vLLM has on a CPU
 _LEAST, _STEP = 0.6, 1.6
 _BLOCKS = 2  # of questions one after another: so often each arm has its turn there
 
-ARMS = ("full", "prefix", "reordered", "tree", "blended", "both")
-AGAINST = {"reordered": "prefix", "tree": "prefix", "both": "blended"}
-_OWN_TREE = ("tree", "both")
+ARMS = ("full", "prefix", "reordered", "tree", "blended", "unmixed", "both")
+"""unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
+AGAINST = {"reordered": "prefix", "tree": "prefix", "unmixed": "blended", "both": "blended"}
+_OWN_TREE = ("tree", "unmixed", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,8 @@ def plan_of(prompt: Prompt) -> PromptPlan:
 
 @contextmanager
 def _tree(engine: Engine, settings: Settings, store: ScratchStore, tokens: int) -> Iterator[Prefixes]:
-    with scratch_tree(engine, settings, tokens // engine.facts.block_size) as (tree, client):
-        prefixes = Prefixes(tree, client, store.catalogue, sliced=True)
+    with scratch_tree(engine, settings, tokens // engine.facts.block_size) as scratch:
+        prefixes = Prefixes(scratch.tree, scratch.client, store.catalogue, sliced=True)
         try:
             yield prefixes
         finally:
@@ -283,6 +284,7 @@ class _Measurement:
             ),
             "tree": lambda q: self._exact("tree", q, blends=False),
             "blended": lambda q: self._blended(prompts.of(q)),
+            "unmixed": lambda q: self._exact("unmixed", q, blends=True, mixes=False),
             "both": lambda q: self._exact("both", q, blends=True),
         }
         self._ways = {arm: every[arm] for arm in options.arms}
@@ -338,11 +340,13 @@ class _Measurement:
     def _blended(self, prompt: Prompt) -> Asked:
         return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
 
-    def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool) -> Asked:
+    def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool, mixes: bool = True) -> Asked:
         """As serving decides."""
         prompt, prefixes = self._prompts.of(question), self._trees[arm]
         recipe = replace(self._recipe, spans=prompt.spans) if blends else None
         path, recipe = prefixes.path(plan_of(prompt), recipe)
+        if recipe is not None and not mixes:
+            recipe = replace(recipe, tree="", head=())
         return Asked(prompt.token_ids, recipe, prefixes.tree.identity.namespace, path)
 
 

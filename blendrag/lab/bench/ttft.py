@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blendrag.lab.arms import Arm, BlendedPrefill, FullPrefill, PrefixCaching, recipe_of
+from blendrag.lab.arms import Arm, BlendedPrefill, ExactPrefix, FullPrefill, PrefixCaching, recipe_of
 from blendrag.lab.bench.axes import AXES, Axis, Point, Value, tiers_of
 from blendrag.lab.bench.codecs import EXACT, CodecCost, measure_codecs
 from blendrag.lab.bench.ingest import IngestCost, measure_ingest
 from blendrag.lab.experiment import measure
 from blendrag.lab.prompts import QUESTIONS, PromptMaker, Trial, check_prompts
 from blendrag.lab.running import blending_engine
-from blendrag.lab.scratch import ScratchStore, scratch_store
+from blendrag.lab.scratch import ScratchStore, ScratchTree, scratch_store, scratch_tree
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Summary, mean_kl, summarise
 from blendrag.lab.texts import file_texts, questions_of, text_pieces
@@ -34,7 +34,7 @@ _POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of th
 class TtftOptions:
     """What is measured: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt, unless
     they are what is varied. data: a text or JSONL file instead of the built-in text. ingest: what filling a
-    store costs, too."""
+    store costs, too. exact: exact prefixes, too."""
 
     axis: str
     values: tuple[Value, ...]
@@ -44,12 +44,13 @@ class TtftOptions:
     data: Path | None = None
     seed: int = 0
     ingest: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TtftResults:
     """arms: every arm once, ``full`` first. points: per value of the axis the arms full, prefix, reuse and
-    blended. codecs: by value of that axis."""
+    blended, and exact ones. codecs: by value of that axis."""
 
     arms: dict[str, Summary]
     points: dict[Value, dict[str, Summary]]
@@ -102,7 +103,10 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
                 own = settings.model_copy(update={"codec": point.codec})
                 spec = tiers_of(settings)[point.tier]
                 stores[point.store] = opened.enter_context(scratch_store(engine, own, pieces, spec))
-        arms, cases = _arms(settings, options, maker, points, stores)
+        tree = None
+        if options.exact and engine.facts.blocks:
+            tree = opened.enter_context(scratch_tree(engine, settings, disk=True))
+        arms, cases = _arms(settings, options, maker, points, stores, tree)
         prompts = [trial.prompt for arm in arms.values() for trials in arm.rounds for trial in trials]
         check_prompts(prompts, engine.max_model_len)
         samples = measure(engine, arms, progress)
@@ -133,8 +137,9 @@ def _arms(
     maker: PromptMaker,
     points: Mapping[Value, Point],
     stores: Mapping[tuple[str, str], ScratchStore],
+    tree: ScratchTree | None = None,
 ) -> tuple[dict[ArmKey, Arm], dict[Value, dict[str, ArmKey]]]:
-    """The arms, and per value which four are its own. Points share those that do not depend on what is
+    """The arms, and per value which are its own. Points share those that do not depend on what is
     varied, as full prefill does not depend on the ratio: they are measured once."""
     arms: dict[ArmKey, Arm] = {}
     cases: dict[Value, dict[str, ArmKey]] = {}
@@ -142,19 +147,21 @@ def _arms(
         store = stores[point.store]
         rounds = _rounds(maker, store, point, options)
         cold = None if point.tier == "ram" else store
-        plain = (FullPrefill(rounds), PrefixCaching(rounds))
         recipe = recipe_of(settings, store.id, point.ratio)
         if point.quality:
             recipe = replace(recipe, options=replace(recipe.options, **point.step._asdict()))
-        stored = (
-            BlendedPrefill(rounds, recipe_of(settings, store.id, 0.0), cold),
-            BlendedPrefill(rounds, recipe, cold, point.quality),
-        )
-        keys = [(arm.name, *point.prompts) for arm in plain]
-        keys += [(arm.name, *point.prompts, *point.store) for arm in stored]
-        for key, arm in zip(keys, (*plain, *stored), strict=True):
-            arms.setdefault(key, arm)
-        cases[value] = dict(zip(ARMS, keys, strict=True))
+        own: dict[str, Arm] = {"full": FullPrefill(rounds), "prefix": PrefixCaching(rounds)}
+        if tree is not None:
+            own["exact"] = ExactPrefix(rounds, tree)
+            own["exact cold"] = ExactPrefix(rounds, tree, "exact cold", cold=True)
+        stored = {
+            "reuse": BlendedPrefill(rounds, recipe_of(settings, store.id, 0.0), cold),
+            "blended": BlendedPrefill(rounds, recipe, cold, point.quality),
+        }
+        cases[value] = {kind: (arm.name, *point.prompts) for kind, arm in own.items()}
+        cases[value] |= {kind: (arm.name, *point.prompts, *point.store) for kind, arm in stored.items()}
+        for kind, arm in (own | stored).items():
+            arms.setdefault(cases[value][kind], arm)
     return arms, cases
 
 

@@ -35,7 +35,8 @@ def print_ttft(results: TtftResults, console: Console) -> None:
         )
     legend = (
         "TTFT: time to first token, median. prefix: vLLM's prefix caching, the same chunks seen before in"
-        " another order. speed-up: full / arm, repeat by repeat. KL, top-1: the first token against full's."
+        " another order. exact: the prompt's own KV from a tree, in RAM or (cold) on disk. speed-up: full /"
+        " arm, repeat by repeat. KL, top-1: the first token against full's."
         " Below: chunk tokens computed again; load to engine: where the TTFT went, ms.\n"
     )
     for part in (speed, legend, _split("arm", results.arms.items()), _facts(results), _ingest(results)):

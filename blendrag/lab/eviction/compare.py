@@ -59,6 +59,7 @@ class EvictionResults:
     """By policy, for each size. policies: token hit ratios, means over traces. spread: (lowest, highest)
     among them. saved: share of the cache that is not needed for LRU's hit ratio (:func:`saved`). closed:
     share of the way from LRU to the optimum; None where there is hardly any. These two are empty without LRU.
+    kept_up: hit ratio of the last quarter of the requests that count, of that of the first; means.
 
     trace: its name; unit: of sizes; requests: in a trace; traces: how many. notes: what a reader should know.
     """
@@ -68,6 +69,7 @@ class EvictionResults:
     spread: dict[str, list[tuple[float, float]]]
     saved: dict[str, list[float | None]]
     closed: dict[str, list[float | None]]
+    kept_up: dict[str, list[float]]
     trace: str
     unit: str
     requests: int
@@ -93,6 +95,7 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     names = [*options.policies, *([ORACLE] if all(known) else []), OPTIMAL]
     progress.total(len(traces) * len(names) * len(options.sizes))
     ratios: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
+    ends: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
     for trace, truth in zip(traces, known, strict=True):
         first = min(int(options.warmup * len(trace.requests)), len(trace.requests) - 1)
         progress.note("forecasts")
@@ -105,6 +108,7 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
                 progress.note(f"{name}, {size:,} {trace.unit}")
                 outcome = _outcome(trace, name, size, told, taught)
                 ratios[name][place].append(outcome.hit_ratio(first))
+                ends[name][place].append(outcome.kept_up(first))
                 progress.advance()
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
     return EvictionResults(
@@ -113,6 +117,7 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
         spread={name: [(min(same), max(same)) for same in of] for name, of in ratios.items()},
         saved={name: saved(options.sizes, hits[LRU], own) for name, own in _others(hits)},
         closed={name: _closed(hits[LRU], own, hits[OPTIMAL]) for name, own in _others(hits)},
+        kept_up={name: [fmean(same) for same in of] for name, of in ends.items()},
         trace=traces[0].name,
         unit=traces[0].unit,
         requests=len(traces[0].requests),

@@ -23,6 +23,8 @@ def print_eviction(results: EvictionResults, console: Console) -> None:
         _print_by_size("cache saved, for LRU's hit ratio", sizes, results.saved, "{:.1%}".format, console)
         title = "closed, of LRU's gap to the optimum"
         _print_by_size(title, sizes, results.closed, "{:.0%}".format, console)
+    title = "hit ratio of the last quarter, of the first's"
+    _print_by_size(title, sizes, results.kept_up, "{:.2f}".format, console)
     times = "one trace" if results.traces == 1 else f"means of {results.traces} traces"
     requests = f"{results.trace}: {results.requests:,} requests, sizes in {results.unit}; {times}."
     for line in (requests, *results.notes):

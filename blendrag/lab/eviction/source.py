@@ -31,13 +31,14 @@ class Workload:
     """How a file without times or blocks becomes a trace.
 
     seconds: its length. zipf: popularity of articles and of the questions of each, rank**-zipf. arrivals:
-    file with the times of questions (Azure's). paths: see :class:`RetrievalLoad`.
+    file with the times of questions (Azure's). paths, turnovers: see :class:`RetrievalLoad`.
     """
 
     seconds: float = 1200.0
     zipf: float = 1.0
     arrivals: Path | None = None
     paths: bool = False
+    turnovers: int = 0
 
 
 def _no_forecasts(trace: RequestTrace) -> None:
@@ -64,8 +65,8 @@ def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> Tr
     """
     files = parts(path)
     first = _first(files[0])
-    if workload.paths and first.keys() & {"hash_ids", "turns"}:
-        raise ConfigError(f"--paths: {path} is no question set")
+    if first.keys() & {"hash_ids", "turns"} and (workload.paths or workload.turnovers):
+        raise ConfigError(f"--paths, --turnovers: {path} is no question set")
     if "hash_ids" in first:
         trace = read_mooncake(*files)
         return TraceSource(lambda seed: trace, generated=False)
@@ -115,7 +116,9 @@ def _questions(path: Path, workload: Workload) -> TraceSource:
     arrivals = read_azure(workload.arrivals) if workload.arrivals else None
     features = Features(open_embedder(name), DiskCache(default_folder(), name))
     corpus = embedded(read_questions(path), features)
-    load = RetrievalLoad(seconds=workload.seconds, zipf=workload.zipf, paths=workload.paths)
+    load = RetrievalLoad(
+        seconds=workload.seconds, zipf=workload.zipf, paths=workload.paths, turnovers=workload.turnovers
+    )
     return TraceSource(
         lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
         generated=True,

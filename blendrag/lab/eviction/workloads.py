@@ -146,6 +146,7 @@ class RetrievalLoad:
     top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
         of questions within each.
     paths: whether chunks are looked for behind the same ones only, as nodes of a tree of exact prefixes.
+    turnovers: how often, at equal times, other questions become the popular ones.
     """
 
     rate: float = 2.0
@@ -153,6 +154,7 @@ class RetrievalLoad:
     top_k: int = 5
     zipf: float = 1.0
     paths: bool = False
+    turnovers: int = 0
 
 
 def embedded(questions: Questions, features: Features) -> Embedded:
@@ -184,11 +186,11 @@ def retrieval_trace(
         gaps = rng.exponential(1.0 / load.rate, int(load.rate * load.seconds * 1.5) + 100)
         arrivals = np.cumsum(gaps).tolist()
     times = [at for at in arrivals if at < load.seconds]
-    popularity = Popularity(corpus.article, load.zipf, rng)
+    popularity = [Popularity(corpus.article, load.zipf, rng) for _ in range(load.turnovers + 1)]
     found = retrieved(corpus, load.top_k)
     requests = []
     for at in times:
-        chunks = found[popularity.draw()]
+        chunks = found[popularity[int(at / load.seconds * len(popularity))].draw()]
         keys = tuple(f"chunk:{chunk}" for chunk in chunks)
         if load.paths:
             keys = tuple(accumulate(keys, "{} {}".format))

@@ -64,6 +64,15 @@ def test_gpu_has_as_few_requests_in_a_step_as_a_cpu(monkeypatch: pytest.MonkeyPa
     assert "max_num_seqs" not in arguments() and arguments(max_num_seqs=4)["max_num_seqs"] == 4
 
 
+def test_budget_without_a_choice_is_refused_once_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for blocks, least in (({}, 64), ({"block_size": 128}, 256)):
+        arguments(kv_budget=least, engine_args=blocks)
+        with pytest.raises(ConfigError, match=f"kv_budget must be at least {least}, .* not {least - 1}"):
+            arguments(kv_budget=least - 1, engine_args=blocks)
+    monkeypatch.setattr(platform, "is_cpu", lambda: False)
+    arguments(kv_budget=48)  # a GPU's blocks are known once it runs
+
+
 def test_engines_of_other_arguments_are_taken_for_one() -> None:
     one, same, other = (
         Settings.load(engine_args=args) for args in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1})

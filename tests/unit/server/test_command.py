@@ -69,6 +69,20 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    ("words", "waits"),
+    [
+        ([], "5"), (["--api-server-count", "2"], None), (["--data-parallel-size", "2"], None),
+        (["--data-parallel-size", "2", "--api-server-count", "1"], "5"),
+    ],
+)  # fmt: skip
+def test_api_servers_that_wait_for_a_long_start_give_up(
+    words: list[str], waits: str | None, model_dir: Path
+) -> None:
+    variables = serve_command(Settings.load(), {}, model_dir, None, words).variables
+    assert variables.get("VLLM_ENGINE_READY_TIMEOUT_S") == waits
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--quantization", "fp8"], "--quantization cannot be given"),

@@ -84,6 +84,13 @@ def test_a_popularity_other_than_the_stated_one() -> None:
     assert skewed.most_common(1)[0][1] / skewed.total() == pytest.approx(expected, abs=0.05)
 
 
+def test_the_same_questions_stay_popular_after_a_turnover() -> None:
+    trace = retrieval_trace(corpus(), replace(LOAD, zipf=1.5, turnovers=3))
+    quarters = [Counter(r.keys for r in trace.requests if r.at // 100 == number) for number in range(4)]
+    assert len({quarter.most_common(1)[0][0] for quarter in quarters}) == 4
+    assert all(quarter.most_common(1)[0][1] > 75 for quarter in quarters)
+
+
 def test_one_seed_two_traces() -> None:
     one, again = (retrieval_trace(corpus(), LOAD, seed=2) for _ in range(2))
     assert one.requests == again.requests
