@@ -105,7 +105,7 @@ class ScratchStore:
         is RAM itself."""
         if self.tier != "ram":
             self.client.empty_ram()
-            drop_page_cache(Path(self.id))
+            drop_page_cache(Path(self.id) / "kv")
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ class ScratchTree:
         """Have RAM forget what disk has, and the system what the files hold."""
         self.client.close()
         TreeClient.open(self.client.engine, Path(self.client.id), self.tree.identity, self.tiers)
-        drop_page_cache(Path(self.client.id))
+        drop_page_cache(Path(self.client.id) / "kv")
 
 
 @contextlib.contextmanager
@@ -224,7 +224,8 @@ def temporary_folder(settings: Settings, tier: TierSpec) -> Iterator[Path]:
 
 
 def drop_page_cache(folder: Path) -> None:
-    """Have the system forget the contents of the files in ``folder``, where it can: they were all synced."""
+    """Have the system forget the contents of the files in ``folder``, where it can: they were all synced. No
+    database may be among them: closing its file ends all locks that this process has on it."""
     if not hasattr(os, "posix_fadvise"):
         return
     for path in folder.rglob("*"):

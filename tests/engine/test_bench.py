@@ -22,7 +22,7 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plot = tmp_path / "out.png"
     result = command(
-        "bench", "ttft", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "1", "--ratios", "0.25,1",
+        "bench", "ttft", "--chunks", "2", "--chunk-tokens", "64", "--repeats", "2", "--ratios", "0.25,1",
         "--json", "--plot", str(plot),
     )  # fmt: skip
     results = json.loads(result.stdout)
