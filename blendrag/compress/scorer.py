@@ -17,15 +17,15 @@ class Observed:
     query: [window, heads, d], of the observation window: the prompt's last tokens.
     key: [n, kv_heads, d], of all its tokens, the window's among them.
     scale: what products of queries and keys are multiplied by.
-    value: like the keys; output: [hidden, heads * d], the weight of the output projection. None unless a
-        scorer reads them.
+    value: like the keys; gram: [kv_heads, d, d] float32, W_O^T W_O of the output projection's parts for the
+        heads that share a KV head, summed. None unless a scorer reads them.
     """
 
     query: torch.Tensor
     key: torch.Tensor
     scale: float
     value: torch.Tensor | None = None
-    output: torch.Tensor | None = None
+    gram: torch.Tensor | None = None
 
     @property
     def candidates(self) -> int:
@@ -36,7 +36,7 @@ class Observed:
 class Scorer(ABC):
     """Says which tokens a head keeps first.
 
-    reads_values: whether it needs ``Observed.value`` and ``Observed.output``.
+    reads_values: whether it needs ``Observed.value`` and ``Observed.gram``.
     """
 
     reads_values: bool = False

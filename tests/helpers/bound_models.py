@@ -26,7 +26,8 @@ _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM
 
 
 def bound(folders: Sequence[Path], out: Path) -> list[DoctorReport]:
-    """Of the models in these folders. The only check of one that can be blended is that of its mask."""
+    """Of the models in these folders. Of one that can be blended, its mask is checked, and that the weights
+    are found which its attention is followed by."""
     command = [sys.executable, __file__, str(out), *map(str, folders)]
     done = subprocess.run(command, env={**os.environ, **_QUIET}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -59,7 +60,7 @@ def main(out: str, *folders: str) -> None:
 def _report(config: Any) -> DoctorReport:
     from vllm.model_executor.model_loader import get_model
 
-    from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
+    from blendrag.engine.compat.model import leave_rows_whole, output_weight, unsupported_reason
     from blendrag.engine.worker.decoder import make_decoder
     from blendrag.engine.worker.paged import PagedCache
     from blendrag.engine.worker.selfcheck import mask_error, unfit_reason
@@ -76,8 +77,12 @@ def _report(config: Any) -> DoctorReport:
     if reason := unfit_reason(decoder, cache):
         return DoctorReport("", name, (), reason)
     error = mask_error(decoder, cache, _TOKENS, share=0.25)
-    row = Check("mask", str(error), "0.01", error <= 0.01)
-    return DoctorReport("", name, (row,), None, layers_of(decoder), tuple(attention_of(decoder)))
+    lost = [output_weight(*each) is None for each in zip(decoder.layers, decoder.attentions, strict=True)]
+    rows = (
+        Check("mask", str(error), "0.01", error <= 0.01),
+        Check("no output projection", str(sum(lost)), "0", not any(lost)),
+    )
+    return DoctorReport("", name, rows, None, layers_of(decoder), tuple(attention_of(decoder)))
 
 
 def _groups(config: Any) -> list[list[Any]]:

@@ -14,6 +14,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
@@ -206,14 +207,21 @@ def block_format(attentions: Sequence[Any]) -> str:
 
 
 def output_weight(layer: Any, attention: Any) -> torch.Tensor | None:
-    """[hidden, heads * head_size], of a decoder layer's output projection: what it makes of one-hot rows, as
-    backends keep weights in orders of their own. None where there is none of the usual name."""
-    projection = getattr(getattr(layer, "self_attn", None), "o_proj", None)
-    if projection is None:
+    """[hidden, heads * head_size], of the output projection beside a decoder layer's attention, whatever its
+    name: what it makes of one-hot rows, as backends keep weights in orders of their own. None where there is
+    none."""
+    beside = [
+        one
+        for module in layer.modules()
+        if any(child is attention for child in module.children())
+        for one in module.children()
+        if isinstance(one, RowParallelLinear)
+    ]
+    if len(beside) != 1:
         return None
     width = attention.num_heads * attention.head_size
     one_hot = torch.eye(width, dtype=attention.kv_cache.dtype, device=attention.kv_cache.device)
-    weight: torch.Tensor = projection.quant_method.apply(projection, one_hot, None).T
+    weight: torch.Tensor = beside[0].quant_method.apply(beside[0], one_hot, None).T
     return weight
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from blendrag.compress import Observed, kept_tokens, least_budget, make_allocator, make_scorer, page_gains
+from blendrag.compress.window import gram_of
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
 from blendrag.engine.compat.model import output_weight, scale_of, scores_of
 from blendrag.engine.recipe import BlendOrder, EvictionOrder
@@ -68,6 +69,7 @@ class Compression:
     def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason
         self._seen: dict[str, WindowQueries] = {}
+        self._grams: dict[int, torch.Tensor] = {}
 
     @classmethod
     def of(cls, decoder: Decoder, cache: PagedCache, ranks: int = 1) -> Self:
@@ -186,15 +188,27 @@ class Compression:
     def _observed(
         self, parts: Parts, seen: WindowQueries, blocks: Ints, layer: int, values: bool
     ) -> Observed:
-        """A layer of a prompt that is in these blocks. values: whether V and W_O are part of it."""
+        """A layer of a prompt that is in these blocks. values: whether V and ``gram`` are part of it."""
         pages, attention = parts.pages, self._decoder.attentions[layer]
         ids = pages.ids(layer, blocks, np.arange(pages.kv_heads)[:, None]).ravel()
         heads = (pages.kv_heads, -1)
         key = parts.reader.keys(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
-        value = output = None
+        value = gram = None
         if values:
-            output = output_weight(self._decoder.layers[layer], attention)
-            if output is None:
-                raise WholeError("no output projection is found, which the scorer reads")
             value = parts.reader.values(ids).unflatten(0, heads).transpose(0, 1)[: seen.end]
-        return Observed(seen[layer], key, scale_of(attention), value, output)
+            gram = self._gram(layer)
+        return Observed(seen[layer], key, scale_of(attention), value, gram)
+
+    def _gram(self, layer: int) -> torch.Tensor:
+        if layer not in self._grams:
+            attention = self._decoder.attentions[layer]
+            output = self._output(layer)
+            self._grams[layer] = gram_of(output, attention.num_heads, attention.num_kv_heads)
+        return self._grams[layer]
+
+    def _output(self, layer: int) -> torch.Tensor:
+        """[hidden, heads * d], the weight of the output projection."""
+        output = output_weight(self._decoder.layers[layer], self._decoder.attentions[layer])
+        if output is None:
+            raise WholeError("no output projection is found, which the scorer reads")
+        return output

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from blendrag.compress import Observed, kept_tokens, make_allocator, make_scorer, page_gains
-from blendrag.compress.window import projected_norms
 from blendrag.engine.recipe import EvictionOrder
 from blendrag.engine.report import Eviction
 from blendrag.engine.worker.compression import Compression, Parts, WindowQueries
@@ -54,6 +53,7 @@ class LabCompression(Compression):
         size, blocks = parts.pages.block_size, np.array(block_ids[: -(-seen.end // parts.pages.block_size)])
         last = (study.prompt - 1) // size
         layers = [self._observed(parts, seen, blocks, n, True) for n in range(parts.pages.num_layers)]
+        outputs = [self._output(n) for n in range(parts.pages.num_layers)]
         observed = study.prompt - seen.first
         weights = [_attention(layer, observed) for layer in layers]
         for name in dict.fromkeys(scorer for scorer, _, _ in study.choices):
@@ -67,8 +67,10 @@ class LabCompression(Compression):
                     continue
                 counts = make_allocator(allocator, study.alpha).allocate(gains, pages) * size
                 pairs = [
-                    _share_and_loss(layer, weight, _mask(layer, own, count, last * size))
-                    for layer, weight, own, count in zip(layers, weights, scores, counts, strict=True)
+                    _share_and_loss(layer, output, weight, _mask(layer, own, count, last * size))
+                    for layer, output, weight, own, count in zip(
+                        layers, outputs, weights, scores, counts, strict=True
+                    )
                 ]
                 kept, lost = zip(*pairs, strict=True)
                 study.found.append(LayerLoss(name, allocator, budget, list(kept), list(lost)))
@@ -112,13 +114,15 @@ def _mask(layer: Observed, scores: torch.Tensor, counts: torch.Tensor, tokens: i
     return mask
 
 
-def _share_and_loss(layer: Observed, weights: torch.Tensor, kept: torch.Tensor) -> tuple[float, float]:
-    assert layer.value is not None and layer.output is not None
+def _share_and_loss(
+    layer: Observed, output: torch.Tensor, weights: torch.Tensor, kept: torch.Tensor
+) -> tuple[float, float]:
+    assert layer.value is not None
     group = weights.shape[1] // len(kept)
     share = (weights * kept.repeat_interleave(group, 0)).sum(-1).mean()
     mixed = torch.einsum("qhn,nhd->qhd", weights, layer.value.float().repeat_interleave(group, 1))
-    norm = (mixed.flatten(1) @ layer.output.float().T).abs().sum(-1)
-    lost = eviction_loss(weights, layer.value, layer.output, kept) / norm
+    norm = (mixed.flatten(1) @ output.float().T).abs().sum(-1)
+    lost = eviction_loss(weights, layer.value, output, kept) / norm
     return float(share), float(lost.mean())
 
 
@@ -152,6 +156,8 @@ def loss_bound(
 ) -> torch.Tensor:
     """What the loss of the same arguments cannot exceed, [queries]: 2 C times the attention that is evicted
     (Theorem 2), C being the largest norm of a row of V W_O."""
-    group = weights.shape[1] // value.shape[1]
+    heads, group = weights.shape[1], weights.shape[1] // value.shape[1]
+    parts = output.float().chunk(heads, dim=1)
+    largest = max((value[:, h // group].float() @ parts[h].T).abs().sum(-1).max() for h in range(heads))
     evicted = (weights * ~kept.repeat_interleave(group, 0)).sum((1, 2))
-    return 2 * projected_norms(value, output).max() * evicted
+    return 2 * largest * evicted

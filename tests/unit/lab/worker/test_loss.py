@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.compress import kept_tokens, make_allocator, page_gains
-from blendrag.compress.window import projected_norms
 from blendrag.lab.worker.layer_loss import eviction_loss, loss_bound
 
 PAGES = st.sampled_from([1, 16, 32])
@@ -91,11 +90,3 @@ def test_adaptive_budgets_raise_the_bound(layer: Layer, page: int, pages: int, a
     found = make_allocator("ada", alpha).allocate(gains, pages)[0] * page
     uniform = torch.full_like(found, pages * page)
     assert layer.bound(layer.kept(found)) <= layer.bound(layer.kept(uniform)) + 1e-3
-
-
-def test_norms_are_not_of_rows_of_v_wo() -> None:
-    layer = Layer(3, 2, 2, 5)
-    norms = projected_norms(layer.value, layer.output)
-    assert norms.shape == (4, 5)
-    row = layer.value[4, 1] @ layer.output[:, 3 * 8 : 4 * 8].T
-    assert float(norms[3, 4]) == pytest.approx(float(row.abs().sum()), rel=1e-5)
