@@ -4,7 +4,6 @@ does not run the user's script again."""
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Collection, Iterator
@@ -142,7 +141,6 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
         "TORCH_LOGS": "-all",
         "PYTHONWARNINGS": "ignore",
     }
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # TORCH_LOGS, for this process
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)
     try:
