@@ -14,7 +14,13 @@ def make_folder(path: Path) -> None:
 
 def make_file(path: Path) -> None:
     """Make an empty file of mode 0600, as SQLite's other files then have too. Raises OSError if an existing
-    one cannot be written to."""
+    one cannot be written to.
+
+    One that can is not opened: to close it would end all locks that this process has on it, and with them
+    SQLite's, by which another process knows that the database is in use.
+    """
+    if path.is_file() and os.access(path, os.W_OK):
+        return
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -127,3 +129,20 @@ def test_two_processes_on_one_catalogue_lose_nothing(tmp_path: Path) -> None:
     for n in range(100):
         assert catalogue.release(f"a/{n}") == [f"a/{n}"]  # b still has the shared one
     catalogue.close()
+
+
+OTHER = """
+import sys
+from pathlib import Path
+from blendrag.store.catalogue import Catalogue
+Catalogue.open(Path(sys.argv[1]), None).close()
+"""
+
+
+def test_second_connection_of_a_process_ends_the_locks_of_the_first(tmp_path: Path) -> None:
+    """Another process that closes its own would take the file for unused, and delete its log."""
+    first = Catalogue.open(tmp_path, IDENTITY)
+    Catalogue.open(tmp_path, IDENTITY).close()
+    subprocess.run([sys.executable, "-c", OTHER, str(tmp_path)], check=True)
+    assert (tmp_path / "catalogue.sqlite-wal").exists()
+    first.close()
