@@ -105,11 +105,10 @@ class ExactPrefix(Arm):
     """The prompt's own KV up to its question, as full prefill has made it before. cold: from disk, instead
     of RAM."""
 
-    def __init__(
-        self, rounds: Sequence[Sequence[Trial]], tree: ScratchTree, name: str = "exact", *, cold: bool = False
-    ) -> None:
+    def __init__(self, rounds: Sequence[Sequence[Trial]], tree: ScratchTree, *, cold: bool = False) -> None:
         super().__init__(rounds)
-        self._tree, self._cold, self.name = tree, cold, name
+        self._tree, self._cold = tree, cold
+        self.name = "exact cold" if cold else "exact"
 
     async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
         await super().prepare(engine, trials)

@@ -40,7 +40,7 @@ _ENDING_S = 20
 # Of an only API server, seconds from the end of its engine's start to its word of it, which is there already.
 # vLLM loses the exception by which a signal ends that start, and goes on to wait for the word, by default for
 # ten minutes. Several API servers wait for it from the beginning of the start.
-_READY = {"VLLM_ENGINE_READY_TIMEOUT_S": "5"}
+_READY, _READY_S = "VLLM_ENGINE_READY_TIMEOUT_S", 5
 
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
@@ -158,8 +158,8 @@ def serve_command(
         ),
         SECRET: secrets.token_hex(),
     }
-    if (asked["api_server_count"] or asked["data_parallel_size"]) == 1:
-        variables = {name: value for name, value in _READY.items() if name not in os.environ} | variables
+    if (asked["api_server_count"] or asked["data_parallel_size"]) == 1 and _READY not in os.environ:
+        variables[_READY] = str(_READY_S)
     return ServeCommand(variables, (*_program(), *options, *more))
 
 

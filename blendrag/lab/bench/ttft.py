@@ -153,7 +153,7 @@ def _arms(
         own: dict[str, Arm] = {"full": FullPrefill(rounds), "prefix": PrefixCaching(rounds)}
         if tree is not None:
             own["exact"] = ExactPrefix(rounds, tree)
-            own["exact cold"] = ExactPrefix(rounds, tree, "exact cold", cold=True)
+            own["exact cold"] = ExactPrefix(rounds, tree, cold=True)
         stored = {
             "reuse": BlendedPrefill(rounds, recipe_of(settings, store.id, 0.0), cold),
             "blended": BlendedPrefill(rounds, recipe, cold, point.quality),
