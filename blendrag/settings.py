@@ -29,6 +29,7 @@ from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
 from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
+from blendrag.text import encodable
 
 SharedPrefix = Literal["none", "start", "system"]
 
@@ -214,6 +215,11 @@ class Settings(BaseSettings):
     )
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0)
+
+    @field_validator("*")
+    @classmethod
+    def _texts_are_encodable(cls, value: Any) -> Any:
+        return encodable(value) if isinstance(value, str) else value
 
     @field_validator("check_layers")
     @classmethod
