@@ -66,7 +66,7 @@ def _decode_16_bit(data: bytes) -> str:
                 text = data.decode(encoding)
                 if len(text.encode("latin-1", "ignore").translate(None, _CONTROL)) > 0.95 * len(text) / 2:
                     return text
-    raise Unusable(f"binary file (the first zero byte is its {data.index(0) + 1:,}th)")
+    raise Unusable(f"binary file (a zero byte at {data.index(0):,})")
 
 
 def _detected(sample: bytes) -> str:
