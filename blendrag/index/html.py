@@ -28,7 +28,7 @@ def markdown(markup: str) -> Content:
     page = _parse(_closed(markup))
     title = _take_title(page)
     _prepare(page)
-    text = page.to_markdown(_notation()).strip()
+    text = page.to_markdown(_notation()).replace(_APART, "").strip()
     if title and title not in text[: 2 * len(title) + 100]:
         text = f"# {title}\n\n{text}"
     return Content(text, {"title": title} if title else {})
@@ -100,6 +100,8 @@ _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, opt
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
 _IN_PICTURES = ("text", "desc", "tspan", "foreignObject")
 _LONGEST_DATA_URL = 100
+# No character of any text. It stands around code in a line, which would become HTML beside another backtick.
+_APART = "\ufdd0"
 
 
 def _take_title(page: Document) -> str:
@@ -127,6 +129,10 @@ def _prepare(page: Document) -> None:
     for text, code in _nearest(spaced, "pre"):
         if code is None:
             text.data = text.data.replace("\u00a0", " ")
+    for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
+        if code is None:
+            sample.insert_before(Text(_APART))
+            sample.insert_after(Text(_APART))
     tables = page.find_all("table")
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:

@@ -90,9 +90,7 @@ def test_every_visible_word_of_any_page_is_kept_in_order(page: Piece) -> None:
     assume_readable(markup)
     text = markdown(markup).text
     words_in(text, *words)
-    assert "<table" not in text and "</" not in text.replace(
-        "</", "", sum(word.count("</") for word in words)
-    )
+    assert "<table" not in text and "<code" not in text
 
 
 def assume_readable(markup: str) -> None:
@@ -105,7 +103,7 @@ def assume_readable(markup: str) -> None:
 
 
 @example("a\n\n\n b  \n```\n\t c \u00a0|\n````")
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\f")))
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\f\ufdd0")))
 def test_code_is_kept_byte_for_byte(code: str) -> None:
     text = markdown(f"<p>x</p><pre>\n<code class=language-sh>{html.escape(code)}</code></pre><p>y</p>").text
     if code.strip():

@@ -116,13 +116,6 @@ def test_what_an_older_reader_read_is_replaced_once(servers: list[Keeping], tmp_
         markdown.write_text("3. wait")
         again = index.ingest(folder)
         assert (again.changed, again.reread, again.unchanged) == (1, 0, 1)
-    done = CliRunner().invoke(app, ["ingest", str(folder), "--index", str(root), "-s", servers[0].url])
-    assert "0 changed, 2 unchanged" in done.stdout
-    with closing(sqlite3.connect(root / "ledger.sqlite")) as db:
-        db.execute("UPDATE documents SET reader = 0, content_hash = '' WHERE source LIKE '%.md'")
-        db.commit()
-    done = CliRunner().invoke(app, ["ingest", str(folder), "--index", str(root), "-s", servers[0].url])
-    assert "1 changed (1 of them by a newer reader of the same file), 1 unchanged" in done.stdout
 
 
 def test_failed_ingest_is_not_taken_up(servers: list[Keeping], tmp_path: Path) -> None:
