@@ -98,7 +98,8 @@ def _parse(markup: str) -> Document:
 
 _BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
 _BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
-_IN_PICTURES = ("text", "desc", "tspan", "foreignObject")
+_IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
+_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
 _LONGEST_DATA_URL = 100
 # No character of any text. It stands around code in a line, which would become HTML beside another backtick.
 _APART = "\ufdd0"
@@ -125,10 +126,12 @@ def _prepare(page: Document) -> None:
         for name in ("src", "href"):
             if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
                 picture.attrs[name] = ""  # the picture itself, in letters
-    spaced = [each for each in page.descendants if isinstance(each, Text) and "\u00a0" in each.data]
-    for text, code in _nearest(spaced, "pre"):
+    for numbered in page.select("ol[reversed]"):
+        _count_down(numbered)
+    texts = (each for each in page.descendants if isinstance(each, Text))
+    for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
         if code is None:
-            text.data = text.data.replace("\u00a0", " ")
+            text.data = text.data.replace("\u00a0", " ").replace("\u00ad", "")
     for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
         if code is None:
             sample.insert_before(Text(_APART))
@@ -137,6 +140,20 @@ def _prepare(page: Document) -> None:
     layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
     for table in tables:
         _unfold(table) if table in layout else _complete(table)
+
+
+def _count_down(numbered: Element) -> None:
+    """Each item gets its number; the writer would count up."""
+    items = [item for item in numbered.children if isinstance(item, Element) and item.tag == "li"]
+    number = _number(numbered.attr("start"), len(items))
+    for item in items:
+        number = _number(item.attr("value"), number)
+        item.attrs["value"] = str(number)
+        number -= 1
+
+
+def _number(written: str | None, default: int) -> int:
+    return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
 
 
 def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]:
@@ -210,6 +227,6 @@ def _notation() -> Markdown:
         converters={
             "br": lambda _, text: "\n",  # the writer's own takes quadratic time where many follow each other
             **{name: lambda _, text: f"~~{text}~~" for name in ("del", "s", "strike")},
-            **{name: lambda _, text: f" {text} " for name in (*_BOXES, *_IN_PICTURES)},
+            **{name: lambda _, text: f" {text} " for name in (*_BOXES, *_IN_DRAWINGS)},
         },
     )
