@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pptx.slide import Slide
 
 MAX_UNPACKED_BYTES = 100 << 20
+_MOST_TAGS = 1_000_000  # of a Word document: each costs up to a kilobyte and a tenth of a millisecond
+_MOST_CELLS = (
+    50_000_000  # that a sheet's rows reach over: more than this limit leaves room for if they are filled
+)
 
 
 def read_archive(data: bytes) -> Content:
@@ -59,6 +63,9 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
     """Headings, lists, tables, links, notes, comments and pictures' descriptions."""
     import mammoth
 
+    parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
+    if sum(archive.read(part).count(b"<") for part in parts) > _MOST_TAGS:
+        raise Unusable(f"Word document of more than {_MOST_TAGS:,} tags")
     styles = "p[style-name='Title'] => h1:fresh\ncomment-reference => sup"
     pictures = mammoth.images.img_element(lambda picture: {"src": ""})
     page = mammoth.convert_to_html(
@@ -72,7 +79,7 @@ def _read_pptx(archive: zipfile.ZipFile) -> Content:
     import pptx
 
     slides = pptx.Presentation(_stream(archive)).slides
-    texts = ["\n\n".join(_slide(slide)) for slide in slides]
+    texts = ["\n\n".join(filter(None, _slide(slide))) for slide in slides]
     return Content("\n\n".join(texts), {"slides": len(texts)})
 
 
@@ -113,11 +120,15 @@ def _read_xlsx(archive: zipfile.ZipFile) -> Content:
 
 def _sheet(sheet: Any) -> str:
     sheet.reset_dimensions()  # a file may say anything of its size
-    rows = [
-        {column: _value(value) for column, value in enumerate(row) if value is not None}
-        for row in sheet.iter_rows(values_only=True)
-    ]
-    rows = [row for row in rows if any(value.strip() for value in row.values())]
+    rows: list[dict[int, str]] = []
+    reached = 0
+    for row in sheet.iter_rows(values_only=True):
+        reached += len(row)
+        if reached > _MOST_CELLS:
+            raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MOST_CELLS:,} cells")
+        values = {column: _value(value) for column, value in enumerate(row) if value is not None}
+        if any(value.strip() for value in values.values()):
+            rows.append(values)
     columns = sorted({column for row in rows for column in row})
     if len(columns) * len(rows) > 100 * sum(len(row) for row in rows):
         return "\n\n".join(" | ".join(row.values()) for row in rows)
@@ -150,14 +161,16 @@ def _read_epub(archive: zipfile.ZipFile) -> Content:
         page = turbohtml.parse_xml(archive.read(name).decode("utf-8-sig", "replace"))
         return [each for each in page.iter_elements() if each.tag.rpartition(":")[2] == tag]
 
-    (root, *_) = parts(_CONTAINER, "rootfile")
-    package = root.attr("full-path")
-    files = {item.attr("id"): item.attr("href") for item in parts(package, "item")}
-    names = [files[item.attr("idref")] for item in parts(package, "itemref")]
-    chapters = [
-        read_html(archive.read(posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(name)))))
-        for name in names
-    ]
+    package = parts(_CONTAINER, "rootfile")[0].attr("full-path")
+    folder, there = posixpath.dirname(package), set(archive.namelist())
+    hrefs = {item.attr("id"): item.attr("href") for item in parts(package, "item") if _is_page(item)}
+    spine = (hrefs.get(item.attr("idref"), "") for item in parts(package, "itemref"))
+    names = dict.fromkeys(posixpath.normpath(posixpath.join(folder, unquote(href))) for href in spine)
+    chapters = [read_html(archive.read(name)) for name in names if name in there]
     title = next((" ".join(each.text.split()) for each in parts(package, "title")), "")
     text = "\n\n".join(chapter.text for chapter in chapters if chapter.text.strip())
     return Content(text, {"title": title} if title else {})
+
+
+def _is_page(item: Any) -> bool:
+    return "html" in item.attr("media-type", "html")

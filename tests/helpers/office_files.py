@@ -143,7 +143,10 @@ def xlsx(far: str = "") -> bytes:
 def epub(*chapters: str) -> bytes:
     """An EPUB that names its chapters against the order in which they are read."""
     chapters = chapters or ("<h1>One</h1><p>first</p>", "<h1>Two</h1><p>second</p>")
-    items = "".join(f'<item id="c{n}" href="text/c%20{n}.xhtml"/>' for n in reversed(range(len(chapters))))
+    items = "".join(
+        f'<item id="c{n}" href="text/c%20{n}.xhtml" media-type="application/xhtml+xml"/>'
+        for n in reversed(range(len(chapters)))
+    )
     spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
     return archive(
         {

@@ -14,7 +14,7 @@ from blendrag.index import office
 from blendrag.index.formats import read
 from blendrag.index.office import read_archive
 from blendrag.index.text import Unusable
-from office_files import W, archive, docx, epub, paragraph, pptx, xlsx
+from office_files import W, archive, docx, epub, paragraph, png, pptx, xlsx
 
 
 def test_word_document_keeps_its_structure() -> None:
@@ -65,6 +65,19 @@ def test_chapters_of_an_epub_are_in_reading_order() -> None:
     assert content.metadata == {"title": "Cranes"}
 
 
+def test_epub_whose_spine_names_pictures_missing_parts_and_chapters_twice_is_read() -> None:
+    with zipfile.ZipFile(io.BytesIO(epub())) as old:
+        parts: dict[str, str | bytes] = {name: old.read(name) for name in old.namelist()}
+        package = old.read("book/b.opf").decode()
+    more = "".join(f'<itemref idref="{name}"/>' for name in ("c0", "nowhere", "cover", "lost")) + "</spine>"
+    items = (
+        '<item id="cover" href="b.png" media-type="image/png"/><item id="lost" href="lost.html"/></manifest>'
+    )
+    parts["book/b.opf"] = package.replace("</spine>", more).replace("</manifest>", items)
+    parts["book/b.png"] = png()
+    assert read_archive(archive(parts)).text == read_archive(epub()).text
+
+
 @pytest.mark.parametrize("package", ["mammoth", "pptx", "openpyxl"])
 def test_without_the_extra_the_reason_names_it(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file = {"mammoth": docx, "pptx": pptx, "openpyxl": xlsx}[package]()
@@ -88,6 +101,14 @@ def test_bomb_is_refused_unread() -> None:
         patch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("read"))
         with pytest.raises(Unusable, match=r"more than the limit of 5,000 bytes"):
             read_archive(bomb)
+
+
+def test_small_file_that_would_take_hours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unusable, match="1,000,000 tags"):
+        read_archive(docx("<w:p/>" * 1_000_000))
+    monkeypatch.setattr(office, "_MOST_CELLS", 16_000)
+    with pytest.raises(Unusable, match="reaches over more than 16,000 cells"):
+        read_archive(xlsx(far="XFD1"))
 
 
 def test_archive_that_lies_about_its_sizes_is_refused() -> None:
