@@ -42,8 +42,11 @@ def read_pdf(data: bytes) -> Content:
     return Content(text, {"pages": len(pages)})
 
 
-def read_ole(_: bytes) -> Content:
-    raise Unusable("encrypted, or of an Office before 2007: save it without a password in a newer format")
+def _refused(reason: str) -> Reader:
+    def refuse(_: bytes) -> Content:
+        raise Unusable(reason)
+
+    return refuse
 
 
 _TEXT = (
@@ -63,7 +66,11 @@ READERS: dict[str, Reader] = {
 _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     (b"%PDF-", read_pdf),
     (b"PK\x03\x04", read_archive),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", read_ole),
+    (
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+        _refused("encrypted, or of an Office before 2007: save it without a password in a newer format"),
+    ),
+    (b"{\\rtf", _refused("RTF: save it as .docx or as text")),
 )
 _PAGE = (b"<!doctype html", b"<html")
 

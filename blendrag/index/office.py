@@ -49,7 +49,7 @@ def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
     for folder, read in (("word", _read_docx), ("ppt", _read_pptx), ("xl", _read_xlsx)):
         if folder in folders:
             return read
-    raise Unusable("ZIP archive that is no document: unpack it first")
+    raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
 
 
 def _stream(archive: zipfile.ZipFile) -> IO[bytes]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
+import pickle
 import re
 import site
 from contextlib import suppress
@@ -11,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blendrag.index.formats import HEAD_BYTES, READERS, find_reader, read, read_ole, read_text
+from blendrag.index.formats import HEAD_BYTES, READERS, find_reader, read, read_text
 from blendrag.index.text import Content, Unusable
-from office_files import docx, epub, pdf, pptx, xlsx
+from office_files import archive, docx, epub, pdf, png, pptx, xlsx
 
-READ = sorted({*READERS.values(), read_ole}, key=lambda reader: reader.__name__)
+READ = sorted(set(READERS.values()), key=lambda reader: reader.__name__)
 
 
 def content(data: bytes, suffix: str) -> Content:
@@ -84,9 +88,28 @@ def test_text_under_the_suffix_of_a_document_is_refused_with_a_reason(suffix: st
         content(b"no such thing", suffix)
 
 
-def test_office_of_before_2007_is_refused_with_what_to_do() -> None:
-    with pytest.raises(Unusable, match="save it without a password in a newer format"):
-        content(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), ".docx")
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".doc", ".docx", ".html", ""])
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "save it without a password in a newer format"),
+        (rb"{\rtf1\ansi text}", "RTF"),
+        (archive({"a.txt": "text"}), "ZIP archive that is neither"),
+        (gzip.compress(b"text"), "binary|broken"),
+        (bz2.compress(b"text" * 100), "binary|broken"),
+        (lzma.compress(b"text"), "binary|broken"),
+        (png(), "binary|broken"),
+        (b"SQLite format 3\0" + bytes(100), "binary|broken"),
+        (pickle.dumps({"text": "text"}), "binary|broken"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_a_reason_under_any_suffix(
+    data: bytes, reason: str, suffix: str
+) -> None:
+    reader = find_reader(suffix, data, read_text)
+    assert reader is not None
+    with pytest.raises(Unusable, match=reason):
+        read(reader, data)
 
 
 # -- PDF ---------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_archive_under_any_suffix_is_skipped_and_a_pdf_under_any_is_read(folder:
         "The barge carries gravel.",
     }
     assert reasons(loaded) == {
-        "notes.md": "ZIP archive that is no document: unpack it first",
+        "notes.md": "ZIP archive that is neither Word, PowerPoint, Excel nor EPUB",
         "late.txt": "binary file (a zero byte at 70,000)",
     }
 

@@ -87,7 +87,7 @@ def test_without_the_extra_the_reason_names_it(package: str, monkeypatch: pytest
 
 
 def test_archive_of_anything_else_is_refused() -> None:
-    with pytest.raises(Unusable, match="unpack it first"):
+    with pytest.raises(Unusable, match="ZIP archive that is neither"):
         read_archive(archive({"a.txt": "text", "word/b.txt": "text"}))
 
 
