@@ -93,8 +93,9 @@ def read(reader: Reader, data: bytes) -> Content:
     except Unusable:
         raise
     except Exception as error:
-        called = _CALLED.get(reader, "file")
-        raise Unusable(f"broken {called} ({type(error).__name__}: {error})") from None
+        said = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
+        raise Unusable(f"broken {_CALLED.get(reader, 'file')} ({said})") from None
 
 
+_LONGEST_REASON = 200
 _CALLED: dict[Reader, str] = {read_pdf: "PDF", read_html: "HTML", read_archive: "document or ZIP archive"}

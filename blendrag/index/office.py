@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 MAX_UNPACKED_BYTES = 100 << 20
 _MOST_TAGS = 1_000_000  # of a Word document: each costs up to a kilobyte and a tenth of a millisecond
-_MOST_CELLS = (
-    50_000_000  # that a sheet's rows reach over: more than this limit leaves room for if they are filled
-)
+_MOST_CELLS = 50_000_000  # that a sheet's rows reach over: so many filled ones would unpack to more
 
 
 def read_archive(data: bytes) -> Content:
