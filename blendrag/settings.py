@@ -29,6 +29,7 @@ from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
 from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
+from blendrag.text import encodable
 
 SharedPrefix = Literal["none", "start", "system"]
 
@@ -216,6 +217,11 @@ class Settings(BaseSettings):
         None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
     )
     temperature: float = Field(0.0, ge=0.0)
+
+    @field_validator("*")
+    @classmethod
+    def _texts_are_encodable(cls, value: Any) -> Any:
+        return encodable(value) if isinstance(value, str) else value
 
     @field_validator("check_layers")
     @classmethod

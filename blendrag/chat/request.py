@@ -13,6 +13,7 @@ from blendrag.names import closest
 from blendrag.options import BUDGET, BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings
+from blendrag.text import encodable, plain
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
@@ -129,35 +130,38 @@ class ChatRequest:
 
 
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
-    """Raises ConfigError for an unknown option and for a value that cannot be used."""
+    """Return the request that messages and options make, its texts encodable and its values plain data.
+
+    Raises ConfigError for an unknown option and for a value that cannot be used.
+    """
     check_names(options, RequestOptions.__annotations__)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # What the request does not say is the settings' to say.
     blending = step_of(given["quality"])._asdict() if "quality" in given else {}
     blending |= {name: given[name] for name in _BLENDING if name in given}
-    stop = given.get("stop", ())
+    stop, grammar = given.get("stop", ()), given.get("grammar")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
         top_p=given.get("top_p", 1.0),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(map(encodable, (stop,) if isinstance(stop, str) else stop)),
         seed=given.get("seed"),
         logprobs=given.get("logprobs"),
         timeout_s=given.get("timeout"),
         other=given.get("other", {}),
     )
     return ChatRequest(
-        messages,
+        plain(messages),
         sampling,
-        documents=tuple(given.get("documents", ())),
-        tools=tuple(given.get("tools", ())),
-        tool_choice=given.get("tool_choice", AUTO),
-        schema=given.get("schema"),
-        grammar=given.get("grammar"),
+        documents=tuple(map(encodable, given.get("documents", ()))),
+        tools=tuple(plain(given.get("tools", ()))),
+        tool_choice=plain(given.get("tool_choice", AUTO)),
+        schema=plain(given.get("schema")),
+        grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=replace(settings.blending, **blending),
         max_retries=given.get("max_retries", 1),
-        conversation=str(given["conversation"]) if "conversation" in given else None,
+        conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
 
 

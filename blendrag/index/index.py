@@ -29,6 +29,7 @@ from blendrag.select import make_selector
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
+from blendrag.text import encodable
 
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 
@@ -102,6 +103,7 @@ class BlendIndex(Answering):
 
     def delete(self, source: str) -> None:
         """Take a document out of the index. Raises EmptyIndexError if it is not in it."""
+        source = encodable(source)
         if source not in self._ledger.sources():
             raise EmptyIndexError(f"no document {source!r} in this index")
         self._library.drop(self._pipeline().remove(source))
@@ -112,7 +114,7 @@ class BlendIndex(Answering):
         Raises SourceError for an unknown document, naming the closest; StoreError if a tier cannot be
         reached, and then nothing has changed here.
         """
-        return purge(source, self._library, self._pipeline())
+        return purge(encodable(source), self._library, self._pipeline())
 
     def _pipeline(self) -> DocumentPipeline:
         s = self.settings

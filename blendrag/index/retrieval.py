@@ -12,6 +12,7 @@ from blendrag.index.answering import LEAST_ANSWER_TOKENS
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.prompt import DocumentNote, KnownText, Messages, PromptPlan, assemble
 from blendrag.serving.library import Library
+from blendrag.text import encodable, plain
 
 
 class Retriever:
@@ -53,8 +54,8 @@ class Retriever:
                 system_prompt=settings.system_prompt,
                 documents=known,
                 separator=settings.separator,
-                question=question,
-                history=[dict(message) for message in history],
+                question=encodable(question),
+                history=plain(history),
                 template_options=chat_template_kwargs,
             )
             if len(plan.token_ids) + LEAST_ANSWER_TOKENS <= window:

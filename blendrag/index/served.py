@@ -26,6 +26,7 @@ from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
+from blendrag.text import encodable, plain
 
 
 class ServedIndex(Answering):
@@ -106,7 +107,7 @@ class ServedIndex(Answering):
         while hits:
             one = replace(
                 request,
-                messages=self._messages(prompt, hits, history),
+                messages=self._messages(encodable(prompt), hits, plain(history)),
                 documents=tuple(hit.text for hit in hits),
                 sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
             )

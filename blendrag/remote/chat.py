@@ -37,6 +37,7 @@ from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.remote.reading import Reader
 from blendrag.settings import Settings
+from blendrag.text import encodable
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
@@ -138,7 +139,7 @@ class RemoteChat(ChatModel):
         return RemoteCollection(self.server, name)
 
     def prefetch(self, texts: Iterable[str]) -> None:
-        body = {"texts": list(texts)}
+        body = {"texts": [encodable(text) for text in texts]}
         if body["texts"]:
             _background(os.getpid()).submit(lambda: self._prefetch(body))
 

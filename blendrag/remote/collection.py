@@ -19,8 +19,9 @@ import xxhash
 from blendrag.errors import BlendragError, ConfigError, ServerBusyError, ServerError, StoreFullError
 from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
-from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts
+from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts, encodable_documents
 from blendrag.serving.owners import ends_here
+from blendrag.text import encodable
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)  # as the server takes it
 _ADDRESS = 4 << 10  # characters of ids in one address; servers and gateways take 8 KiB in all
@@ -36,8 +37,8 @@ class RemoteCollection(KeptDocuments):
     with."""
 
     def __init__(self, server: Server, name: str) -> None:
-        self._server, self.name = server, name
-        self._path = f"v1/kb/collections/{_as_path(name)}"
+        self._server, self.name = server, encodable(name)
+        self._path = f"v1/kb/collections/{_as_path(self.name)}"
 
     def ids(self) -> set[str]:
         try:
@@ -56,10 +57,10 @@ class RemoteCollection(KeptDocuments):
     ) -> SyncReport:
         if ends_here(self.name):
             _forget_at_exit(self._server, self.name, os.getpid())
-        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
+        texts, parts = encodable_documents(documents, sources)
         report = SyncReport()
         with progress_bar(progress) as bar:
-            for part, parts_of in _parts(texts, sources or {}):
+            for part, parts_of in _parts(texts, parts):
                 done = self._put({"documents": part, "sources": parts_of}, bar)
                 report.count(done)
                 report.added += done.added
@@ -75,7 +76,7 @@ class RemoteCollection(KeptDocuments):
         progress: Progress | bool | None = False,
     ) -> SyncReport:
         report = self.add(documents, sources=sources, progress=progress)
-        gone = self.ids() - documents.keys()
+        gone = self.ids() - set(map(encodable, documents))
         self.remove(gone)
         report.removed = len(gone)
         return report
@@ -83,7 +84,7 @@ class RemoteCollection(KeptDocuments):
     def remove(self, ids: Iterable[str]) -> None:
         part: list[str] = []
         size = 0
-        for id in ids:
+        for id in map(encodable, ids):
             more = len(f"&id={quote_plus(id)}")
             if part and size + more > _ADDRESS:
                 self._forget(params={"id": part})

@@ -32,6 +32,7 @@ from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
 from blendrag.settings import RENAMED, Settings
+from blendrag.text import encodable
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +47,7 @@ _MOST_INGESTS = 8  # of a tenant, with the one that is being done
 T = TypeVar("T")
 
 
-def _encodable(text: str) -> str:
-    """JSON can say half of a surrogate pair, which can neither be stored nor tokenised: a ValueError."""
-    text.encode()
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, AfterValidator(encodable)]
 
 
 class BlendFields(BaseModel):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Discriminator, Tag, create_model, model_validato
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
 from blendrag.server.knowledge import status_of
+from blendrag.text import plain
 
 HEADER = "x-blendrag"
 _DATA = "data: "
@@ -38,7 +39,9 @@ def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> 
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
     try:
-        request = read(body)
+        request = read(plain(body))
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
     for message in request.messages if is_chat(cls) else ():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from blendrag.progress import Progress, progress_bar
 from blendrag.serving.owners import owner_of, volatile
 from blendrag.serving.prefill import PrefillReport
+from blendrag.text import encodable
 
 if TYPE_CHECKING:  # it imports torch, and vector stores are imported before that is needed
     from blendrag.serving.library import Library
@@ -29,6 +30,18 @@ class SyncReport(PrefillReport):
     removed: int = 0
     changed: int = 0
     unchanged: int = 0
+
+
+def encodable_documents(
+    documents: Texts, sources: Sources | None
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return documents and sources with ids and texts that can be stored; a text alone is a list of one."""
+    texts = {
+        # A text is an iterable of texts, too, of its characters.
+        encodable(id): [encodable(one) for one in ([found] if isinstance(found, str) else found)]
+        for id, found in documents.items()
+    }
+    return texts, {encodable(id): encodable(source) for id, source in (sources or {}).items()}
 
 
 class KeptDocuments(ABC):
@@ -85,7 +98,7 @@ class Collection(KeptDocuments):
     """In a library of this process."""
 
     def __init__(self, library: Library, name: str) -> None:
-        self.library, self.name = library, name
+        self.library, self.name = library, encodable(name)
 
     @staticmethod
     def volatile(name: str) -> str:
@@ -142,11 +155,9 @@ class Collection(KeptDocuments):
         return report
 
     def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
-        # A text is an iterable of texts, too, of its characters.
-        owned = {
-            self._owner(id): [texts] if isinstance(texts, str) else texts for id, texts in documents.items()
-        }
-        return owned, {self._owner(id): source for id, source in (sources or {}).items()}
+        documents, sources = encodable_documents(documents, sources)
+        owned = {self._owner(id): texts for id, texts in documents.items()}
+        return owned, {self._owner(id): source for id, source in sources.items()}
 
     def _owner(self, id: str) -> str:
-        return owner_of(self.name, id)
+        return owner_of(self.name, encodable(id))

@@ -72,9 +72,18 @@ def test_prompt_is_planned_whose_token_ids_vllm_ignores(part: dict[str, Any]) ->
     )
 
 
-@pytest.mark.parametrize("name", ["documents", "conversation", "selector"])
-def test_text_that_cannot_be_encoded_is_read(name: str) -> None:
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+def test_text_that_cannot_be_encoded_is_replaced_wherever_it_stands(kind: type[BaseModel]) -> None:
     """What looks for a document, or names a conversation, would raise in the middle of it."""
-    half: Any = ["a\ud800b"] if name == "documents" else "a\ud800b"
-    with pytest.raises(ValidationError, match="surrogates not allowed"):
-        read(CHAT, blendrag={name: half})
+    half = "a\ud800b"
+    call = {"id": half, "type": "function", "function": {"name": half, "arguments": half}}
+    request = read(
+        kind,
+        messages=[{"role": "user", "content": half}, {"role": "assistant", "tool_calls": [call]}],
+        prompt=half,
+        stop=[half],
+        blendrag={"documents": [half], "conversation": half, "selector": half},
+    )
+    said = request.model_dump_json()
+    assert half.encode("utf-8", "surrogatepass") not in said.encode()
+    assert said.count("a\ufffdb") >= 5
