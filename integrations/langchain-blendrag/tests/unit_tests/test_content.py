@@ -52,18 +52,19 @@ READ: list[tuple[Any, str]] = [
     ([{"text": "It is blue."}], "It is blue."),
     ([{"type": "input_text", "text": "It is blue."}], "It is blue."),
     ([{"type": "output_text", "text": "It is blue.", "annotations": []}], "It is blue."),
-    ([{"type": "text", "text": "It is ", "cache_control": {}}, {"type": "text", "text": "blue."}], "It is blue."),
+    ([{"type": "text", "text": "It is ", "cache_control": {}}, {"text": "blue."}], "It is blue."),
     ([{"type": "text-plain", "mime_type": "text/plain", "text": "It is blue."}], "It is blue."),
-    ([{"type": "file", "source_type": "text", "mime_type": "text/plain", "text": "It is blue."}], "It is blue."),
+    ([{"type": "file", "source_type": "text", "text": "It is blue."}], "It is blue."),
     ([{"type": "message", "content": [{"type": "output_text", "text": "It is blue."}]}], "It is blue."),
     ([{"type": "refusal", "refusal": "I cannot say."}], "I cannot say."),
     ([{"type": "non_standard", "value": {"type": "text", "text": "It is blue."}}], "It is blue."),
     ([{"type": "audio", "transcript": "It is blue.", "id": "a"}], "It is blue."),
-    ([{"type": "tool_result", "content": [SKY, SKY]}], "It is blue.\n\nIt is blue."),
+    ([{"type": "tool_result", "content": [SKY, SKY]}], "It is blue.It is blue."),
     ([{"type": "server_tool_result", "output": "It is blue.", "status": "success"}], "It is blue."),
     ([{"toolResult": {"toolUseId": "1", "content": [{"text": "It is blue."}]}}], "It is blue."),
     ([{"toolResult": {"toolUseId": "1", "content": [{"json": {"sky": "blü"}}]}}], '{"sky": "blü"}'),
     ([{"functionResponse": {"name": "f", "response": {"result": "It is blue."}}}], "It is blue."),
+    ([{"functionResponse": {"name": "f", "response": {"sky": "blü"}}}], '{"sky": "blü"}'),
     ([{"guardContent": {"text": {"text": "It is blue."}}}], "It is blue."),
     ([{"citationsContent": {"content": [{"text": "It is blue."}], "citations": []}}], "It is blue."),
     ([{"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "It is blue."}}],
@@ -113,6 +114,7 @@ PICTURES = [
     {"type": "file", "base64": "x", "mime_type": "application/pdf"},
     {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}},
     {"type": "video", "url": "https://x"},
+    {"type": "tool_result", "content": [SKY, {"type": "image", "source": {"type": "base64", "data": "x"}}]},
 ]
 
 
@@ -126,7 +128,7 @@ def test_picture_is_refused_in_a_question_and_counted_in_what_was_answered(pictu
             plain_messages(turns)
     with pytest.warns(BlendragWarning, match=r"left out, as having no text: \w+ \(1\)"):
         plain = plain_messages([asked, AIMessage("A crane."), HumanMessage("How high?")])
-    assert plain[0]["content"] == "What is this?"
+    assert plain[0]["content"].startswith("What is this?")
 
 
 def test_every_kind_of_message_becomes_a_turn(recorded_llm: ChatBlend) -> None:
@@ -149,3 +151,11 @@ def test_every_kind_of_message_becomes_a_turn(recorded_llm: ChatBlend) -> None:
         prompt = recorded_llm.render(turns)
     for shown in ("Be kind.", "nobody asked", "2024-01-02", "of old", "Be stern.", "Again."):
         assert shown in prompt
+
+
+def test_message_that_is_nested_too_deeply_is_named() -> None:
+    block: Any = SKY
+    for _ in range(5000):
+        block = {"type": "non_standard", "value": block}
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        plain_messages([HumanMessage([block])])
