@@ -40,6 +40,7 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
+    "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
 }
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -212,7 +213,7 @@ class Settings(BaseSettings):
     )
 
     # Asking
-    top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
+    similarity_top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     chat_template_kwargs: dict[str, Any] = Field(
@@ -322,7 +323,7 @@ def _read(file: Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{file} must have one option per line, as in 'top_k: 6'")
+        raise ConfigError(f"{file} must have one option per line, as in 'similarity_top_k: 6'")
     return found
 
 
@@ -339,7 +340,8 @@ def _refuse_unknown_variables() -> None:
     known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            raise ConfigError(f"unknown variable {name}{closest(name, known)}")
+            renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())
+            raise ConfigError(renamed or f"unknown variable {name}{closest(name, known)}")
 
 
 def _explain(error: ValidationError) -> str:
