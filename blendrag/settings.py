@@ -33,13 +33,14 @@ from blendrag.text import encodable
 
 SharedPrefix = Literal["none", "start", "system"]
 
-# What `reasoning_parser` may be besides vLLM's names.
+# What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
 AUTO_PARSER, NO_PARSER = "auto", "none"
 
 # What was called otherwise, and the sentence for whoever writes it still.
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
+    "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
 }
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -84,6 +85,11 @@ class Settings(BaseSettings):
         AUTO_PARSER,
         description="How thinking is told from answers: a reasoning parser of vLLM's, `none`, or `auto`,"
         " which knows `<think>` where the model has it.",
+    )
+    tool_parser: str = Field(
+        AUTO_PARSER,
+        description="How tool calls are told from answers: a tool parser of vLLM's, `none`, or `auto`, which"
+        " goes by the model's chat template.",
     )
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     call_timeout_s: float = Field(
@@ -207,13 +213,15 @@ class Settings(BaseSettings):
     )
 
     # Asking
-    top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
+    similarity_top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="Variables of the model's chat template, such as `enable_thinking`."
     )
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
+    )
     temperature: float = Field(0.0, ge=0.0)
 
     @field_validator("*")
@@ -315,7 +323,7 @@ def _read(file: Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{file} must have one option per line, as in 'top_k: 6'")
+        raise ConfigError(f"{file} must have one option per line, as in 'similarity_top_k: 6'")
     return found
 
 
@@ -332,7 +340,8 @@ def _refuse_unknown_variables() -> None:
     known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            raise ConfigError(f"unknown variable {name}{closest(name, known)}")
+            renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())
+            raise ConfigError(renamed or f"unknown variable {name}{closest(name, known)}")
 
 
 def _explain(error: ValidationError) -> str:

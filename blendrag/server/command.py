@@ -64,7 +64,7 @@ _REFUSED = {
 CLIENTS = frozenset(
     {
         "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
-        "temperature", "top_k",
+        "temperature", "similarity_top_k",
     }
 )  # fmt: skip
 

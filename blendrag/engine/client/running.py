@@ -240,7 +240,7 @@ class RunningEngine:
         if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(token_ids)} tokens, the model's window {self.max_model_len}:"
-                " ask for fewer documents (top_k) or use a model with a longer window"
+                " ask for fewer documents, or use a model with a longer window"
             )
         ticket = f"blendrag-{next(self._ids)}"
         prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)

@@ -83,7 +83,7 @@ def test_container_blends_otherwise_than_the_server_here(
 
 
 def test_settings_of_clients_in_a_file_stop_a_server(model_dir: Path) -> None:
-    image, _ = printed(model_dir, temperature=0.7, top_k=3)
+    image, _ = printed(model_dir, temperature=0.7, similarity_top_k=3)
     assert "temperature" not in image
 
 
