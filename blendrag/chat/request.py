@@ -36,6 +36,7 @@ class RequestOptions(TypedDict, total=False):
     an answer goes on behind what was, without tools, schema, grammar or seed.
     timeout: seconds that the answer may take. logprobs: how many per token.
     tools: functions as OpenAI describes them. tool_choice: "auto", "none", "required", or a tool's name.
+    parallel_tool_calls: False keeps the first call of an answer and drops the others.
     schema: JSON schema that the answer has to match; the model is shown it, and held to it.
     grammar: what the answer has to match; a JSON schema is not shown to the model.
     other: more of vLLM's ``SamplingParams``.
@@ -63,6 +64,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | None
+    parallel_tool_calls: bool | None
     schema: Mapping[str, Any] | None
     grammar: Grammar | Mapping[str, Any] | None
     other: Mapping[str, Any] | None
@@ -95,6 +97,7 @@ class ChatRequest:
     documents: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str = AUTO
+    parallel_tool_calls: bool = True
     schema: Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: BlendOptions | None = None
@@ -150,6 +153,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         documents=tuple(map(encodable, given.get("documents", ()))),
         tools=tuple(plain(given.get("tools", ()))),
         tool_choice=plain(given.get("tool_choice", AUTO)),
+        parallel_tool_calls=given.get("parallel_tool_calls", True),
         schema=plain(given.get("schema")),
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=replace(settings.blending, **blending),
