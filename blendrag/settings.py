@@ -213,7 +213,9 @@ class Settings(BaseSettings):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="Variables of the model's chat template, such as `enable_thinking`."
     )
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
+    )
     temperature: float = Field(0.0, ge=0.0)
 
     @field_validator("*")

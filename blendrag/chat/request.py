@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
-from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
 from blendrag.names import closest
@@ -24,6 +23,8 @@ _BLENDING = ("blend", "recompute_ratio", "selector", *BUDGET)
 class RequestOptions(TypedDict, total=False):
     """Options of one request; None stands for the setting, or for none.
 
+    max_tokens: of the answer, thinking included; None stands for the setting, and that one's None for the
+    rest of the window.
     blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
     settings; a ratio or selector given with a quality is taken instead of the quality's.
     kv_budget: as the setting, which the engine has to be started with; one that is longer than the prompt
@@ -99,6 +100,7 @@ class ChatRequest:
     tool_choice: str = AUTO
     parallel_tool_calls: bool = True
     schema: Mapping[str, Any] | None = None
+    grammar: Grammar | Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: BlendOptions | None = None
     max_retries: int = 1
@@ -112,6 +114,12 @@ class ChatRequest:
             raise ConfigError(f"tool_choice {self.tool_choice!r} names no tool; there are {names}")
         if self.tool_choice == REQUIRED and not names:
             raise ConfigError("tool_choice 'required' needs tools")
+
+    def within(self, room: int) -> Self:
+        """The same request, whose answer has at most so many tokens, and one at least: that a prompt leaves
+        no room is the engine's to say."""
+        most = max(1, min(self.sampling.max_tokens or room, room))
+        return replace(self, sampling=replace(self.sampling, max_tokens=most))
 
     @property
     def forced(self) -> bool:
@@ -134,17 +142,15 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     # What the request does not say is the settings' to say.
     blending = step_of(given["quality"])._asdict() if "quality" in given else {}
     blending |= {name: given[name] for name in _BLENDING if name in given}
-    max_tokens, stop = given.get("max_tokens", settings.max_tokens), given.get("stop", ())
-    grammar = given.get("grammar")
+    stop, grammar = given.get("stop", ()), given.get("grammar")
     sampling = Sampling(
-        max_tokens=max_tokens,
+        max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
         top_p=given.get("top_p", 1.0),
         stop=tuple(map(encodable, (stop,) if isinstance(stop, str) else stop)),
         seed=given.get("seed"),
         logprobs=given.get("logprobs"),
         timeout_s=given.get("timeout"),
-        grammar=json_grammar(plain(grammar), max_tokens) if isinstance(grammar, Mapping) else grammar,
         other=given.get("other", {}),
     )
     return ChatRequest(
@@ -155,6 +161,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         tool_choice=plain(given.get("tool_choice", AUTO)),
         parallel_tool_calls=given.get("parallel_tool_calls", True),
         schema=plain(given.get("schema")),
+        grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=replace(settings.blending, **blending),
         max_retries=given.get("max_retries", 1),

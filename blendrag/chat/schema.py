@@ -19,12 +19,12 @@ _VALUES = ("default", "examples", "enum", "const")  # no schemas, though they ma
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def json_grammar(schema: Mapping[str, Any], max_tokens: int) -> Grammar:
-    """The grammar of answers that match ``schema`` within ``max_tokens``."""
+def json_grammar(schema: Mapping[str, Any], max_tokens: int | None) -> Grammar:
+    """The grammar of answers that match ``schema`` within ``max_tokens``; None: however long."""
     return Grammar("json", {**with_room(schema, max_tokens), "x-guidance": _LAYOUT})
 
 
-def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+def with_room(schema: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
     """The schema, closed: what it names is all there is, and open strings share ``max_tokens`` equally.
 
     Small models add properties, and go on with a string, until ``max_tokens`` cuts them off; what is left is
@@ -36,6 +36,8 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     for part in parts:
         if part.get("type") == "object" and "properties" in part and id(part) not in halves:
             part.setdefault("additionalProperties", False)
+    if max_tokens is None:
+        return closed
     strings = [p for p in parts if p.get("type") == "string" and not any(name in p for name in _DECIDED)]
     share = _CHARACTERS_PER_TOKEN * max_tokens // max(1, len(strings))
     for string in strings:

@@ -194,9 +194,11 @@ def _written(message: Message) -> Message:
 
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:
-    """What the answer has to match: the schema asked for; or one call, a name and arguments."""
+    """What the answer has to match: the schema asked for; one call, a name and arguments; or the request's
+    own grammar."""
     if not request.forced and request.schema is None:
-        return None
+        own = request.grammar
+        return _grammar(own, request) if isinstance(own, Mapping) else own
     functions = [tool["function"] for tool in request.offered]
     wanted = [f for f in functions if not request.forced or request.tool_choice in (REQUIRED, f["name"])]
     schemas: list[dict[str, Any]] = []

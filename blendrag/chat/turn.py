@@ -38,9 +38,10 @@ class Turn:
     """Made for one request; fed with the engine's pieces, it gives those of the answer."""
 
     def __init__(self, library: Library, settings: Settings, request: ChatRequest) -> None:
-        self._library, self._settings, self._request = library, settings, request
+        self._library, self._settings = library, settings
         self.engine = library.start()
         self.plan = plan_request(library, request)
+        self._request = request.within(self.engine.max_model_len - len(self.plan.token_ids))
         self._choose()
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
@@ -72,9 +73,8 @@ class Turn:
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
-        sampling = replace(request.sampling, path=self._path, given=tuple(self._tokens))
-        if grammar:
-            sampling = replace(sampling, grammar=grammar)
+        given = tuple(self._tokens)
+        sampling = replace(request.sampling, path=self._path, given=given, grammar=grammar)
         if (reader := self._reader) is not None:
             if sampling.grammar and reader.comes_first:
                 sampling = replace(sampling, thinks_first=request.chat_template_kwargs)

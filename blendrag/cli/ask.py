@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from blendrag.index.index import BlendIndex
     from blendrag.index.served import ServedIndex
 
+_LONGEST_TOKENS = 1024
+
 
 def ask(
     question: Annotated[str, typer.Argument(help="In quotes.", show_default=False)],
@@ -53,7 +55,7 @@ def ask(
         api_key,
         model=model,
         top_k=top_k,
-        max_tokens=max_tokens,
+        max_tokens=_length(max_tokens),
         blend=blend,
         quality=quality,
         recompute_ratio=recompute_ratio,
@@ -96,7 +98,7 @@ def chat(
         api_key,
         model=model,
         top_k=top_k,
-        max_tokens=max_tokens,
+        max_tokens=_length(max_tokens),
         blend=blend,
         quality=quality,
         recompute_ratio=recompute_ratio,
@@ -125,6 +127,13 @@ def _ready(
         _refuse_empty(index)
         start_engine(index)
         yield index
+
+
+def _length(given: int | None) -> int:
+    """Of an answer, in tokens: models may say the same over and over until their window ends."""
+    from blendrag.settings import Settings
+
+    return given or Settings.load().max_tokens or _LONGEST_TOKENS
 
 
 def _refuse_empty(index: BlendIndex | ServedIndex) -> None:

@@ -19,7 +19,10 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
 TopK = Annotated[int | None, typer.Option("--top-k", "-k", min=1, help="Chunks put into the prompt.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; by default the setting, or 1,024."),
+]
 Blend = Annotated[
     bool | None,
     typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),

@@ -22,6 +22,7 @@ from blendrag.chat.interface import ChatModel
 from blendrag.chat.messages import with_roles
 from blendrag.chat.request import ChatRequest, RequestOptions, make_request
 from blendrag.chat.tools import TemplateFacts, answer_grammar, with_tools, without_control
+from blendrag.engine.client.generation import Grammar
 from blendrag.errors import (
     BlendragError,
     BrokenAnswerError,
@@ -200,6 +201,9 @@ class RemoteChat(ChatModel):
         return _BETWEEN_ATTEMPTS_S if isinstance(error.__cause__, httpx2.ConnectError) else None
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
+        if request.sampling.max_tokens is None and isinstance(request.messages, str):
+            # Of a rendered prompt, vLLM's route takes no limit for 16 tokens.
+            request = request.within(self.context_window - self.count_tokens(request))
         sampling = request.sampling
         blending: dict[str, Any] = {"documents": list(request.documents), "evidence": True}
         blending |= dict(request.said) if isinstance(request, _Request) else {}
@@ -217,7 +221,7 @@ class RemoteChat(ChatModel):
             "stream_options": {"include_usage": True},
             "blendrag": blending,
         }
-        if grammar := answer_grammar(request) or sampling.grammar:
+        if grammar := self._grammar(request):
             body["structured_outputs"] = {grammar.kind: grammar.value}
         if sampling.logprobs is not None:
             chat = not isinstance(request.messages, str)
@@ -227,6 +231,12 @@ class RemoteChat(ChatModel):
                 else {"logprobs": sampling.logprobs}
             )
         return {name: value for name, value in body.items() if value is not None}
+
+    def _grammar(self, request: ChatRequest) -> Grammar | None:
+        """What the answer has to match; what the prompt leaves of the window is taken for half of it."""
+        if request.sampling.max_tokens is None and (request.forced or request.schema or request.grammar):
+            request = request.within(self.context_window // 2)
+        return answer_grammar(request)
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
         """Messages and tools as embedded engines' models get them, but for control tokens, which the server

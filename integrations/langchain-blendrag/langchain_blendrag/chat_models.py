@@ -317,8 +317,10 @@ class ChatBlend(InConversation):
             tool_calling=True,
             tool_choice=True,
             structured_output=True,
-            max_output_tokens=self.settings.max_tokens,
         )
-        if window := self.chat.context_window_at_hand():
+        window = self.chat.context_window_at_hand()
+        if window:
             profile["max_input_tokens"] = window
+        if most := self.settings.max_tokens or window:
+            profile["max_output_tokens"] = most
         return profile

@@ -183,6 +183,19 @@ def test_call_that_is_only_thought_of_is_made(make: Callable[..., Chat], engine:
     assert [call.name for call in answer.tool_calls] == ["clock"]
 
 
+@pytest.mark.parametrize("limit", [None, 10, 10**6])
+def test_answer_may_have_what_the_prompt_leaves_of_the_window(
+    make: Callable[..., Chat], engine: Saying, limit: int | None
+) -> None:
+    chat = make()
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    chat.complete(chat.request(HI, grammar=schema, max_tokens=limit))
+    (asked,), room = engine.asked, engine.max_model_len - chat.count_tokens(chat.request(HI))
+    most = min(limit or room, room)
+    assert asked.max_tokens == most and asked.grammar
+    assert asked.grammar.value["properties"]["a"]["maxLength"] == max(16, 2 * most)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"schema": {"type": "object"}}, {"tools": [TOOL], "tool_choice": "clock"}],

@@ -171,10 +171,24 @@ def test_reasoning_is_text(server: Script, chat: RemoteChat) -> None:
 def test_rendered_prompt_is_a_message(server: Script, chat: RemoteChat) -> None:
     reply = events()
     reply.lines.insert(1, event(text="Paris"))
-    server.replies = [reply]
+    planned = {"text": "The capital is", "tokens": 3, "rows": [], "plain": None}
+    server.replies = [Reply(lines=[json.dumps(planned)]), reply]
     assert chat.complete(chat.request("The capital is")).text == "Paris"
     assert server.asked[-1][1] == "/v1/completions"
     assert body(server)["prompt"] == "The capital is"
+    assert body(server)["max_tokens"] == MODEL["context_window"] - 3  # said nothing, vLLM takes 16
+
+
+def test_answer_has_the_rest_of_the_window_unless_the_request_says_less(
+    server: Script, chat: RemoteChat
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    server.replies = [events("x") for _ in range(2)]
+    for limit, characters in ((None, MODEL["context_window"]), (20, 40)):
+        chat.complete(chat.request(HI, schema=schema, max_tokens=limit))
+        assert body(server).get("max_tokens") == limit
+        held = body(server)["structured_outputs"]["json"]["properties"]["a"]
+        assert held["maxLength"] == characters
 
 
 # -- failures ---------------------------------------------------------------------------------------------

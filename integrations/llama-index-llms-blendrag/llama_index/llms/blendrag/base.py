@@ -20,6 +20,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
+from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 from pydantic import SecretStr, field_serializer
@@ -175,7 +176,7 @@ class BlendLLM(StructuredByGrammar):
             self._window = min(window, self.context_window or window)
         return LLMMetadata(
             context_window=self._window,
-            num_output=self.settings.max_tokens,
+            num_output=self.settings.max_tokens or DEFAULT_NUM_OUTPUTS,
             is_chat_model=True,
             is_function_calling_model=True,
             model_name=self._chat.model_name,
