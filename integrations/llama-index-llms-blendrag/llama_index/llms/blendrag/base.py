@@ -20,13 +20,12 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
-from llama_index.core.constants import DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 from pydantic import SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, open_chat, without_password
-from llama_index.llms.blendrag.calls import Call
+from llama_index.llms.blendrag.calls import STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
 
@@ -176,7 +175,7 @@ class BlendLLM(StructuredByGrammar):
             self._window = min(window, self.context_window or window)
         return LLMMetadata(
             context_window=self._window,
-            num_output=self.settings.max_tokens or DEFAULT_NUM_OUTPUTS,
+            num_output=self.settings.max_tokens or -1,
             is_chat_model=True,
             is_function_calling_model=True,
             model_name=self._chat.model_name,
@@ -257,13 +256,17 @@ class BlendLLM(StructuredByGrammar):
         with contextlib.closing(self._chat.stream(call.request)) as pieces:
             for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
-                    yield call.feed(piece)
+                    yield (response := call.feed(piece))
+            if call.request.offered:
+                refuse_cut_call(response)
 
     async def _astream(self, call: Call) -> AsyncGenerator[ChatResponse, None]:
         async with contextlib.aclosing(self._chat.astream(call.request)) as pieces:
             async for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
-                    yield call.feed(piece)
+                    yield (response := call.feed(piece))
+            if call.request.offered:
+                refuse_cut_call(response)
 
     def speculate(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
@@ -287,7 +290,10 @@ class BlendLLM(StructuredByGrammar):
         tool_choice: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema."""
+        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema.
+
+        Programs force none where they stream."""
+        tool_required = tool_required or STRUCTURED in kwargs
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
         if isinstance(tool_choice, dict):  # as OpenAI writes it
@@ -296,14 +302,18 @@ class BlendLLM(StructuredByGrammar):
             "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
             "tools": [_described(tool) for tool in tools],
             "tool_choice": tool_choice or ("required" if tool_required and tools else None),
-            "allow_parallel_tool_calls": allow_parallel_tool_calls,
+            "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls in a response. Raises ValueError, as LlamaIndex expects, if there are none."""
+        """The calls in a response.
+
+        Raises ValueError, as LlamaIndex expects, if there are none; AnswerCutError, which is one too, if a
+        call was cut, whether or not one is expected: an agent would take it for a last, empty answer."""
+        refuse_cut_call(response)
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
             raise ValueError(f"the model called no tool, it answered: {response.message.content!r}")

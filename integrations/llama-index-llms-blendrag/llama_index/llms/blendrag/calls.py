@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
+from llama_index.llms.blendrag.errors import AnswerCutError
 from llama_index.llms.blendrag.events import BlendCacheEvent
 from llama_index.llms.blendrag.messages import assistant_message, message_blocks, plain_messages
 from llama_index.llms.blendrag.nodes import node_texts
@@ -24,8 +26,11 @@ dispatcher = get_dispatcher(__name__)
 _OPTIONS = (
     "blend", "quality", "recompute_ratio", "selector", "kv_budget", "kv_allocator", "kv_scorer", "kv_alpha",
     "kv_window", "chat_template_kwargs", "max_retries", "max_tokens", "temperature", "top_p", "stop", "seed",
-    "timeout", "logprobs", "grammar", "tools", "tool_choice",
+    "timeout", "logprobs", "grammar", "tools", "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
+STRUCTURED = "structured"
+"""Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
+whole is an error."""
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
 
@@ -43,7 +48,7 @@ class Call:
     ) -> None:
         options = dict(options)
         self._span_id = active_span_id.get()
-        self._parallel = options.pop("allow_parallel_tool_calls", True)
+        self._structured = options.pop(STRUCTURED, False)
         self._reasoning = self._text = ""
         ours: Any = {name: options.pop(name) for name in _OPTIONS if name in options}
         self.request = chat.request(
@@ -78,8 +83,10 @@ class Call:
         dispatcher.event(
             BlendCacheEvent(model=answer.model, usage=usage, evidence=facts, span_id=self._span_id)
         )
+        if self._structured and not self._is_whole(answer):
+            raise AnswerCutError("\n".join([answer.text, *(call.text for call in answer.invalid_tool_calls)]))
         return ChatResponse(
-            message=assistant_message(answer, self._parallel),
+            message=assistant_message(answer),
             delta=delta,
             raw={
                 "model": answer.model,
@@ -97,6 +104,24 @@ class Call:
                 "recomputed_tokens": answer.usage.recomputed,
             },
         )
+
+    def _is_whole(self, answer: Answer) -> bool:
+        if self.request.offered:
+            return bool(answer.tool_calls) and not answer.invalid_tool_calls
+        try:
+            json.loads(answer.text)
+        except ValueError:
+            return False
+        return True
+
+
+def refuse_cut_call(response: ChatResponse) -> None:
+    """Raises AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call."""
+    raw = response.raw if isinstance(response.raw, Mapping) else {}
+    text = response.message.content or ""
+    invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
+    if raw.get("finish_reason") == "length" and (invalid or text.lstrip()[:1] in ("{", "[")):
+        raise AnswerCutError("\n".join([text, *invalid]))
 
 
 def _thinking(thought: str) -> dict[str, str]:

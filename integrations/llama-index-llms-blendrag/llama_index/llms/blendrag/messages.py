@@ -53,10 +53,10 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
-def assistant_message(answer: Answer, parallel: bool = True) -> ChatMessage:
-    """The model's answer, with its first call only if not ``parallel``. Calls are blocks; and, for code that
-    looks there, in ``additional_kwargs`` as OpenAI writes them."""
-    calls = answer.tool_calls if parallel else answer.tool_calls[:1]
+def assistant_message(answer: Answer) -> ChatMessage:
+    """The model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs`` as
+    OpenAI writes them."""
+    calls = answer.tool_calls
     blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
