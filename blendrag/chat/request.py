@@ -135,9 +135,11 @@ class ChatRequest:
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
     """Return the request that messages and options make, its texts encodable and its values plain data.
 
-    Raises ConfigError for an unknown option and for a value that cannot be used.
+    Raises ConfigError for an unknown option, for a value that cannot be used, and where there is no message.
     """
     check_names(options, RequestOptions.__annotations__)
+    if not messages and not isinstance(messages, str):
+        raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # What the request does not say is the settings' to say.
     blending = step_of(given["quality"])._asdict() if "quality" in given else {}
