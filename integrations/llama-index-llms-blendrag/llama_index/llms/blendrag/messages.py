@@ -100,10 +100,14 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
 
 
 def _text_of(message: ChatMessage) -> str:
-    texts, others = [], []
+    texts: list[str] = []
+    others: list[str] = []
     for block in message.blocks:
         for text, kind in _read(block):
-            (others if text is None else texts).append(kind if text is None else text)
+            if text is None:
+                others.append(kind)
+            else:
+                texts.append(text)
     if others and message.role is MessageRole.USER:  # what a user shows, the answer is about
         raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
     for kind in dict.fromkeys(others):
@@ -164,7 +168,7 @@ def _foreign_call(written: Any) -> dict[str, Any]:
     call = dict(written) if isinstance(written, Mapping | BaseModel) else vars(written)
     inner = call.get("function") or call.get("custom") or call
     function = dict(inner) if isinstance(inner, Mapping | BaseModel) else vars(inner)
-    arguments = next((function[name] for name in _ARGUMENTS if name in function), {})
+    arguments: Any = next((function[name] for name in _ARGUMENTS if name in function), {})
     name = function.get("name") or function.get("tool_name")
     return _call(call.get("id") or call.get("tool_id"), str(name or ""), arguments)
 
