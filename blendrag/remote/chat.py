@@ -71,14 +71,15 @@ def open_chat(
     kv_dir: Path | None = None,
     base_url: str | None = None,
     api_key: str | None = None,
+    **http: Any,
 ) -> ChatModel:
     """A chat on this process's own engine; or, with ``base_url``, on a server. settings: those given, by
-    name; None: not given. A key without a URL is another provider's. Raises ConfigError for settings that
-    are not for the one that it is."""
+    name; None: not given. http: as :class:`Server` takes it. A key without a URL is another provider's, and
+    so is how to reach one. Raises ConfigError for settings that are not for the one that it is."""
     if base_url is not None:
         if kv_dir is not None:
             raise ConfigError("kv_dir is the server's to say: it is not for a base_url")
-        return RemoteChat(base_url, api_key, **settings)
+        return RemoteChat(base_url, api_key, http=http, **settings)
     return Chat(Settings.load(**settings), kv_dir)
 
 
@@ -93,16 +94,24 @@ class RemoteChat(ChatModel):
     """Answers as :class:`Chat` does, with the same evidence; the engine, the texts and their KV are the
     server's, which renders prompts and recognises documents in them.
 
+    http: headers, query, client and async_client, as :class:`Server` takes them.
     settings: those of requests; what they do not say of blending, and the model if none is named, is as the
     server has it. Raises ConfigError for settings that are the server's.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        http: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         for name in sorted(name for name, value in settings.items() if value is not None):
             if name in Settings.model_fields and name not in _OURS:
                 raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
         self.settings = Settings.load(**settings)
-        self.server = Server(base_url, api_key, self.settings.call_timeout_s)
+        self.server = Server(base_url, api_key, self.settings.call_timeout_s, **(http or {}))
         self._known: dict[str, Any] | None = None
 
     # -- about the server ---------------------------------------------------------------------------------

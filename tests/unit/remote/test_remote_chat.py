@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from blendrag import BlendragError, Evidence, RemoteChat, errors, open_chat
@@ -189,6 +190,36 @@ def test_answer_has_the_rest_of_the_window_unless_the_request_says_less(
         assert body(server).get("max_tokens") == limit
         held = body(server)["structured_outputs"]["json"]["properties"]["a"]
         assert held["maxLength"] == characters
+
+
+def test_requests_go_through_the_callers_client_with_the_callers_headers_and_query(server: Script) -> None:
+    server.replies = [events("a"), events("a")]
+    seen: list[httpx2.Request] = []
+
+    async def aseen(request: httpx2.Request) -> None:
+        seen.append(request)
+
+    http = {
+        "headers": {"Authorization": "Basic x", "X-Team": "maps"},
+        "query": {"api-version": "2"},
+        "client": httpx2.Client(event_hooks={"request": [seen.append]}),
+        "async_client": httpx2.AsyncClient(event_hooks={"request": [aseen]}),
+    }
+    chat = RemoteChat(server.url, "key", http=http)
+    assert chat.complete(chat.request(HI)).text == "a"
+    assert asyncio.run(chat.acomplete(chat.request(HI))).text == "a"
+    chat.close()
+    assert not http["client"].is_closed, "it is the caller's"
+    assert [request.url.path for request in seen].count("/v1/chat/completions") == 2
+    for request in seen:
+        assert request.url.params["api-version"] == "2" and request.headers["x-team"] == "maps"
+        assert request.headers.get_list("authorization") == ["Basic x"]
+
+
+def test_client_of_another_kind_is_refused() -> None:
+    for wrong in ({"client": object()}, {"client": httpx2.AsyncClient()}):
+        with pytest.raises(errors.ConfigError, match="go through an httpx2"):
+            RemoteChat("http://localhost:1", http=wrong)
 
 
 # -- failures ---------------------------------------------------------------------------------------------
