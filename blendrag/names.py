@@ -38,9 +38,9 @@ class Registry(dict[str, type[T]], Generic[T]):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that it may stand for, if there is one."""
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]}?" if match else ""
+    """The end of a sentence about an unknown name: the known ones that it may stand for, closest first."""
+    matches = difflib.get_close_matches(name, known)
+    return f"; did you mean {'? or '.join(matches)}?" if matches else ""
 
 
 def spellings(id: str) -> set[str]:
