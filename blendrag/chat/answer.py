@@ -10,6 +10,7 @@ from blendrag.chat.request import Source
 from blendrag.chat.tools import InvalidToolCall, ToolCall
 from blendrag.engine.client.generation import Delta
 from blendrag.serving.evidence import Evidence
+from blendrag.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,11 @@ class Answer:
         return {**asdict(self), "tokens": self.tokens}
 
     def facts(self) -> dict[str, Any]:
-        """The evidence and the times as plain data, with rows for documents only: what frameworks hand on."""
+        """The evidence and the times as JSON has them, with rows for documents only: frameworks hand it on."""
         evidence = asdict(self.evidence)
         evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
-        return {**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s}
+        facts: dict[str, Any] = plain({**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s})
+        return facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import xxhash
 
 from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
-from blendrag.chat.schema import json_grammar
+from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.prompt import render_chat
 
@@ -66,7 +66,7 @@ class Reading:
 def template_knows_tools(tokenizer: Any) -> bool:
     """Whether the model's template writes tools, calls and their results by itself."""
     if tokenizer not in _known:
-        tool = {"type": "function", "function": {"name": "probe_a", "description": "", "parameters": {}}}
+        tool = _whole({"function": {"name": "probe_a"}})
         call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
         messages: list[Message] = [
             {"role": "user", "content": "?"},
@@ -122,14 +122,28 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template.knows_tools:
-        options = {"tools": [dict(tool) for tool in request.offered]} if request.offered else {}
+        options = {"tools": [_whole(tool) for tool in request.offered]} if request.offered else {}
         native = [_native(message) for message in messages]
         return [_harmless(tokens, message) for message in native], _harmless(tokens, options)
     messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
-        signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
+        described = (_whole(tool)["function"] for tool in request.offered)
+        signatures = "\n".join(json.dumps(function, ensure_ascii=False) for function in described)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
+
+
+def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object; if it says nothing of them, there are none."""
+    given = dict(tool["function"].get("parameters") or {})
+    given = {"type": "object"} | {name: value for name, value in given.items() if value is not None}
+    return given if given.keys() & {*JOINTS, *OWN} else {**given, "properties": {}}
+
+
+def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with all that templates ask for."""
+    function = {"description": "", **tool["function"]}
+    return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
 
 
 def _native(message: Message) -> Message:
@@ -195,34 +209,27 @@ def _written(message: Message) -> Message:
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:
     """What the answer has to match: the schema asked for; one call, a name and arguments; or the request's
-    own grammar."""
+    own grammar. Raises ConfigError for a schema that no answer can be held to."""
     if not request.forced and request.schema is None:
-        own = request.grammar
-        return _grammar(own, request) if isinstance(own, Mapping) else own
-    functions = [tool["function"] for tool in request.offered]
-    wanted = [f for f in functions if not request.forced or request.tool_choice in (REQUIRED, f["name"])]
-    schemas: list[dict[str, Any]] = []
-    definitions: dict[str, Any] = {}
+        own, most = request.grammar, request.sampling.max_tokens
+        return json_grammar(own, most) if isinstance(own, Mapping) else own
+    schemas = Schemas(request.sampling.max_tokens)
+    wanted: list[dict[str, Any]] = []
     if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
-        schemas.append(dict(request.schema))
-        definitions |= schemas[0].pop("$defs", {})
-    for function in wanted:
-        parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
-        definitions |= parameters.pop("$defs", {})
-        schemas.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": parameters},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return _grammar({**schema, **({"$defs": definitions} if definitions else {})}, request)
-
-
-def _grammar(schema: Mapping[str, Any], request: ChatRequest) -> Grammar:
-    return json_grammar(schema, request.sampling.max_tokens)
+        wanted.append(schemas.own(request.schema, "the schema"))
+    for tool in request.offered:
+        name = tool["function"]["name"]
+        if not request.forced or request.tool_choice in (REQUIRED, name):
+            arguments = schemas.own(parameters_of(tool), f"the parameters of tool {name!r}")
+            wanted.append(
+                {
+                    "type": "object",
+                    "properties": {"name": {"const": name}, "arguments": arguments},
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+            )
+    return schemas.grammar(*wanted)
 
 
 def visible(text: str, request: ChatRequest) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import read_answer, visible
-from blendrag.errors import BrokenAnswerError, ConfigError, GenerationTimeoutError, ServerBusyError
-from blendrag.remote.http import made, understood
+from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
+from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
@@ -48,9 +48,10 @@ class Reader:
         event = _json(data)
         if (error := event.get("error")) is not None:
             about = error if isinstance(error, dict) else {"message": error}
-            refused = about.get("code") == 400
-            kind = BrokenAnswerError if self.begun else ConfigError if refused else ServerBusyError
-            raise kind(f"the server failed: {about.get('message')}")
+            said, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
+            if refused and not self.begun:
+                raise refusal(said)
+            raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
         if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
             raise self.late()
         self._model = event.get("model") or self._model
