@@ -10,6 +10,7 @@ from blendrag.chat.request import RequestOptions
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.names import closest
+from blendrag.settings import RENAMED
 
 ALIASES = {
     "allow_parallel_tool_calls": "parallel_tool_calls",
@@ -41,18 +42,19 @@ _HARMLESS = frozenset(
         "strict", "tokenizer", "trust_remote_code", "user", "verbose",
     }
 )  # fmt: skip
-TAKEN = frozenset({*RequestOptions.__annotations__, *ALIASES, *_SAMPLING, *_NESTED, *_MEANT, *_HARMLESS})
+_OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
+TAKEN = frozenset({*_OURS, *ALIASES, *_SAMPLING, *_NESTED, *_MEANT, *_HARMLESS})
 """Names that :func:`request_options` does not warn about."""
 
 
-def request_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the options of a request that mean what ``options`` do; of names for the same, the last counts.
+def request_options(*options: Mapping[str, Any]) -> RequestOptions:
+    """Return the options of a request that mean what ``options`` do, of which the last count most.
 
     A name that means nothing here is left out with a BlendragWarning. Raises ConfigError for a value that
     cannot be used.
     """
-    given: dict[str, Any] = dict(_flat(options))
-    meant = {name: given[name] for name in RequestOptions.__annotations__ if name in given}
+    given: dict[str, Any] = {name: value for some in options for name, value in _flat(some)}
+    meant = {name: given[name] for name in _OURS if name in given}
     sampling = {name: given[name] for name in sorted(_SAMPLING) if name in given}
     meant["other"] = {**sampling, **(given.get("other") or {})}
     meant["logprobs"] = _logprobs(given.get("logprobs"), given.get("top_logprobs"))

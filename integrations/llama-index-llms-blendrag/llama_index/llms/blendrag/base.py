@@ -25,6 +25,8 @@ from llama_index.core.llms.llm import ToolSelection
 from pydantic import SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, open_chat, without_password
+from blendrag.chat.foreign import ALIASES, TAKEN, warn_about
+from blendrag.settings import RENAMED
 from llama_index.llms.blendrag.calls import STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
@@ -36,7 +38,14 @@ if TYPE_CHECKING:
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
-_PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries")
+_PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs")
+_ALIASES = {
+    **ALIASES,
+    "api_base": "base_url",
+    "api_url": "base_url",
+    "max_model_len": "context_window",
+    "model_name": "model",
+}
 
 
 class BlendLLM(StructuredByGrammar):
@@ -49,8 +58,9 @@ class BlendLLM(StructuredByGrammar):
 
     Settings of blendrag that are no fields here (``kv_cache_gib=4``) may be given as well. Any option but
     those that the engine is started with may also be given per call; ``documents`` too (texts or nodes known
-    to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a JSON schema, or a
-    ``blendrag.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
+    to be in the prompt), ``logprobs`` (how many per token) and ``grammar`` (a JSON schema, or a
+    ``blendrag.Grammar``). Names of LlamaIndex's classes for OpenAI and vLLM are taken where they mean
+    something; one that nobody knows is ignored with a warning.
 
     Example:
         ```python
@@ -92,13 +102,30 @@ class BlendLLM(StructuredByGrammar):
     temperature: float | None = Field(
         None, description="0 (the default): always the most probable token.", ge=0
     )
-    max_tokens: int | None = Field(None, description="Most tokens of an answer.", ge=1)
+    max_tokens: int | None = Field(
+        None, description="Most tokens of an answer; None: the rest of the window.", ge=1
+    )
     top_p: float = Field(1.0, gt=0, le=1)
     stop: list[str] | None = Field(None, description="Texts that end an answer; they are not part of it.")
     seed: int | None = None
     timeout: float | None = Field(None, description="Seconds that an answer may take.", gt=0)
     max_retries: int = Field(
         1, description="How often a request is sent again after the engine failed.", ge=0
+    )
+    logprobs: bool | int | None = Field(None, description="Whether, or how many, for each token.")
+    top_logprobs: int | None = Field(None, description="How many for each token.")
+    additional_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More options of calls, which may be given as arguments too."
+    )
+    default_headers: dict[str, str] | None = Field(
+        None, description="Sent to the server with every request.", exclude=True, frozen=True
+    )
+    http_client: Any = Field(None, description="An httpx2.Client for the server.", exclude=True, frozen=True)
+    async_http_client: Any = Field(
+        None, description="An httpx2.AsyncClient for the server.", exclude=True, frozen=True
+    )
+    is_function_calling_model: bool = Field(
+        True, description="False: LlamaIndex has the model write calls as text."
     )
     blend: bool | None = Field(None, description="False prefills every prompt plainly, on the same engine.")
     recompute_ratio: float | None = Field(
@@ -116,10 +143,23 @@ class BlendLLM(StructuredByGrammar):
     def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given = {name: value for name, value in values.items() if name in cls.model_fields}
-        more = {name: value for name, value in values.items() if name not in given}
-        more = {**more.pop("engine_options", {}), **more}  # what they were called
-        return given | {"more_settings": {**given.get("more_settings", {}), **more}}
+        values = dict(values)
+        values |= {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {})}
+        given: dict[str, Any] = {}
+        more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
+        settings = {*Settings.model_fields, *RENAMED} - {"top_k"}  # of the tokens, for an LLM
+        for name, value in values.items():
+            if name in cls.model_fields:
+                given[name] = value
+            elif (own := _ALIASES.get(name, name)) in cls.model_fields:
+                given.setdefault(own, value)
+            elif name in settings:
+                more[name] = value
+            elif name in TAKEN:
+                options[name] = value
+            else:
+                warn_about([name], {*cls.model_fields, *_ALIASES, *settings, *TAKEN})
+        return given | {"more_settings": more, "additional_kwargs": options}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -150,7 +190,15 @@ class BlendLLM(StructuredByGrammar):
             embedded = {} if self.base_url else {"max_model_len": self.context_window}
             given = {**self.more_settings, **made_of, "model": self.model or None, **embedded}
             key = self.api_key.get_secret_value() if self.api_key else None
-            self._chat_made = open_chat(given, self.kv_dir, self.base_url, key)
+            self._chat_made = open_chat(
+                given,
+                self.kv_dir,
+                self.base_url,
+                key,
+                headers=self.default_headers,
+                client=self.http_client,
+                async_client=self.async_http_client,
+            )
             self._chat_made_of = made_of
         return self._chat_made
 
@@ -177,7 +225,7 @@ class BlendLLM(StructuredByGrammar):
             context_window=self._window,
             num_output=self.settings.max_tokens or -1,
             is_chat_model=True,
-            is_function_calling_model=True,
+            is_function_calling_model=self.is_function_calling_model,
             model_name=self._chat.model_name,
             system_role=MessageRole.SYSTEM,
         )
@@ -243,8 +291,7 @@ class BlendLLM(StructuredByGrammar):
 
     def _call(self, messages: Sequence[ChatMessage] | str, options: dict[str, Any]) -> Call:
         fields = {name: getattr(self, name) for name in _PER_CALL}
-        given = {name: value for name, value in options.items() if value is not None}
-        return Call(self._chat, messages, {**fields, **given}, self.conversation)
+        return Call(self._chat, messages, [fields, self.additional_kwargs, options], self.conversation)
 
     def _answer(self, call: Call) -> ChatResponse:
         return call.end(self._chat.complete(call.request))
@@ -296,8 +343,6 @@ class BlendLLM(StructuredByGrammar):
         tool_required = tool_required or STRUCTURED in kwargs
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
-        if isinstance(tool_choice, dict):  # as OpenAI writes it
-            tool_choice = tool_choice["function"]["name"]
         return {
             "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
             "tools": [_described(tool) for tool in tools],

@@ -12,6 +12,8 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
+from blendrag.chat.foreign import request_options
+from blendrag.errors import ConfigError
 from llama_index.llms.blendrag.errors import AnswerCutError
 from llama_index.llms.blendrag.events import BlendCacheEvent
 from llama_index.llms.blendrag.messages import assistant_message, message_blocks, plain_messages
@@ -22,12 +24,6 @@ if TYPE_CHECKING:
 
 dispatcher = get_dispatcher(__name__)
 
-# Options by blendrag's own names; what is none of them is vLLM's.
-_OPTIONS = (
-    "blend", "quality", "recompute_ratio", "selector", "kv_budget", "kv_allocator", "kv_scorer", "kv_alpha",
-    "kv_window", "chat_template_kwargs", "max_retries", "max_tokens", "temperature", "top_p", "stop", "seed",
-    "timeout", "logprobs", "grammar", "tools", "tool_choice", "parallel_tool_calls",
-)  # fmt: skip
 STRUCTURED = "structured"
 """Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
 whole is an error."""
@@ -35,28 +31,29 @@ _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the s
 
 
 class Call:
-    """``options``: the LLM's fields, and what the method's call put in their place; what is none of ours goes
-    to vLLM's ``SamplingParams``, which refuses what it does not know. ``conversation``: the LLM's own.
-    Raises ConfigError for a wrong value."""
+    """``options``: the LLM's fields, and last what the method's call puts in their place, as
+    :func:`request_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
+    value, and for a model that this is not."""
 
     def __init__(
         self,
         chat: ChatModel,
         messages: Sequence[ChatMessage] | str,
-        options: dict[str, Any],
+        options: Sequence[Mapping[str, Any]],
         conversation: str | None,
     ) -> None:
-        options = dict(options)
+        *defaults, given = options
+        given = dict(given)
         self._span_id = active_span_id.get()
-        self._structured = options.pop(STRUCTURED, False)
+        self._structured = given.pop(STRUCTURED, False)
         self._reasoning = self._text = ""
-        ours: Any = {name: options.pop(name) for name in _OPTIONS if name in options}
+        if (model := given.pop("model", None)) and model != chat.model_name:
+            raise ConfigError(f"this BlendLLM runs {chat.model_name!r}, not {model!r}: make another one")
+        asked = request_options(*defaults, given)
+        asked["documents"] = _texts(asked.get("documents") or ())
+        asked["conversation"] = _conversation(asked.get("conversation"), conversation)
         self.request = chat.request(
-            messages if isinstance(messages, str) else plain_messages(messages),
-            **ours,
-            documents=_texts(options.pop("documents", ())),
-            conversation=_conversation(options.pop("conversation", None), conversation),
-            other=options,
+            messages if isinstance(messages, str) else plain_messages(messages), **asked
         )
 
     def feed(self, piece: Piece) -> ChatResponse:
