@@ -78,7 +78,7 @@ class Answer:
         return {**asdict(self), "tokens": self.tokens}
 
     def facts(self) -> dict[str, Any]:
-        """The evidence and the times as JSON has them, with rows for documents only: frameworks hand it on."""
+        """The evidence and the times as JSON has them, with rows for documents only."""
         evidence = asdict(self.evidence)
         evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
         facts: dict[str, Any] = plain({**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s})
