@@ -144,6 +144,11 @@ def test_server_is_reached_as_the_caller_says(name: str) -> None:
     assert "http_client" not in llm.to_dict()
 
 
+def test_headers_for_no_server_are_warned_about() -> None:
+    with pytest.warns(BlendragWarning, match="ignored default_headers: without a base_url"):
+        BlendLLM(default_headers={"x-team": "a"})
+
+
 def test_model_without_calls_of_its_own_is_said_to_be_one(make_llm: Make) -> None:
     assert not make_llm(is_function_calling_model=False).metadata.is_function_calling_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +27,7 @@ from pydantic import SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, open_chat, without_password
 from blendrag.chat.foreign import ALIASES, TAKEN, warn_about
+from blendrag.errors import BlendragWarning
 from blendrag.settings import RENAMED
 from llama_index.llms.blendrag.calls import STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
 _PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs")
+# How a server is reached: what blendrag's client calls the fields.
+_HTTP = {"headers": "default_headers", "client": "http_client", "async_client": "async_http_client"}
 _ALIASES = {
     **ALIASES,
     "api_base": "base_url",
@@ -164,6 +168,10 @@ class BlendLLM(StructuredByGrammar):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         _ = self.settings  # a wrong value is said now, not with the first question
+        idle = [name for name in _HTTP.values() if self.base_url is None and getattr(self, name)]
+        if idle:
+            said = f"ignored {', '.join(idle)}: without a base_url, nothing is sent"
+            warnings.warn(said, BlendragWarning, stacklevel=2)
         return self
 
     @field_serializer("base_url")
@@ -195,9 +203,7 @@ class BlendLLM(StructuredByGrammar):
                 self.kv_dir,
                 self.base_url,
                 key,
-                headers=self.default_headers,
-                client=self.http_client,
-                async_client=self.async_http_client,
+                **{name: getattr(self, field) for name, field in _HTTP.items()},
             )
             self._chat_made_of = made_of
         return self._chat_made
