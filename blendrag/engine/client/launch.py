@@ -51,11 +51,8 @@ _OTHER_MODEL = frozenset(
 # Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
 _CPU_SEQS = 32
 
-# Tokens in a block where KV is evicted, which is by blocks: the fewest that vLLM's CPU kernels take.
+# Tokens in a block on CPU, the fewest that vLLM's kernels take: reuse, and eviction, is by whole blocks.
 _CPU_BLOCK = 32
-
-# Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
-_EXACT_TAIL = 256
 
 # vLLM keeps one core free for its own processes; on a small machine that halves the compute.
 _SMALL_MACHINE_CORES = 4
@@ -195,7 +192,7 @@ def engine_args(
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
-    if on_cpu and settings.kv_budget is not None and "block_size" not in settings.engine_args:
+    if on_cpu and "block_size" not in settings.engine_args:
         args["block_size"] = _CPU_BLOCK
     check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
     if settings.lora is not None:
@@ -235,7 +232,6 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "exact_tail": _EXACT_TAIL,
             "mask": settings.mask,
             "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,

@@ -154,12 +154,14 @@ class RequestBlend:
     def _found(self) -> list[Chunk]:
         """The chunks that are there, but for those that were found unusable; ascending."""
         ids, again = self._order.token_ids, bool(self._missing)
-        # The prompt's last token is the engine's, whatever it belongs to.
-        wanted = [
-            (key, CachedSpan(at, min(n, len(ids) - at)))
+        end = self._order.recipe.reused_end(len(ids), self._model.cache.block_size)
+        spans = [
+            (key, CachedSpan(at, min(n, end - at)))
             for at, key, n in sorted((at, key, n) for key, at, n in self._order.recipe.spans)
-            if key not in self._missing and (self._asks or at + n > self._order.written)
+            if at < end and key not in self._missing
         ]
+        written = 0 if self._asks else self._order.written
+        wanted = [(key, span) for key, span in spans if span.start + span.length > written]
         tokens = [(key, ids[span.start : span.start + span.length]) for key, span in wanted]
         chunks: list[Chunk] = []
         for (key, span), found in zip(wanted, self._kv.open_records(tokens, use=not again), strict=True):
@@ -216,9 +218,11 @@ class RequestBlend:
             options = replace(options, selector=WITHOUT_QUESTION)
             selector = self._selector_of(options)
         tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks])
-        begin = _first_needed(order.written, [span for span, _ in chunks])
+        begin = order.written
+        if not selector.reads_question:  # else all that stands before is asked, and written
+            begin = _first_needed(begin, [span for span, _ in chunks])
         left = tokens.behind(begin)
-        only_left = begin > 0 and not selector.reads_question  # else it asks all that stands before
+        only_left = begin > 0 and not selector.reads_question
         if only_left:
             kept = [chunk for chunk in chunks if chunk[0].start >= begin]
             self._close_all_but(kept, chunks)
@@ -264,11 +268,10 @@ class RequestBlend:
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
             attention = yield from QuestionPass(forward, stored, question).run()
         # What stands before all that is cached is not changed by any repair.
-        tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[attention.numel() - tokens.cached.size :]
+        begin = max(begin, int(forward.tokens.cached[0]))
         # Not dense: for that, all of the stored KV would be needed again.
-        behind = replace(forward, tokens=tokens, dense=False)
-        return (yield from FusedPrefill(behind, None, selector, attention).run())
+        sparse = replace(forward, dense=False)
+        return (yield from FusedPrefill(sparse, None, selector, attention, begin).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:
         return make_selector(options)

@@ -27,7 +27,8 @@ class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
     stored: None where it is in the pages already. attention: the question's, [cached], on the CPU, for
-    selectors that read it.
+    selectors that read it. begin: what stands before it is there; the choice is among all tokens even so, and
+    the same as when nothing was.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class FusedPrefill:
         stored: StoredKV | None,
         selector: Selector,
         attention: torch.Tensor | None = None,
+        begin: int = 0,
     ) -> None:
         self._forward, self._stored, self._selector = forward, stored, selector
-        self._attention, self._ranks = attention, forward.pace.ranks
+        self._attention, self._begin, self._ranks = attention, begin, forward.pace.ranks
 
     def run(self) -> Generator[None, None, int]:
         """Compute and write the KV of all tokens given, with a pause where the pace says so. Returns how many
@@ -48,9 +50,11 @@ class FusedPrefill:
         repaired: Ints = np.arange(tokens.cached.size)
         if checks[0] == 0:
             repaired = self._selected(0, self._candidates(repaired))
+        repaired = repaired[tokens.cached[repaired] >= self._begin]
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
-        rows = forward.embed(tokens.computed(repaired))
+        positions = tokens.computed(repaired)
+        rows = forward.embed(positions[positions >= self._begin])
         recomputed: list[int] = []  # per layer from the first choice on
         for layer in range(layers):
             reuses = repaired.size < tokens.cached.size
