@@ -33,7 +33,7 @@ from blendrag.text import encodable
 
 SharedPrefix = Literal["none", "start", "system"]
 
-# What `reasoning_parser` may be besides vLLM's names.
+# What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
 AUTO_PARSER, NO_PARSER = "auto", "none"
 
 # What was called otherwise, and the sentence for whoever writes it still.
@@ -84,6 +84,11 @@ class Settings(BaseSettings):
         AUTO_PARSER,
         description="How thinking is told from answers: a reasoning parser of vLLM's, `none`, or `auto`,"
         " which knows `<think>` where the model has it.",
+    )
+    tool_parser: str = Field(
+        AUTO_PARSER,
+        description="How tool calls are told from answers: a tool parser of vLLM's, `none`, or `auto`, which"
+        " goes by the model's chat template.",
     )
     start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
     call_timeout_s: float = Field(

@@ -21,6 +21,7 @@ from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
+from blendrag.engine.client.tool_parser import ToolParser
 from blendrag.prompt import render_chat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -66,7 +67,7 @@ class Reading:
 def template_knows_tools(tokenizer: Any) -> bool:
     """Whether the model's template writes tools, calls and their results by itself."""
     if tokenizer not in _known:
-        tool = _whole({"function": {"name": "probe_a"}})
+        tool = whole_tool({"function": {"name": "probe_a"}})
         call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
         messages: list[Message] = [
             {"role": "user", "content": "?"},
@@ -122,12 +123,12 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template.knows_tools:
-        options = {"tools": [_whole(tool) for tool in request.offered]} if request.offered else {}
+        options = {"tools": [whole_tool(tool) for tool in request.offered]} if request.offered else {}
         native = [_native(message) for message in messages]
         return [_harmless(tokens, message) for message in native], _harmless(tokens, options)
     messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
-        described = (_whole(tool)["function"] for tool in request.offered)
+        described = (whole_tool(tool)["function"] for tool in request.offered)
         signatures = "\n".join(json.dumps(function, ensure_ascii=False) for function in described)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
@@ -140,7 +141,7 @@ def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     return given if given.keys() & {*JOINTS, *OWN} else {**given, "properties": {}}
 
 
-def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
+def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool with all that templates ask for."""
     function = {"description": "", **tool["function"]}
     return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
@@ -232,29 +233,96 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
     return schemas.grammar(*wanted)
 
 
-def visible(text: str, request: ChatRequest) -> str:
+def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -> str:
     """The beginning of an unfinished answer that is certainly text, and no part of a call."""
-    if not request.offered:
+    if not request.offered or (parser is not None and parser.apart):
         return text
-    if request.forced or text.lstrip()[:1] in ("{", "[", ""):
+    marks = (_OPEN,) if parser is None else parser.marks
+    if request.forced or marks is None or text.lstrip()[:1] in ("{", "[", ""):
         return ""
-    at = text.find(_OPEN)
-    if at >= 0:
-        return text[:at]
-    held = next(n for n in range(len(_OPEN) - 1, -1, -1) if text.endswith(_OPEN[:n]))
-    return text[: len(text) - held]
+    marks = (*marks, *(parser.perhaps if parser else ()))
+    before = _before(text, marks)
+    if len(before) < len(text):
+        return before
+    held = (n for mark in marks for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n]))
+    return text[: len(text) - max(held, default=0)]
 
 
-def read_answer(text: str, request: ChatRequest) -> Reading:
-    """A finished answer, taken apart."""
+def _before(text: str, marks: Iterable[str]) -> str:
+    """What stands before the first of the marks."""
+    return text[: min((text.index(mark) for mark in marks if mark in text), default=len(text))]
+
+
+def read_answer(
+    text: str, request: ChatRequest, parser: ToolParser | None = None, token_ids: Sequence[int] = ()
+) -> Reading:
+    """A finished answer, taken apart. parser: what reads its calls; what that one finds none in is read as
+    without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included."""
     names = {tool["function"]["name"] for tool in request.offered}
     if not names:
         return Reading(text)
     if request.forced:
-        return _reading("", [text], names)
+        reading = _reading("", [text], names)
+    elif parser is None:
+        reading = _tagged(text, names)
+    else:
+        reading = _parsed_by(parser, text, token_ids, names)
+    if request.parallel_tool_calls:
+        return reading
+    return Reading(reading.text, reading.calls[:1], reading.invalid)
+
+
+def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str]) -> Reading:
+    marks = parser.marks or ()
+    before = _before(text, (*marks, *parser.perhaps))
+    rest = text[len(before) :]
+    listed = rest[len(next((mark for mark in marks if rest.startswith(mark)), "")) :].strip()
+    content, written = parser.read(text, token_ids)
+    found = [_call_of(name, arguments, rest, names) for name, arguments in written]
+    cut = listed.startswith("[") and not listed.endswith(("]", ">"))
+    if written and (cut or parser.calls_in(text) > len(written)):
+        found.append(InvalidToolCall(rest, "the model's tool parser cannot read all of it"))
+    if parser.apart:
+        content = text
+    elif written and marks:
+        content = _said(before, content)
+    bare = _bare(listed, names)
+    readings = [
+        _sorted(content, found),
+        (_tagged if _OPEN in marks else _bare)(text, names),
+        Reading(_said(before, bare.text), bare.calls, bare.invalid),
+    ]
+    for good in (
+        lambda reading: reading.calls and not reading.invalid,
+        lambda reading: reading.calls,
+        lambda reading: reading.invalid,
+    ):
+        if (reading := next(filter(good, readings), None)) is not None:
+            return Reading(
+                reading.text, reading.calls, tuple({one.text: one for one in reading.invalid}.values())
+            )
+    said = _before(text, marks)
+    call = InvalidToolCall(text[len(said) :], "the model's tool parser finds no call in it")
+    return Reading(said, (), (call,)) if call.text else Reading(text)
+
+
+def _said(before: str, content: str) -> str:
+    """Text from before the calls, of which some parsers leave out blanks, or all; and from behind them."""
+    head = before.strip()
+    _, known, behind = content.partition(head) if head else ("", head, content)
+    behind = content if head and not known else behind
+    return before + (behind if behind.strip() else "")
+
+
+def _tagged(text: str, names: set[str]) -> Reading:
+    """An answer with calls as Hermes models write them, or as JSON."""
     if _OPEN in text:
         return _reading(text[: text.index(_OPEN)], _CALL.findall(text), names)
-    # Llama and Mistral models write calls without tags that we would see: one JSON value, nothing else.
+    return _bare(text, names)
+
+
+def _bare(text: str, names: set[str]) -> Reading:
+    """An answer that is a call, or a list of them, as JSON."""
     value = _parsed(text)
     objects = value if isinstance(value, list) else [value]
     if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):
@@ -262,8 +330,11 @@ def read_answer(text: str, request: ChatRequest) -> Reading:
     return Reading(text)
 
 
-def _reading(text: str, written: Sequence[str], names: Iterable[str]) -> Reading:
-    read = [_call(one.strip(), set(names)) for one in written]
+def _reading(text: str, written: Sequence[str], names: set[str]) -> Reading:
+    return _sorted(text, [_call(one.strip(), names) for one in written])
+
+
+def _sorted(text: str, read: Sequence[ToolCall | InvalidToolCall]) -> Reading:
     calls = tuple(one for one in read if isinstance(one, ToolCall))
     return Reading(text, calls, tuple(one for one in read if isinstance(one, InvalidToolCall)))
 
@@ -272,14 +343,17 @@ def _call(written: str, names: set[str]) -> ToolCall | InvalidToolCall:
     value = _parsed(written)
     if not isinstance(value, dict):
         return InvalidToolCall(written, "not a JSON object (cut off by max_tokens?)")
-    arguments = value.get("arguments", value.get("parameters", {}))
+    return _call_of(value.get("name"), value.get("arguments", value.get("parameters", {})), written, names)
+
+
+def _call_of(name: Any, arguments: Any, written: str, names: set[str]) -> ToolCall | InvalidToolCall:
     if isinstance(arguments, str):
-        arguments = _parsed(arguments)
-    if not _is_name(value.get("name"), names):
-        return InvalidToolCall(written, f"no tool is called {value.get('name')!r}")
+        arguments = _parsed(arguments or "{}")
+    if not _is_name(name, names):
+        return InvalidToolCall(written, f"no tool is called {name!r}")
     if not isinstance(arguments, dict):
         return InvalidToolCall(written, "its arguments are not an object")
-    return ToolCall(uuid.uuid4().hex[:9], value["name"], arguments)
+    return ToolCall(uuid.uuid4().hex[:9], name, arguments)
 
 
 def _is_name(value: Any, names: set[str]) -> bool:

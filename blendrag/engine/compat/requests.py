@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,8 @@ __all__ = [
     "reasoning_parser",
     "reasoning_parsers",
     "tokenizer_of",
+    "tool_parser",
+    "tool_parsers",
 ]
 
 
@@ -78,6 +80,31 @@ def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[st
     assert kind is not None, "the name is none of the registered ones"
     parser = kind(_with_vocabulary(tokenizer), chat_template_kwargs=dict(chat_template_kwargs))
     return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+
+
+def tool_parsers() -> list[str]:
+    """The names of vLLM's tool parsers."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return list(ToolParserManager.list_registered())
+
+
+def tool_parser(
+    name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """:func:`reasoning_parser` for calls of these tools, as OpenAI describes them."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+
+    kind = ParserManager.get_parser(
+        tool_parser_name=name, enable_auto_tools=True, is_harmony=name == "openai"
+    )
+    assert kind is not None, "the name is none of the registered ones"
+    offered = {"tools": [dict(tool) for tool in tools], "tool_choice": "auto"} if tools else {}
+    request = ChatCompletionRequest(messages=[], **offered)
+    variables = dict(chat_template_kwargs)
+    parser = kind(_with_vocabulary(tokenizer), request.tools, chat_template_kwargs=variables)
+    return parser, parser.adjust_request(request)
 
 
 @lru_cache(maxsize=1)
