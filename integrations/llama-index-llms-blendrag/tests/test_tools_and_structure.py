@@ -13,6 +13,8 @@ from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.output_parsers.base import OutputParserException
 from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool, ToolMetadata
 from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel
@@ -276,6 +278,19 @@ def test_structure_that_just_fits_is_whole(make_llm: Any, scripted: Any) -> None
     llm = make_llm()
     llm.max_tokens = len(llm.token_ids(scripted.answers[0]))
     assert llm.structured_predict(Leaflet, PROMPT) == Leaflet(**LEAFLET)
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "compact_accumulate"])
+@pytest.mark.parametrize("output_cls", [None, Leaflet])
+def test_query_engine_gives_no_part_of_a_cut_structure(cut_llm: BlendLLM, mode: Any, output_cls: Any) -> None:
+    llm = cut_llm if output_cls else cut_llm.as_structured_llm(Leaflet)
+    synthesizer = get_response_synthesizer(llm=llm, response_mode=mode, output_cls=output_cls)
+    nodes = [NodeWithScore(node=TextNode(text="Batteries last."), score=1.0)]
+    try:
+        given = str(synthesizer.synthesize("How long?", nodes=nodes))
+    except ValueError as error:  # LlamaIndex validates what it answers itself
+        given = str(error).partition("cut before")[0]
+    assert "Batteries" not in given
 
 
 async def test_program_that_calls_a_tool_ends_with_the_error(make_llm: Any, scripted: Any) -> None:
