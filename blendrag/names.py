@@ -38,8 +38,10 @@ class Registry(dict[str, type[T]], Generic[T]):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known ones that it may stand for, closest first."""
-    matches = difflib.get_close_matches(name, known)
+    """The end of a sentence about an unknown name: the one that it may stand for, and others as close."""
+    known = list(known)
+    best = difflib.get_close_matches(name, known, n=1)
+    matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.75)])
     return f"; did you mean {'? or '.join(matches)}?" if matches else ""
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from blendrag.errors import ConfigError
 
 # Calls, which the message itself lists; thinking, which is read apart; and marks of a provider's cache.
 _ELSEWHERE = {
@@ -19,6 +21,7 @@ _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
     "citationsContent", "functionResponse", "guardContent", "response", "result", "toolResult",
 )  # fmt: skip
+_DATA = ("json", "response", "output")  # where they keep what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
 
 
@@ -37,43 +40,49 @@ def is_media(kind: str) -> bool:
 def text_of(content: Any, left_out: Counter[str]) -> str:
     """The text of a content: of blocks, one after the other, but documents apart.
 
-    left_out: counts blocks that have none, by their kinds.
+    left_out: counts blocks that have none, by their kinds. Raises ConfigError for what is nested too deeply.
     """
-    if isinstance(content, str):
-        return content
-    text, apart = "", False
-    for block in content:
-        if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
-            continue
-        found = _read(block)
-        if found is None:
-            left_out[kind_of(block)] += 1
-        elif found:
-            separate = isinstance(block, Mapping) and not isinstance(block.get("text"), str)
-            text += ("\n\n" if text and (apart or separate) else "") + found
-            apart = separate
-    return text
+    try:
+        return _read(content, left_out) or ""
+    except RecursionError:
+        raise ConfigError("a message is nested too deeply") from None
 
 
-def _read(value: Any) -> str | None:
-    """What there is to read in a block, or in a part of one; None if nothing."""
+def _read(value: Any, left_out: Counter[str]) -> str | None:
+    """What there is to read in a content, a block, or a part of one; None if nothing."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
-        found = [text for text in map(_read, value) if text is not None]
-        return "\n\n".join(found) if found else None
+        return _joined(value, left_out)
     if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
         return None
-    if isinstance(value.get("json"), Mapping | list):
-        return json.dumps(value["json"], ensure_ascii=False, default=str)
     for name in _WITHIN:
         within = value.get(name)
         if isinstance(within, str) and (name in ("data", "source") and not _is_text(value)):
             continue  # an address, or bytes
-        if within is not None and (text := _read(within)) is not None:
+        if within is not None and (text := _read(within, left_out)) is not None:
             title = value.get("title")
             return f"{title}\n{text}" if isinstance(title, str) and title and name != "text" else text
+    for name in _DATA:
+        if isinstance(value.get(name), Mapping | list):
+            return json.dumps(value[name], ensure_ascii=False, default=str)
     return None
+
+
+def _joined(blocks: Iterable[Any], left_out: Counter[str]) -> str | None:
+    text, apart, missed = "", False, Counter[str]()
+    for block in blocks:
+        if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
+            continue
+        found = _read(block, missed)
+        if found is None:
+            missed[kind_of(block)] += 1
+        elif found:
+            separate = isinstance(block, Mapping) and not isinstance(block.get("text"), str)
+            text += ("\n\n" if text and (apart or separate) else "") + found
+            apart = separate
+    left_out += missed
+    return text or None
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:

@@ -114,7 +114,7 @@ def _whole(check: Callable[[AIMessage], None]) -> Runnable[Any, Any]:
 
 def _check_call(message: AIMessage) -> None:
     if not message.tool_calls:
-        raise _not_whole(message, "a call", "".join(str(one["args"]) for one in message.invalid_tool_calls))
+        raise _not_whole(message, "call", "".join(str(one["args"]) for one in message.invalid_tool_calls))
 
 
 def _check_json(message: AIMessage) -> None:
