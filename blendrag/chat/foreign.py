@@ -1,4 +1,4 @@
-"""Options by the names that clients of OpenAI's, vLLM's and others have for them, and what they mean here."""
+"""Options of calls by the names that clients of OpenAI's, vLLM's and others have for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ ALIASES = {
     "request_timeout": "timeout",
     "stop_sequences": "stop",
 }
-"""Other names of options, of requests and of the classes that make them."""
+"""Other names of options."""
 
+_OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
+_MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
+# Whose values are more options, by name.
+_NESTED = ("additional_kwargs", "blendrag", "extra_body", "model_kwargs", "other")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
     {
@@ -30,79 +34,100 @@ _SAMPLING = frozenset(
         "spaces_between_special_tokens", "stop_token_ids", "thinking_token_budget", "top_k",
     }
 )  # fmt: skip
-# Whose values are more options, by name.
-_NESTED = ("additional_kwargs", "extra_body", "model_kwargs")
-_MEANT = ("best_of", "n", "reasoning_effort", "response_format", "top_logprobs")
-# What other providers need, and what holds here anyway.
-_HARMLESS = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
-        "api_version", "audio_config", "download_dir", "is_chat_model", "metadata", "modalities",
-        "prompt_cache_key", "reuse_client", "safety_identifier", "service_tier",
-        "should_use_structured_outputs", "store", "stream", "stream_options", "stream_usage", "streaming",
-        "strict", "tokenizer", "trust_remote_code", "user", "verbose",
+        "api_key", "api_version", "audio_config", "disabled_params", "download_dir", "evidence",
+        "is_chat_model", "metadata", "modalities", "openai_organization", "organization",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reuse_client",
+        "safety_identifier", "service_tier", "should_use_structured_outputs", "store", "stream",
+        "stream_chunk_timeout", "stream_options", "stream_usage", "streaming", "strict",
+        "tiktoken_model_name", "tokenizer", "trust_remote_code", "use_previous_response_id",
+        "use_responses_api", "user", "verbose",
     }
 )  # fmt: skip
-_OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
-TAKEN = frozenset({*_OURS, *ALIASES, *_SAMPLING, *_NESTED, *_MEANT, *_HARMLESS})
-"""Names that :func:`request_options` does not warn about."""
+"""Names of another provider's accounts, caches and interfaces; and of what holds here anyway."""
+TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
+"""Names of all options of a call."""
 
 
-def request_options(*options: Mapping[str, Any]) -> RequestOptions:
-    """Return the options of a request that mean what ``options`` do, of which the last count most.
+def by_our_names(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+    """Return options, each by the name that it has here; one that is given by that name wins."""
+    ours = {name: value for name, value in options.items() if name not in aliases}
+    return {aliases[name]: options[name] for name in options if name in aliases} | ours
 
-    A name that means nothing here is left out with a BlendragWarning. Raises ConfigError for a value that
-    cannot be used.
+
+def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Return all options of one call, each by one name, of which the last ``given`` count most.
+
+    None stands for not given. ``other`` has what only vLLM may know. also: names that the caller reads.
+    Warns of a name without a meaning.
     """
-    given: dict[str, Any] = {name: value for some in options for name, value in _flat(some)}
-    meant = {name: given[name] for name in _OURS if name in given}
-    sampling = {name: given[name] for name in sorted(_SAMPLING) if name in given}
-    meant["other"] = {**sampling, **(given.get("other") or {})}
-    meant["logprobs"] = _logprobs(given.get("logprobs"), given.get("top_logprobs"))
-    if isinstance(choice := given.get("tool_choice"), Mapping):  # as OpenAI writes it
-        meant["tool_choice"] = choice["function"]["name"]
-    if "response_format" in given:
-        meant |= _answer_format(given["response_format"])
-    if (effort := given.get("reasoning_effort")) is not None:  # as vLLM's server tells templates of it
-        thinking = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        meant["chat_template_kwargs"] = {**thinking, **(given.get("chat_template_kwargs") or {})}
-    for name in ("n", "best_of"):
-        if given.get(name) not in (None, 1):
-            warnings.warn(f"{name}={given[name]!r}: one answer is given", BlendragWarning, stacklevel=2)
-    warn_about(given, TAKEN)
-    asked: Any = {name: value for name, value in meant.items() if value is not None}
+    known = {*_OURS, *_MEANT, *also}
+    options: dict[str, Any] = {}
+    effort: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
+    other: dict[str, Any] = {}
+    unknown: list[str] = []
+    for layer, nested in (found for one in given for found in _layers(one, False)):
+        for name, value in by_our_names(layer).items():
+            if value is None or name in _NESTED or name in WITHOUT_EFFECT:
+                continue
+            if name == "chat_template_kwargs" and isinstance(value, Mapping):
+                variables |= value
+            elif name == "reasoning_effort":  # as vLLM's server tells templates of it
+                effort = {name: value, "enable_thinking": value != "none"}
+            elif name in known:
+                options[name] = value
+            elif name in _SAMPLING or nested:
+                other[name] = value
+            else:
+                unknown.append(name)
+    warn_about(unknown, known | TAKEN, stacklevel=6)
+    return {"chat_template_kwargs": {**effort, **variables}, **options, "other": other}
+
+
+def request_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Return what :func:`call_options` gave as a request takes it. Raises ConfigError for a wrong value."""
+    asked: Any = {name: options[name] for name in _OURS if name in options}
+    asked["logprobs"] = _logprobs(options.get("logprobs"), options.get("top_logprobs"))
+    if isinstance(choice := options.get("tool_choice"), Mapping):  # as OpenAI writes it
+        asked["tool_choice"] = choice["function"]["name"]
+    asked |= _answer_format(options.get("response_format"), options.get("structured_outputs"))
     return asked
 
 
-def warn_about(names: Iterable[str], known: Iterable[str]) -> None:
-    """Give a BlendragWarning for each of ``names`` that is not known, with those that may be meant."""
-    known = set(known)
-    for name in names:
-        if name not in known:
-            warnings.warn(f"ignored {name!r}{closest(name, known)}", BlendragWarning, stacklevel=3)
+def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:
+    """Say of names without a meaning here that they are ignored, and what may have been meant."""
+    for name in unknown:
+        if name not in WITHOUT_EFFECT:
+            warnings.warn(f"ignored {name!r}{closest(name, known)}", BlendragWarning, stacklevel)
 
 
-def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in options.items():
-        if name in _NESTED:
-            yield from _flat(value or {})
-        elif value is not None:
-            yield ALIASES.get(name, name), value
+def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    yield options, nested
+    for name in _NESTED:
+        if isinstance(inner := options.get(name), Mapping):
+            yield from _layers(inner, True)
 
 
 def _logprobs(wanted: bool | int | None, top: int | None) -> int | None:
     """How many for each token, where some say whether, and how many beside."""
-    if wanted is False or (wanted is None and not top):
-        return None
-    return top or int(wanted or 1)
+    return top or (int(wanted) if wanted else None)
 
 
-def _answer_format(response_format: Any) -> dict[str, Any]:
-    """The schema asked for; or the grammar of any JSON object."""
-    match response_format:
-        case {"type": "text"}:
-            return {}
-        case {"type": "json_object"}:
-            return {"grammar": Grammar("json_object", True)}
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, Any]:
+    """The schema asked for; or a grammar: of any JSON object, or the one that vLLM's field names."""
+    match response_format, structured_outputs:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}, None:
             return {"schema": schema}
+        case {"type": "json_object"}, None:
+            return {"grammar": Grammar("json_object", True)}
+        case None | {"type": "text"}, None:
+            return {}
+        case None, {**named} if len(named) == 1:
+            kind: Any
+            ((kind, value),) = named.items()
+            return {"grammar": Grammar(kind, value)}
+        case None, _:
+            raise ConfigError(f"structured_outputs {structured_outputs!r}: give one grammar by its kind")
     raise ConfigError(f"response_format {response_format!r}: give a json_schema, json_object or text")

@@ -29,7 +29,7 @@ from blendrag import ChatModel, Settings, open_chat, without_password
 from blendrag.chat.foreign import ALIASES, TAKEN, warn_about
 from blendrag.errors import BlendragWarning
 from blendrag.settings import RENAMED
-from llama_index.llms.blendrag.calls import STRUCTURED, Call, refuse_cut_call
+from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
 
@@ -159,10 +159,10 @@ class BlendLLM(StructuredByGrammar):
                 given.setdefault(own, value)
             elif name in settings:
                 more[name] = value
-            elif name in TAKEN:
+            elif name in TAKEN or name in COUNTS:
                 options[name] = value
             else:
-                warn_about([name], {*cls.model_fields, *_ALIASES, *settings, *TAKEN})
+                warn_about([name], {*cls.model_fields, *_ALIASES, *settings, *TAKEN}, stacklevel=3)
         return given | {"more_settings": more, "additional_kwargs": options}
 
     @model_validator(mode="after")

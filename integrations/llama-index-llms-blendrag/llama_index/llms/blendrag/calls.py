@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
-from blendrag.chat.foreign import request_options
-from blendrag.errors import ConfigError
+from blendrag.chat.foreign import call_options, request_options
+from blendrag.errors import BlendragWarning, ConfigError
 from llama_index.llms.blendrag.errors import AnswerCutError
 from llama_index.llms.blendrag.events import BlendCacheEvent
 from llama_index.llms.blendrag.messages import assistant_message, message_blocks, plain_messages
@@ -27,12 +28,14 @@ dispatcher = get_dispatcher(__name__)
 STRUCTURED = "structured"
 """Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
 whole is an error."""
+COUNTS = ("best_of", "n")
+"""Options of how many answers are wanted. LlamaIndex's responses have one."""
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
 
 class Call:
     """``options``: the LLM's fields, and last what the method's call puts in their place, as
-    :func:`request_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
+    :func:`call_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
     value, and for a model that this is not."""
 
     def __init__(
@@ -42,14 +45,16 @@ class Call:
         options: Sequence[Mapping[str, Any]],
         conversation: str | None,
     ) -> None:
-        *defaults, given = options
-        given = dict(given)
+        given = call_options(*options, also=("model", STRUCTURED, *COUNTS))
         self._span_id = active_span_id.get()
-        self._structured = given.pop(STRUCTURED, False)
+        self._structured = STRUCTURED in given
         self._reasoning = self._text = ""
-        if (model := given.pop("model", None)) and model != chat.model_name:
+        if (model := given.get("model")) and model != chat.model_name:
             raise ConfigError(f"this BlendLLM runs {chat.model_name!r}, not {model!r}: make another one")
-        asked = request_options(*defaults, given)
+        for name in COUNTS:
+            if given.get(name, 1) != 1:
+                warnings.warn(f"{name}={given[name]!r}: one answer is given", BlendragWarning, stacklevel=4)
+        asked = request_options(given)
         asked["documents"] = _texts(asked.get("documents") or ())
         asked["conversation"] = _conversation(asked.get("conversation"), conversation)
         self.request = chat.request(
