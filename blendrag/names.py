@@ -41,7 +41,7 @@ def closest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the one that it may stand for, and others as close."""
     known = list(known)
     best = difflib.get_close_matches(name, known, n=1)
-    matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.75)])
+    matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.7)])
     return f"; did you mean {'? or '.join(matches)}?" if matches else ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from blendrag.chat.request import REQUIRED, ChatRequest
 from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.engine.client.tool_parser import ToolParser
+from blendrag.errors import BlendragWarning
 from blendrag.prompt import render_chat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -86,12 +88,14 @@ def template_knows_tools(tokenizer: Any) -> bool:
 class TemplateFacts:
     """Of a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system, takes_welcome:
     whether it takes a system message, and one of the assistant's to begin with. control_tokens: texts that
-    mean something in its markup."""
+    mean something in its markup. names: those in its code, variables among them; None: a server of an older
+    version, which does not say."""
 
     knows_tools: bool
     takes_system: bool
     takes_welcome: bool
     control_tokens: tuple[str, ...]
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, tokenizer: Any) -> TemplateFacts:
@@ -103,8 +107,18 @@ class TemplateFacts:
                 _takes(tokenizer, {"role": "system", "content": "?"}, user),
                 _takes(tokenizer, {"role": "assistant", "content": "?"}, user),
                 tuple(one for one in added if any(map(str.isalpha, one))),
+                _names(getattr(tokenizer, "chat_template", None)),
             )
         return _facts[tokenizer]
+
+
+def _names(template: Any) -> tuple[str, ...]:
+    """The names in the code of a template, or of several."""
+    from jinja2 import Environment
+
+    sources = template.values() if isinstance(template, Mapping) else [template or ""]
+    lexed = (token for source in sources for token in Environment().lex(source))
+    return tuple(sorted({value for _, kind, value in lexed if kind == "name"}))
 
 
 def _takes(tokenizer: Any, *messages: Message) -> bool:
@@ -117,6 +131,10 @@ def _takes(tokenizer: Any, *messages: Message) -> bool:
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
     """The request's messages, with tools and calls as this model reads them; options for its template."""
+    for name in request.chat_template_kwargs:
+        if template.names is not None and name not in template.names:
+            said = f"ignored {name}: the model's chat template has no such variable"
+            warnings.warn(said, BlendragWarning, stacklevel=2)
     tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
     if request.schema is not None:

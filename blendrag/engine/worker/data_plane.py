@@ -21,7 +21,7 @@ from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.prefixes import NodeLoad
 from blendrag.engine.recipe import BlendOrder, EvictionOrder
 from blendrag.engine.report import BlendReport, Eviction
-from blendrag.engine.worker.blending import LoadedModel, RequestBlend
+from blendrag.engine.worker.blending import Choices, LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
@@ -71,6 +71,7 @@ class DataPlane:
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
+        self._choices = Choices()
         self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         dtype = str(model.decoder.dtype).removeprefix("torch.")
@@ -285,7 +286,8 @@ class DataPlane:
         request = self.blend_of(order)
         window = self.compression.window(order)
         note = None if window is None else window.note
-        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace, note)
+        told = opened.estimate, pace, note, self._choices
+        blend = request(self.model, self._loader, opened.kv, order, *told)
         report = yield from blend.run()
         if exact is not None:
             report = behind(exact, report)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from typing import Any
 import pytest
 
 from blendrag import Answer, BlendIndex, Chat, Piece, Settings
+from blendrag.chat.tools import TemplateFacts
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.errors import ConfigError, EngineError
+from blendrag.errors import BlendragWarning, ConfigError, EngineError
 from blendrag.prompt import assemble, decode
 from engine_facts import FACTS
 
@@ -215,6 +218,26 @@ def test_grammar_holds_before_the_model_has_thought(
 
 
 # -- variables of the template -------------------------------------------------------------------------------
+
+
+def test_variable_that_the_template_lacks_is_warned_about(make: Callable[..., Chat]) -> None:
+    chat = make()
+    with pytest.warns(BlendragWarning, match="ignored reasoning_effort: the model's chat template has no"):
+        chat.complete(chat.request(HI, chat_template_kwargs={"reasoning_effort": "low"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chat.complete(chat.request(HI, chat_template_kwargs={"enable_thinking": False}))
+
+
+def test_names_of_a_template_are_those_of_its_code(tokenizer: Any) -> None:
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = {
+        "default": "in prose {% if reasoning_effort %}{{ a.b | tojson }}{% endif %}{% generation %}",
+        "tools": "{# in a comment #}{{ 'in a string' }}{{ tools }}",
+    }
+    names = TemplateFacts.of(tokenizer).names
+    assert names and {"reasoning_effort", "a", "b", "tools"} <= {*names}
+    assert not {"prose", "comment", "string"} & {*names}
 
 
 def test_variables_of_the_call_or_the_object_do_not_reach_the_template(
