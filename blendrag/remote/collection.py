@@ -16,7 +16,14 @@ from urllib.parse import quote_plus
 
 import xxhash
 
-from blendrag.errors import BlendragError, ConfigError, ServerBusyError, ServerError, StoreFullError
+from blendrag.errors import (
+    BlendragError,
+    ConfigError,
+    ServerBusyError,
+    ServerError,
+    ServerRefusalError,
+    StoreFullError,
+)
 from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
 from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts
@@ -54,18 +61,7 @@ class RemoteCollection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        if ends_here(self.name):
-            _forget_at_exit(self._server, self.name, os.getpid())
-        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
-        report = SyncReport()
-        with progress_bar(progress) as bar:
-            for part, parts_of in _parts(texts, sources or {}):
-                done = self._put({"documents": part, "sources": parts_of}, bar)
-                report.count(done)
-                report.added += done.added
-                report.changed += done.changed
-        report.unchanged = len(texts) - report.added - report.changed
-        return report
+        return self._keep(documents, sources or {}, progress)
 
     def sync(
         self,
@@ -74,11 +70,41 @@ class RemoteCollection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        report = self.add(documents, sources=sources, progress=progress)
-        gone = self.ids() - documents.keys()
-        self.remove(gone)
-        report.removed = len(gone)
+        return self._keep(documents, sources or {}, progress, only=True)
+
+    def _keep(
+        self, documents: Texts, sources: Sources, progress: Progress | bool | None, *, only: bool = False
+    ) -> SyncReport:
+        if ends_here(self.name):
+            _forget_at_exit(self._server, self.name, os.getpid())
+        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
+        report, parts = SyncReport(), list(_parts(texts, sources))
+        with progress_bar(progress) as bar:
+            if len(parts) > 1 or not only:
+                for part, parts_of in parts:
+                    self._count(report, self._put({"documents": part, "sources": parts_of}, bar))
+            if only:
+                self._forget_others(texts, sources, report, bar)
+        report.unchanged = len(texts) - report.added - report.changed
         return report
+
+    def _forget_others(self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress) -> None:
+        """In one request with all documents, which is one change for the server; or, where it takes none so
+        large, in several."""
+        named = {id: source for id, source in sources.items() if id in texts}
+        try:
+            self._count(report, self._put({"documents": texts, "sources": named, "sync": True}, bar))
+        except ServerRefusalError:
+            gone = self.ids() - texts.keys()
+            self.remove(gone)
+            report.removed += len(gone)
+
+    @staticmethod
+    def _count(report: SyncReport, done: SyncReport) -> None:
+        report.count(done)
+        report.added += done.added
+        report.changed += done.changed
+        report.removed += done.removed
 
     def remove(self, ids: Iterable[str]) -> None:
         part: list[str] = []

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,10 @@ class Library:
         }
 
     # -- texts --------------------------------------------------------------------------------------------
+
+    def changing(self) -> AbstractContextManager[None]:
+        """For several changes of which none of another thread's or process's comes in between."""
+        return self._changing.mine()
 
     def register(
         self, documents: Mapping[str, Iterable[str]], sources: Mapping[str, str] | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from blendrag.errors import BlendragError
 from blendrag.progress import Progress
 
 if TYPE_CHECKING:  # they import torch, which clients of a server do without
@@ -75,8 +77,11 @@ def prefill_pending(
             rate = report.tokens / (time.perf_counter() - begin)
             progress.advance(done.tokens)
             progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
-    finally:  # an interrupt too leaves complete records behind
-        report.nbytes += store.flush()
+    except BaseException:  # an interrupt too leaves complete records behind
+        with contextlib.suppress(BlendragError):  # the first error is the one that is told
+            store.flush()
+        raise
+    report.nbytes += store.flush()
 
 
 def batches(entries: Iterable[T], batch_tokens: int) -> Iterator[list[T]]:

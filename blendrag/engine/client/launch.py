@@ -15,6 +15,7 @@ from typing import Any
 
 from blendrag.adapter import adapter_for
 from blendrag.engine import start_error
+from blendrag.engine.client import engine_log
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
@@ -128,10 +129,11 @@ def _cores_of_ranks(ranks: int) -> list[str]:
 
 
 @contextmanager
-def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
+def engine_environment(settings: Settings, sockets: str, log: Path | None) -> Iterator[None]:
     """What vLLM and its processes read while they start, except what the user has set.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
+    ``log``: the file that they print to; None: the terminal.
     """
     defaults = server_environment(settings) | {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -140,6 +142,7 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCH_LOGS": "-all",
         "PYTHONWARNINGS": "ignore",
+        **({} if log is None else {engine_log.VARIABLE: str(log)}),
     }
     ours = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(ours)
