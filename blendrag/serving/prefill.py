@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -60,15 +60,17 @@ def prefill_pending(
     batch_tokens: int,
     report: PrefillReport,
     progress: Progress,
+    go_on: Callable[[], None] = lambda: None,
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
 
-    Raises StoreFullError; what is stored stays.
+    ``go_on``: called before each, to raise what ends it. Raises StoreFullError; what is stored stays.
     """
     progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
         for batch in batches(entries, batch_tokens):
+            go_on()
             done = store.ingest(batch)
             report.chunks += len(batch)
             report.tokens += done.tokens

@@ -104,8 +104,6 @@ class Engine(RunningEngine):
             from blendrag.engine.compat.platform import LOGGER
             from blendrag.engine.compat.start import start_llm
 
-            if self.log is not None:
-                log_there(LOGGER, self.log)
             args = engine_args(self.settings, self.model_path, self.extension)
             if self._closed:
                 raise EngineClosedError("its start was given up")
@@ -119,6 +117,9 @@ class Engine(RunningEngine):
                 if how := quantisation(self.model_path):
                     cause += f"; its weights are quantised ({how}): in another format they may load"
                 raise RuntimeError(cause) from error
+            finally:
+                if self.log is not None:
+                    log_there(LOGGER, self.log)  # vLLM has made its handlers by now
         try:
             return await self.bound()
         except BaseException:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -48,8 +47,8 @@ def print_there() -> None:
 def log_there(logger: logging.Logger, file: Path) -> None:
     """In the engine's client: what ``logger`` would print goes to the file."""
     for handler in list(logger.handlers):
-        printed = isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr)
-        if printed or isinstance(handler, _LogFile):
+        to_a_file = isinstance(handler, logging.FileHandler) and not isinstance(handler, _LogFile)
+        if isinstance(handler, logging.StreamHandler) and not to_a_file:
             logger.removeHandler(handler)
             there = _LogFile(file, encoding="utf-8", delay=True)
             there.setFormatter(handler.formatter)

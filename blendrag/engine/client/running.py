@@ -65,6 +65,7 @@ class RunningEngine:
         self._slicing = asyncio.Lock()
         self._name = uuid.uuid4().hex
         self._closed = False
+        self._waiting = set[Future[Any]]()
 
     def release(self) -> None:
         """Give the engine back."""
@@ -101,7 +102,16 @@ class RunningEngine:
         if self._closed:
             work.close()
             raise EngineClosedError("this engine was closed: open a new one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        return future
+
+    def _end_calls(self) -> None:
+        """Take no more, and have those who wait for one hear that it is closed."""
+        self._closed = True
+        for future in list(self._waiting):
+            future.cancel()
 
     def call(self, operation: str, *args: Any) -> Any:
         """Run one of the worker's operations on plain data, and wait for it (see :class:`StoreClient`)."""

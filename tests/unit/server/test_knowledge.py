@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.errors import EngineError
-from blendrag.server import knowledge
+from blendrag.server import Limits, knowledge
 from blendrag.server.blending import Blending
-from blendrag.server.gate import Gate
+from blendrag.server.gate import Gate, Requests
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -39,7 +39,7 @@ def asked(blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None
     init_exception_handler(app)
     app.state.args = SimpleNamespace(log_error_stack=False)
     app.include_router(knowledge.router)
-    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.add_middleware(Gate, keys=None, limits=Limits(body_mib=1), requests=Requests())
     app.state.blendrag = {"": blending}
 
     async def run() -> None:
