@@ -30,10 +30,14 @@ Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, 
 def body_of(stock: Endpoint, most_items: int) -> type[BaseModel]:
     """What ``stock`` takes, with a field that is ours. most_items: of messages and of documents."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
+
+    def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+        return _understood(most_items, cls, body, read)
+
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
-        __validators__={"understood": model_validator(mode="wrap")(partial(_understood, most_items))},  # type: ignore[dict-item]
+        __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
     )
 
