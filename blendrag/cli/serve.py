@@ -55,6 +55,7 @@ def serve(
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
+    from blendrag.engine.client.launch import server_environment
     from blendrag.engine.client.requirement import require_server
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
     from blendrag.models import resolve_model
@@ -88,6 +89,8 @@ def serve(
         for _, root in each.values() if here else ():
             IndexLock(root, ENDS_WITHIN_S).release()
         _check_blending(settings)
+        if here:
+            os.environ.update(server_environment(settings))  # vLLM is asked already
         command = serve_command(settings, given, path, folder, more, keys=file, limits=limits)
     if show:
         shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]

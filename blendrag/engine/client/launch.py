@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+
+from platformdirs import user_cache_path
 
 from blendrag.adapter import adapter_for
 from blendrag.engine import start_error
@@ -20,6 +23,7 @@ from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
 from blendrag.names import closest
+from blendrag.private import can_make
 from blendrag.settings import Settings
 
 # Settings that an engine is started with; the others may differ from request to request.
@@ -112,7 +116,26 @@ def server_environment(settings: Settings) -> dict[str, str]:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     if _memory_nodes() < settings.tensor_parallel_size:  # vLLM would want one for each rank
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_ranks(settings.tensor_parallel_size))
+    defaults |= _caches(settings.cache_dir)
     return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _caches(cache_dir: Path) -> dict[str, str]:
+    """Folders for what vLLM and torch keep for later, where nothing can be written to those of their own."""
+    if can_make(_own_caches() / "vllm"):
+        return {}
+    folder = cache_dir.expanduser().absolute()
+    if not can_make(folder):
+        folder = Path(tempfile.mkdtemp(prefix="blendrag-"))
+    names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}
+    return {variable: str(folder / name) for variable, name in names.items()}
+
+
+def _own_caches() -> Path:
+    try:
+        return user_cache_path()
+    except RuntimeError:  # a user without a home folder
+        return Path("/.cache")
 
 
 def _memory_nodes() -> int:
