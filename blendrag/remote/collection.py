@@ -35,7 +35,7 @@ _AT_ONCE = 256 << 10  # characters of documents in one request
 _AT_EXIT_S = 3.0
 _WAITS = 60  # for one request: five minutes, of five seconds each as our servers say
 _LONGEST_WAIT_S = 60.0
-_ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 507: StoreFullError}
+_ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 503: ServerBusyError, 507: StoreFullError}
 
 
 class RemoteCollection(KeptDocuments):

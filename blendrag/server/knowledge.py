@@ -182,7 +182,7 @@ async def stats(
     except KeyError:
         raise _no_namespace(namespace) from None
     facts = await _answered(blending.ask(blending.library.stats))
-    if not key.names or blending is not blending_of(request):
+    if not key.names or namespace not in (None, key.namespace):
         del facts["reuse"]  # by the names of documents
     return facts
 
