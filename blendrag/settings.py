@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(
         600.0, gt=0, description="Seconds the engine may take for one batch of an ingest, or to open a store."
     )
-    cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
+    cache_dir: Path = Field(default_factory=lambda: _cache_path())
 
     # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
     # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
@@ -289,6 +289,13 @@ class Settings(BaseSettings):
             return cls(**given)
         except ValidationError as error:
             raise ConfigError(_explain(error)) from None
+
+
+def _cache_path() -> Path:
+    try:
+        return user_cache_path("blendrag")
+    except RuntimeError:  # a user without a home folder: as containers have it, whose home is /
+        return Path("/.cache/blendrag")
 
 
 def _with_step(values: dict[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class Answer:
     """A whole answer; ``str(answer)`` is its text.
 
     reasoning: what the model thought before, as the setting ``reasoning_parser`` finds it; None if nothing.
-    sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length" or
-    "tool_calls". Times in seconds; ``ttft_s``: from the engine being asked to the first token.
+    sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length", or
+    "tool_calls" if all calls are valid. Times in seconds; ``ttft_s``: from the engine being asked to the
+    first token.
     """
 
     text: str

@@ -135,7 +135,7 @@ class ChatRequest:
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
     """Return the request that messages and options make, its texts encodable and its values plain data.
 
-    Raises ConfigError for an unknown option and for a value that cannot be used.
+    Raises ConfigError for an unknown option, for a value that cannot be used, and where there is no message.
     """
     check_names(options, RequestOptions.__annotations__)
     if not messages and not isinstance(messages, str):

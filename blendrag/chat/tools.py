@@ -285,9 +285,9 @@ def read_answer(
         reading = _tagged(text, names)
     else:
         reading = _parsed_by(parser, text, token_ids, names)
-    if request.parallel_tool_calls:
+    if request.parallel_tool_calls or not reading.calls:
         return reading
-    return Reading(reading.text, reading.calls[:1], reading.invalid)
+    return Reading(reading.text, reading.calls[:1])
 
 
 def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str]) -> Reading:

@@ -201,7 +201,7 @@ class Turn:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
+            finish_reason="tool_calls" if read.calls and not read.invalid else last.finish_reason or "stop",
             ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,

@@ -31,6 +31,8 @@ def doctor(model: options.Model = None, json: options.Json = False) -> None:
             mark = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
             table.add_row(Text(row.check), Text(row.value), Text(row.limit), mark)
         out().print(table)
+        for note in report.notes:
+            say(note)
     if not report.passed:
         say(
             "this model will be served without blending"

@@ -85,7 +85,7 @@ class Reader:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else self._finish_reason,
+            finish_reason="tool_calls" if read.calls and not read.invalid else self._finish_reason,
             ttft_s=self._ttft_s,
             total_s=time.perf_counter() - self._begin,
             usage=Usage(
