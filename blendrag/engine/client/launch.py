@@ -148,9 +148,13 @@ def _cores_of_ranks(ranks: int) -> list[str]:
     return [",".join(map(str, part)) for part in parts]
 
 
+_imported: dict[str, str] = {}
+
+
 @contextmanager
 def engine_environment(settings: Settings, sockets: str, log: Path | None) -> Iterator[None]:
-    """What vLLM and its processes read while they start, except what the user has set.
+    """What vLLM and its processes read while they start, except what the user has set. Afterwards the
+    environment is the program's own again, whatever vLLM, torch and what they import have put into it.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
     ``log``: the file that they print to; None: the terminal.
@@ -164,13 +168,21 @@ def engine_environment(settings: Settings, sockets: str, log: Path | None) -> It
         "PYTHONWARNINGS": "ignore",
         **({} if log is None else {engine_log.VARIABLE: str(log)}),
     }
-    ours = {name: value for name, value in defaults.items() if name not in os.environ}
+    before = dict(os.environ)
+    ours = {name: value for name, value in (_imported | defaults).items() if name not in before}
     os.environ.update(ours)
     try:
         yield
     finally:
-        for name in ours:
-            os.environ.pop(name, None)
+        after = dict(os.environ)
+        changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}
+        # An import changes it once, and later engines are to start as the first.
+        _imported.update({name: after[name] for name in changed - ours.keys() if name in after})
+        for name in changed:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def engine_args(

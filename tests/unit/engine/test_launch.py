@@ -120,3 +120,21 @@ def test_caches_of_vllm_are_ours_where_its_own_cannot_be_written(
     for cache_dir, inside in ((tmp_path, tmp_path), (Path("/dev/null/x"), Path(tempfile.gettempdir()))):
         found = server_environment(settings.model_copy(update={"cache_dir": cache_dir}))
         assert all(inside in Path(found[name]).parents for name in names)
+
+
+def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever an import has put into it, which the next start gets again: an import does so once."""
+    monkeypatch.setattr(launch, "_imported", {})
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.setenv("THEIRS", "1")
+    before, settings = dict(os.environ), Settings.load(cache_dir=tmp_path)
+    with launch.engine_environment(settings, "sockets", None):
+        assert os.environ["VLLM_RPC_BASE_PATH"] == "sockets"
+        os.environ["LD_PRELOAD_OF_A_TEST"] = "a library"
+        os.environ["THEIRS"] = "2"
+        del os.environ["MINE"]
+    assert dict(os.environ) == before
+    with launch.engine_environment(settings, "sockets", None):
+        assert os.environ["LD_PRELOAD_OF_A_TEST"] == "a library"
+        assert os.environ["THEIRS"] == "1", "the program's own"
+    assert dict(os.environ) == before
