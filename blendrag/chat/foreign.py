@@ -22,8 +22,8 @@ ALIASES = {
 """Other names of options."""
 
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
-# Whose values are more options, by name.
-_NESTED = ("additional_kwargs", "blendrag", "extra_body", "model_kwargs", "other")
+# Whose values are more options, by name; the last count most.
+_NESTED = ("additional_kwargs", "other", "model_kwargs", "extra_body", "blendrag")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
     {
