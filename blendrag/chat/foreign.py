@@ -21,10 +21,9 @@ ALIASES = {
 }
 """Other names of options."""
 
-_OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
-# Whose values are more options, by name.
-_NESTED = ("additional_kwargs", "blendrag", "extra_body", "model_kwargs", "other")
+# Whose values are more options, by name; the last count most.
+_NESTED = ("additional_kwargs", "other", "model_kwargs", "extra_body", "blendrag")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
     {
@@ -46,6 +45,8 @@ WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 """Names of another provider's accounts, caches and interfaces; and of what holds here anyway."""
+_CALLED_OTHERWISE = RENAMED.keys() - _SAMPLING  # a request says what they are called now
+_OURS = (*RequestOptions.__annotations__, *_CALLED_OTHERWISE)
 TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 
@@ -100,7 +101,8 @@ def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) ->
     """Say of names without a meaning here that they are ignored, and what may have been meant."""
     for name in unknown:
         if name not in WITHOUT_EFFECT:
-            warnings.warn(f"ignored {name!r}{closest(name, known)}", BlendragWarning, stacklevel)
+            meant = closest(name, {*known} - _CALLED_OTHERWISE)
+            warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
 
 
 def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[str, Any], bool]]:
