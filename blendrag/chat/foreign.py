@@ -23,8 +23,8 @@ ALIASES = {
 
 _OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
-# Whose values are more options, by name.
-_NESTED = ("additional_kwargs", "blendrag", "extra_body", "model_kwargs", "other")
+# Whose values are more options, by name; the last count most.
+_NESTED = ("other", "additional_kwargs", "model_kwargs", "extra_body", "blendrag")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
     {
@@ -75,7 +75,7 @@ def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[st
             if name == "chat_template_kwargs" and isinstance(value, Mapping):
                 variables |= value
             elif name == "reasoning_effort":  # as vLLM's server tells templates of it
-                effort = {name: value, "enable_thinking": value != "none"}
+                effort = {name: value} | ({"enable_thinking": False} if value == "none" else {})
             elif name in known:
                 options[name] = value
             elif name in _SAMPLING or nested:
@@ -98,6 +98,7 @@ def request_options(options: Mapping[str, Any]) -> RequestOptions:
 
 def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:
     """Say of names without a meaning here that they are ignored, and what may have been meant."""
+    known = set(known) - RENAMED.keys()
     for name in unknown:
         if name not in WITHOUT_EFFECT:
             warnings.warn(f"ignored {name!r}{closest(name, known)}", BlendragWarning, stacklevel)
