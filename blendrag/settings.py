@@ -40,6 +40,7 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
+    "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
 }
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -94,7 +95,7 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(
         600.0, gt=0, description="Seconds the engine may take for one batch of an ingest, or to open a store."
     )
-    cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
+    cache_dir: Path = Field(default_factory=lambda: _cache_path())
 
     # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
     # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
@@ -212,7 +213,7 @@ class Settings(BaseSettings):
     )
 
     # Asking
-    top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
+    similarity_top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     chat_template_kwargs: dict[str, Any] = Field(
@@ -290,6 +291,13 @@ class Settings(BaseSettings):
             raise ConfigError(_explain(error)) from None
 
 
+def _cache_path() -> Path:
+    try:
+        return user_cache_path("blendrag")
+    except RuntimeError:  # a user without a home folder: as containers have it, whose home is /
+        return Path("/.cache/blendrag")
+
+
 def _with_step(values: dict[str, Any]) -> dict[str, Any]:
     """What a quality stands for, where the same source does not say it more exactly."""
     return step_of(values["quality"])._asdict() | values if "quality" in values else values
@@ -322,7 +330,7 @@ def _read(file: Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{file} must have one option per line, as in 'top_k: 6'")
+        raise ConfigError(f"{file} must have one option per line, as in 'similarity_top_k: 6'")
     return found
 
 
@@ -339,7 +347,8 @@ def _refuse_unknown_variables() -> None:
     known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            raise ConfigError(f"unknown variable {name}{closest(name, known)}")
+            renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())
+            raise ConfigError(renamed or f"unknown variable {name}{closest(name, known)}")
 
 
 def _explain(error: ValidationError) -> str:

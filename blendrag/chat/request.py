@@ -193,7 +193,7 @@ def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
 def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raises ConfigError for an option that there is not, with the one that may be meant."""
     for name in [*options, *(options.get("other") or ())]:
-        if name in RENAMED:
+        if name in RENAMED and (name in options or name != "top_k"):  # sampling's is one of the other ones
             raise ConfigError(RENAMED[name])
         if name in options and name not in known:
             raise ConfigError(f"unknown option {name!r}{closest(name, known)}")

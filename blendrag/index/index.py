@@ -132,31 +132,31 @@ class BlendIndex(Answering):
 
     # -- questions ----------------------------------------------------------------------------------------
 
-    def retrieve(self, question: str, top_k: int | None = None) -> list[Hit]:
+    def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        return self._retriever.search(question, top_k)
+        return self._retriever.search(question, similarity_top_k)
 
-    def warm(self, question: str, top_k: int | None = None) -> int:
+    def warm(self, question: str, similarity_top_k: int | None = None) -> int:
         """Have the exact prefix of a question's prompt before it is asked, if there is room: the number of
         nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model."""
         self._library.start()
         if (prefixes := self._library.prefixes) is None:
             raise ConfigError("exact prefixes are off, or not for this model: see tree_ram_bytes")
-        plan, _ = self._retriever.plan(question, top_k, (), self.settings.chat_template_kwargs)
+        plan, _ = self._retriever.plan(question, similarity_top_k, (), self.settings.chat_template_kwargs)
         return prefixes.grow(plan)
 
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         """A question becomes a prompt with what is retrieved for it; messages are one already."""
         check_names(options, AskOptions.__annotations__)
         asked: Any = dict(options)
-        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
         if not isinstance(prompt, str):
             return self._chat.request(prompt, **asked)
         if not prompt.strip():
             raise ConfigError("the question is empty")
         said = [*history, {"role": "user", "content": prompt}] if history else prompt
         request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
-        plan, sources = self._retriever.plan(prompt, top_k, history, request.chat_template_kwargs)
+        plan, sources = self._retriever.plan(prompt, similarity_top_k, history, request.chat_template_kwargs)
         return replace(request, plan=plan, sources=sources)
 
     # -- eviction -----------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ class Retriever:
     def __init__(self, library: Library, vectors: VectorStore) -> None:
         self._library, self._vectors = library, vectors
 
-    def search(self, question: str, top_k: int | None = None) -> list[Hit]:
+    def search(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        hits = self._vectors.search(question, top_k or self._library.settings.top_k)
+        hits = self._vectors.search(question, similarity_top_k or self._library.settings.similarity_top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         return hits
@@ -31,14 +31,14 @@ class Retriever:
     def plan(
         self,
         question: str,
-        top_k: int | None,
+        similarity_top_k: int | None,
         history: Messages,
         chat_template_kwargs: Mapping[str, Any],
     ) -> tuple[PromptPlan, tuple[Source, ...]]:
         """System prompt, retrieved documents, question; and what was retrieved, best first. Documents that do
         not fit the window are left out."""
         library, settings = self._library, self._library.settings
-        hits = self.search(question, top_k)
+        hits = self.search(question, similarity_top_k)
         entries = {entry.key: entry for entry in library.catalogue.entries_of(hit.key for hit in hits)}
         window = library.start().max_model_len
         left_out: list[DocumentNote] = []

@@ -94,13 +94,13 @@ class ServedIndex(Answering):
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         check_names(options, AskOptions.__annotations__)
         asked: Any = dict(options)
-        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
         if not isinstance(prompt, str):
             return self._chat.request(prompt, **asked)
         if not prompt.strip():
             raise ConfigError("the question is empty")
         request = self._chat.request("", **asked)  # a wrong option is said before anything is searched
-        hits = self._vectors.search(prompt, top_k or self.settings.top_k)
+        hits = self._vectors.search(prompt, similarity_top_k or self.settings.similarity_top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         self._chat.prefetch(hit.text for hit in hits)

@@ -51,7 +51,7 @@ _OURS = frozenset(
     {
         "blend", "cache_dir", "call_timeout_s", "chat_template_kwargs", "chunk_overlap", "chunk_tokens",
         "embedder", "max_tokens", "model", "quality", "recompute_ratio", "selector", "separator",
-        "system_prompt", "temperature", "top_k", *BUDGET,
+        "system_prompt", "temperature", "similarity_top_k", *BUDGET,
     }
 )  # fmt: skip
 _OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector", *BUDGET)

@@ -199,7 +199,9 @@ class Server:
             case 404 if said is None or said == "Not Found":
                 return _no_server(self)
             case 413:
-                return ServerRefusalError(f"{self} takes no request as large as this: give it less at once")
+                return ServerRefusalError(
+                    f"{self} takes no request as large as this: {said or 'give it less at once'}"
+                )
             case 404:
                 missing = NoCollectionError if kind == NO_COLLECTION else ConfigError
                 return missing(f"{self} refuses this: {said}")

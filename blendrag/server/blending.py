@@ -24,7 +24,7 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.names import closest
 from blendrag.options import Quality
 from blendrag.prompt import Messages, PromptPlan, decode
@@ -129,6 +129,17 @@ class Blending:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="blendrag-reader")
         self._room = BoundedSemaphore(_MOST_INGESTS)
+        self._ending = False
+
+    def end(self) -> None:
+        """Have ingest stop behind what is being prefilled, and begin no other."""
+        self._ending = True
+        self.library.stop_ingest()
+
+    def check_going_on(self) -> None:
+        """Raises EngineClosedError after :meth:`end`."""
+        if self._ending:
+            raise EngineClosedError("the server is about to end: put these documents again")
 
     def close(self) -> None:
         """Before the engine ends: nothing grows any more, and what was noted of prompts is written down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
 
@@ -13,6 +14,8 @@ from pydantic import BaseModel, Discriminator, Tag, create_model, model_validato
 
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
+from blendrag.server.gate import key_of
+from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
 from blendrag.text import plain
 
@@ -22,22 +25,33 @@ _DONE = "data: [DONE]"
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
+Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
-def body_of(stock: Endpoint) -> type[BaseModel]:
-    """What ``stock`` takes, with a field that is ours."""
+def body_of(stock: Endpoint, most_items: int) -> type[BaseModel]:
+    """What ``stock`` takes, with a field that is ours. most_items: of messages and of documents."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
+
+    def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+        return _understood(most_items, cls, body, read)
+
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
-        __validators__={"understood": model_validator(mode="wrap")(_understood)},  # type: ignore[dict-item]
+        __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
     )
 
 
-def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
+    if isinstance(body, dict):
+        ours = body.get(FIELD_NAME)
+        hints = ours.get("documents") if isinstance(ours, dict) else None
+        for name, items in (("messages", body.get("messages")), ("documents", hints)):
+            if isinstance(items, list) and len(items) > most:
+                raise ValueError(f"{len(items):,} {name}: a request has {most:,} at most (--max-items)")
     try:
         request = read(plain(body))
     except ConfigError as error:
@@ -59,7 +73,9 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
-        return await _with_evidence(await stock(request, raw_request), blending, prepared, fields.evidence)
+        response = await stock(request, raw_request)
+        evidence = partial(_evidence, blending, prepared, key_of(raw_request))
+        return await _with_evidence(response, evidence, prepared, fields.evidence)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -76,7 +92,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
-        return JSONResponse(found)
+        return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
 
     def kind(body: Any) -> str:
         return "chat" if isinstance(body, dict) and "messages" in body else "completion"
@@ -96,30 +112,36 @@ def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-async def _with_evidence(response: Response, blending: Blending, about: Blended, wanted: bool) -> Response:
+async def _evidence(
+    blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As :meth:`Blending.evidence` has it, for the holder of this key."""
+    counts, rows = await blending.evidence(about, answer)
+    return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
+
+
+async def _with_evidence(response: Response, evidence: Evidence, about: Blended, wanted: bool) -> Response:
     if isinstance(response, StreamingResponse):
         response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, blending, about, wanted)
+        response.body_iterator = _followed(response.body_iterator, evidence, wanted)
         return response
     if not isinstance(response, JSONResponse) or response.status_code != 200:
         return response
     answer = json.loads(bytes(response.body))
-    counts, rows = await blending.evidence(about, answer)
+    counts, rows = await evidence(answer)
     answer.pop("kv_transfer_params", None)
     answer[FIELD_NAME] = counts | (rows if wanted else {})
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
 
 
-async def _followed(
-    chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool
-) -> AsyncIterator[Any]:
+async def _followed(chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
     async for chunk in chunks:
         if isinstance(chunk, str) and chunk.startswith(_DONE):
             answer = _read(last)
-            counts, rows = await blending.evidence(about, answer)
+            counts, rows = await evidence(answer)
             if wanted:
                 head = {name: answer[name] for name in _HEAD if name in answer}
                 yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"

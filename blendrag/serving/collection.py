@@ -91,7 +91,8 @@ class KeptDocuments(ABC):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        """Make exactly ``documents`` be kept, and all of their KV. ``sources``: as :meth:`add`."""
+        """Make exactly ``documents`` be kept, and all of their KV: of two at once, one is as if it came after
+        the other. ``sources``: as :meth:`add`."""
 
 
 class Collection(KeptDocuments):
@@ -142,13 +143,14 @@ class Collection(KeptDocuments):
         only: bool = False,
     ) -> SyncReport:
         report = SyncReport()
-        known = set(self.library.catalogue.owners(self._owner("")))
         owned, parts = self._owned(documents, sources)
-        gone = known - owned.keys() if only else set()
         with progress_bar(progress) as bar:
-            if gone:
-                self.library.release(gone)
-            new = self.library.register(owned, parts)
+            with self.library.changing():  # what is read here is what is changed
+                known = set(self.library.catalogue.owners(self._owner("")))
+                gone = known - owned.keys() if only else set()
+                new = self.library.register(owned, parts)
+                if gone:  # last, so that a text which another document has now keeps its KV
+                    self.library.release(gone)
             self.library.prefill(report, bar)
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)

@@ -87,7 +87,7 @@ class DataPlane:
         stack: Sequence[dict[str, Any]],
         prefix: Sequence[int] = (),
         profile: dict[str, Any] | None = None,
-        lock: bool = False,
+        lock: int = 0,
     ) -> str:
         """Open the store in folder ``root``; its id. Arguments as :meth:`StoreClient.open` sends them."""
         kind = KVIdentity(**identity)
@@ -112,7 +112,7 @@ class DataPlane:
         assert kv is not None
         return kv
 
-    def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool) -> KVReader:
+    def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: int) -> KVReader:
         """The owner's first, with the lock: the others find what it has made."""
         ranks, heads = self.ranks, kind.num_kv_heads
         own, shards = ranks.heads(heads), ranks.shards(heads)
@@ -122,8 +122,8 @@ class DataPlane:
             if all(spec.kind == "ram" for spec in stack):
                 raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
             return KVReader.open(root, kind, dtype, stack, own, shards)
-        opened, lock_s = list[KVReader](), ENDS_WITHIN_S if lock else None
-        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, lock_s)))
+        opened, holds = list[KVReader](), (ENDS_WITHIN_S if lock else None, lock)
+        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, *holds)))
         return opened[0] if ranks.first else KVReader.open(root, kind, dtype, stack, own, shards)
 
     def _opened(self, store: str) -> _OpenStore:

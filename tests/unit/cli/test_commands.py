@@ -92,9 +92,9 @@ def test_wrong_index_folder_is_corrected_and_not_made(
 
 
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLENDRAG_TOPK", "3")
+    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
     result = blendrag("doctor")
-    assert result.exit_code == 1 and "BLENDRAG_TOP_K" in complaint(result)
+    assert result.exit_code == 1 and "BLENDRAG_SIMILARITY_TOP_K" in complaint(result)
 
 
 def test_brackets_in_a_message_are_not_markup(blendrag: Blendrag, workdir: Path) -> None:

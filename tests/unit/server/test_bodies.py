@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.completion.api_router import create_completion
 from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import body_of
 
-CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
+CHAT, COMPLETION = body_of(create_chat_completion, 100), body_of(create_completion, 100)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
 
 
