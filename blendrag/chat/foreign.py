@@ -21,7 +21,6 @@ ALIASES = {
 }
 """Other names of options."""
 
-_OURS = (*RequestOptions.__annotations__, *RENAMED)  # a request says what they are called now
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
 # Whose values are more options, by name; the last count most.
 _NESTED = ("other", "additional_kwargs", "model_kwargs", "extra_body", "blendrag")
@@ -34,6 +33,9 @@ _SAMPLING = frozenset(
         "spaces_between_special_tokens", "stop_token_ids", "thinking_token_budget", "top_k",
     }
 )  # fmt: skip
+FORMER = RENAMED.keys() - _SAMPLING
+"""Former names of options, of which a request says what they are called now."""
+_OURS = (*RequestOptions.__annotations__, *FORMER)
 WITHOUT_EFFECT = frozenset(
     {
         "api_key", "api_version", "audio_config", "disabled_params", "download_dir", "evidence",
