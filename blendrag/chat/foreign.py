@@ -23,7 +23,7 @@ ALIASES = {
 
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
 # Whose values are more options, by name; the last count most.
-_NESTED = ("other", "additional_kwargs", "model_kwargs", "extra_body", "blendrag")
+_NESTED = ("additional_kwargs", "other", "model_kwargs", "extra_body", "blendrag")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
     {
@@ -100,10 +100,10 @@ def request_options(options: Mapping[str, Any]) -> RequestOptions:
 
 def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:
     """Say of names without a meaning here that they are ignored, and what may have been meant."""
-    known = set(known) - RENAMED.keys()
     for name in unknown:
         if name not in WITHOUT_EFFECT:
-            warnings.warn(f"ignored {name!r}{closest(name, known)}", BlendragWarning, stacklevel)
+            meant = closest(name, {*known} - FORMER)
+            warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
 
 
 def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[str, Any], bool]]:

@@ -36,6 +36,8 @@ _INTRODUCTION = (
 
 _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
 
+_EFFORT = {"reasoning_effort", "enable_thinking"}
+
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
 
@@ -131,10 +133,7 @@ def _takes(tokenizer: Any, *messages: Message) -> bool:
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
     """The request's messages, with tools and calls as this model reads them; options for its template."""
-    for name in request.chat_template_kwargs:
-        if template.names is not None and name not in template.names:
-            said = f"ignored {name}: the model's chat template has no such variable"
-            warnings.warn(said, BlendragWarning, stacklevel=2)
+    _warn_about_variables(template, request.chat_template_kwargs)
     tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
     if request.schema is not None:
@@ -164,6 +163,15 @@ def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool with all that templates ask for."""
     function = {"name": "", "description": "", **tool["function"]}  # in the order that models know
     return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
+
+
+def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> None:
+    names = given.keys() if template.names is None else {*template.names}
+    if "reasoning_effort" in given:  # enable_thinking goes along, for templates that have but that
+        names |= _EFFORT if names & _EFFORT else {"enable_thinking"}
+    for name in given.keys() - names:
+        said = f"ignored {name}: the model's chat template has no such variable"
+        warnings.warn(said, BlendragWarning, stacklevel=3)
 
 
 def _native(message: Message) -> Message:

@@ -112,8 +112,9 @@ class ServedIndex(Answering):
                 sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
             )
             with contextlib.suppress(PromptTooLongError):
-                if self._chat.count_tokens(one) + LEAST_ANSWER_TOKENS <= self._chat.context_window:
-                    return one
+                room = self._chat.context_window - self._chat.count_tokens(one)
+                if room >= LEAST_ANSWER_TOKENS:
+                    return one.within(room)  # servers refuse to be asked for more
             hits.pop()
         raise PromptTooLongError(
             "the question leaves no room for a document in the model's window of"

@@ -6,14 +6,15 @@ import asyncio
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blendrag import Answer, BlendIndex, Chat, Piece, Settings
-from blendrag.chat.tools import TemplateFacts
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.tools import TemplateFacts, with_tools
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.errors import BlendragWarning, ConfigError, EngineError
 from blendrag.prompt import assemble, decode
@@ -222,11 +223,25 @@ def test_grammar_holds_before_the_model_has_thought(
 
 def test_variable_that_the_template_lacks_is_warned_about(make: Callable[..., Chat]) -> None:
     chat = make()
-    with pytest.warns(BlendragWarning, match="ignored reasoning_effort: the model's chat template has no"):
-        chat.complete(chat.request(HI, chat_template_kwargs={"reasoning_effort": "low"}))
+    with pytest.warns(BlendragWarning, match="ignored verbosity: the model's chat template has no"):
+        chat.complete(chat.request(HI, chat_template_kwargs={"verbosity": "low"}))
+    effort = {"reasoning_effort": "low", "enable_thinking": True}  # as other clients' option becomes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         chat.complete(chat.request(HI, chat_template_kwargs={"enable_thinking": False}))
+        chat.complete(chat.request(HI, chat_template_kwargs=effort))
+
+
+def test_effort_is_warned_about_where_the_template_knows_nothing_of_it(tokenizer: Any) -> None:
+    request = ChatRequest(HI, chat_template_kwargs={"reasoning_effort": "low", "enable_thinking": True})
+    facts = replace(TemplateFacts.of(tokenizer), names=("messages",))
+    with pytest.warns(BlendragWarning) as caught:
+        with_tools(facts, request)
+    assert [str(one.message).split(":")[0] for one in caught] == ["ignored reasoning_effort"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with_tools(replace(facts, names=("reasoning_effort",)), request)
+        with_tools(replace(facts, names=None), request)
 
 
 def test_names_of_a_template_are_those_of_its_code(tokenizer: Any) -> None:

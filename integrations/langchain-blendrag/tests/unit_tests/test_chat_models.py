@@ -105,10 +105,10 @@ def test_sampling_of_the_object_reaches_the_request_and_that_of_the_call_wins() 
     made = request(llm)
     assert made.sampling.other == sampling
     assert (made.sampling.stop, made.sampling.timeout_s) == (("a",), 3.0)
-    assert made.chat_template_kwargs == {"reasoning_effort": "low"}
+    assert made.chat_template_kwargs == {"reasoning_effort": "low", "enable_thinking": True}
     called = request(llm, top_k=2, stop_sequences=["b"], reasoning_effort="high")
     assert called.sampling.other == {**sampling, "top_k": 2} and called.sampling.stop == ("b",)
-    assert called.chat_template_kwargs == {"reasoning_effort": "high"}
+    assert called.chat_template_kwargs == {"reasoning_effort": "high", "enable_thinking": True}
 
 
 def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
