@@ -77,7 +77,7 @@ def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[st
             if name == "chat_template_kwargs" and isinstance(value, Mapping):
                 variables |= value
             elif name == "reasoning_effort":  # as vLLM's server tells templates of it
-                effort = {name: value} | ({"enable_thinking": False} if value == "none" else {})
+                effort = {name: value, "enable_thinking": value != "none"}
             elif name in known:
                 options[name] = value
             elif name in _SAMPLING or nested:
