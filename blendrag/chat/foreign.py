@@ -33,6 +33,9 @@ _SAMPLING = frozenset(
         "spaces_between_special_tokens", "stop_token_ids", "thinking_token_budget", "top_k",
     }
 )  # fmt: skip
+FORMER = RENAMED.keys() - _SAMPLING
+"""Former names of options, of which a request says what they are called now."""
+_OURS = (*RequestOptions.__annotations__, *FORMER)
 WITHOUT_EFFECT = frozenset(
     {
         "api_key", "api_version", "audio_config", "disabled_params", "download_dir", "evidence",
@@ -45,8 +48,6 @@ WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 """Names of another provider's accounts, caches and interfaces; and of what holds here anyway."""
-_CALLED_OTHERWISE = RENAMED.keys() - _SAMPLING  # a request says what they are called now
-_OURS = (*RequestOptions.__annotations__, *_CALLED_OTHERWISE)
 TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 
@@ -101,7 +102,7 @@ def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) ->
     """Say of names without a meaning here that they are ignored, and what may have been meant."""
     for name in unknown:
         if name not in WITHOUT_EFFECT:
-            meant = closest(name, {*known} - _CALLED_OTHERWISE)
+            meant = closest(name, {*known} - FORMER)
             warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
 
 

@@ -154,13 +154,14 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object; if it says nothing of them, there are none."""
     given = dict(tool["function"].get("parameters") or {})
-    given = {"type": "object"} | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    given.setdefault("type", "object")
     return given if given.keys() & {*JOINTS, *OWN} else {**given, "properties": {}}
 
 
 def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool with all that templates ask for."""
-    function = {"description": "", **tool["function"]}
+    function = {"name": "", "description": "", **tool["function"]}  # in the order that models know
     return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
 
 

@@ -294,20 +294,21 @@ def test_query_engine_gives_no_part_of_a_cut_structure(cut_llm: BlendLLM, mode: 
 
 
 async def test_program_that_calls_a_tool_ends_with_the_error(make_llm: Any, scripted: Any) -> None:
-    for answer in ({"name": "Leaflet", "arguments": LEAFLET}, LEAFLET):
-        for text in (json.dumps(answer), f"<tool_call>{json.dumps(answer)}</tool_call>"):
-            scripted.answers = [text]
-            program = FunctionCallingProgram.from_defaults(
-                Leaflet, prompt=PROMPT, llm=make_llm(max_tokens=22)
-            )
-            with pytest.raises(AnswerCutError):
-                program()
-            with pytest.raises(AnswerCutError):
-                await program.acall()
-            with pytest.raises(AnswerCutError):
-                list(program.stream_call())
-            with pytest.raises(AnswerCutError):
-                _ = [one async for one in await program.astream_call()]
+    scripted.answers = [json.dumps({"name": "Leaflet", "arguments": LEAFLET})]
+    for parallel in (False, True):
+        program = FunctionCallingProgram.from_defaults(
+            Leaflet, prompt=PROMPT, llm=make_llm(max_tokens=22), allow_parallel_tool_calls=parallel
+        )
+        with pytest.raises(AnswerCutError):
+            program()
+        with pytest.raises(AnswerCutError):
+            await program.acall()
+        with pytest.raises(AnswerCutError):
+            list(program.stream_call())
+        with pytest.raises(AnswerCutError):
+            _ = [one async for one in await program.astream_call()]
+    grammars = {str(asked.sampling.grammar) for asked in scripted.asked}
+    assert len(grammars) == 1 and "Leaflet" in grammars.pop(), "a stream is held to the call, too"
 
 
 def test_list_of_calls_whose_last_was_cut_is_not_taken_for_whole(make_llm: Any, scripted: Any) -> None:

@@ -23,12 +23,12 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.program.function_program import get_function_tool
 from pydantic import SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, open_chat, without_password
-from blendrag.chat.foreign import ALIASES, TAKEN, warn_about
+from blendrag.chat.foreign import ALIASES, FORMER, TAKEN, warn_about
 from blendrag.errors import BlendragWarning
-from blendrag.settings import RENAMED
 from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
@@ -151,7 +151,7 @@ class BlendLLM(StructuredByGrammar):
         values |= {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {})}
         given: dict[str, Any] = {}
         more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
-        settings = {*Settings.model_fields, *RENAMED} - {"top_k"}  # of the tokens, for an LLM
+        settings = {*Settings.model_fields, *FORMER}
         for name, value in values.items():
             if name in cls.model_fields:
                 given[name] = value
@@ -343,10 +343,10 @@ class BlendLLM(StructuredByGrammar):
         tool_choice: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema.
-
-        Programs force none where they stream."""
-        tool_required = tool_required or STRUCTURED in kwargs
+        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema; and so
+        does a program of LlamaIndex's, which asks for none where it streams."""
+        if any(map(_of_program, tools)):
+            tool_required, kwargs = True, {**kwargs, STRUCTURED: True}
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
         return {
@@ -392,6 +392,11 @@ class BlendLLM(StructuredByGrammar):
     def token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
         return self._chat.token_ids(text)
+
+
+def _of_program(tool: BaseTool) -> bool:
+    """Whether a program made the tool, to parse the call."""
+    return bool(getattr(getattr(tool, "fn", None), "__module__", "") == get_function_tool.__module__)
 
 
 def _described(tool: BaseTool) -> dict[str, Any]:
