@@ -18,6 +18,8 @@ from blendrag.server.knowledge import status_of
 HEADER = "x-blendrag"
 _DATA = "data: "
 _DONE = "data: [DONE]"
+_LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
+_MOST_ANSWERS = 128
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
@@ -52,11 +54,13 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        times = _once(request)
         try:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
-        return await _with_evidence(await stock(request, raw_request), blending, prepared, fields.evidence)
+        response = await stock(request, raw_request)
+        return await _with_evidence(response, blending, prepared, fields.evidence, times)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -69,6 +73,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
         """What would become of a request, which is not asked. `rows`: one per part of the prompt, then one
         per document that is not in it. `plain`: why nothing would be blended."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        _once(request)
         try:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
@@ -93,23 +98,55 @@ def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-async def _with_evidence(response: Response, blending: Blending, about: Blended, wanted: bool) -> Response:
+def _once(request: Any) -> int:
+    """How often an answer is to be given. vLLM refuses to make several at temperature 0: they would be equal,
+    so one is made."""
+    times = request.n or 1
+    greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
+    if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
+        return 1
+    request.n = 1
+    return int(times)
+
+
+def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
+    """vLLM's answer, or a chunk of one, so often."""
+    choices = [
+        {**choice, "index": choice["index"] * times + copy}
+        for choice in answer.get("choices") or ()
+        for copy in range(times)
+    ]
+    usage = answer.get("usage")
+    if usage:
+        more = (times - 1) * (usage.get("completion_tokens") or 0)
+        usage = {
+            **usage,
+            "completion_tokens": (usage.get("completion_tokens") or 0) + more,
+            "total_tokens": usage["total_tokens"] + more,
+        }
+    return {**answer, "choices": choices, **({"usage": usage} if usage else {})}
+
+
+async def _with_evidence(
+    response: Response, blending: Blending, about: Blended, wanted: bool, times: int
+) -> Response:
     if isinstance(response, StreamingResponse):
         response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, blending, about, wanted)
+        response.body_iterator = _followed(response.body_iterator, blending, about, wanted, times)
         return response
     if not isinstance(response, JSONResponse) or response.status_code != 200:
         return response
     answer = json.loads(bytes(response.body))
     counts, rows = await blending.evidence(about, answer)
     answer.pop("kv_transfer_params", None)
+    answer = _repeated(answer, times)
     answer[FIELD_NAME] = counts | (rows if wanted else {})
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
 
 
 async def _followed(
-    chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool
+    chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool, times: int
 ) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
@@ -122,6 +159,13 @@ async def _followed(
                 yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
         elif isinstance(chunk, str) and chunk.startswith(_DATA):
             last = chunk
+            if times > 1 and "error" not in (read := _read(chunk)):
+                several = _repeated(read, times)
+                for choice in several["choices"]:
+                    yield f"data: {json.dumps({**several, 'choices': [choice]})}\n\n"
+                if several["choices"]:
+                    continue
+                chunk = f"data: {json.dumps(several)}\n\n"
         yield chunk
 
 

@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import create_chat_compl
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.server.blending import _unplanned, is_chat
-from blendrag.server.completions import body_of
+from blendrag.server.completions import _once, _repeated, body_of
 
 CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
@@ -78,3 +78,32 @@ def test_text_that_cannot_be_encoded_is_read(name: str) -> None:
     half: Any = ["a\ud800b"] if name == "documents" else "a\ud800b"
     with pytest.raises(ValidationError, match="surrogates not allowed"):
         read(CHAT, blendrag={name: half})
+
+
+@pytest.mark.parametrize(
+    ("body", "times", "left"),
+    [
+        ({"n": 2, "temperature": 0}, 2, 1), ({"n": 2, "temperature": 0.5}, 1, 2), ({"temperature": 0}, 1, 1),
+        ({"n": 2}, 1, 2), ({"n": 1000, "temperature": 0}, 1, 1000),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+def test_several_equal_answers_are_refused(
+    kind: type[BaseModel], body: dict[str, Any], times: int, left: int
+) -> None:
+    request = read(kind, **body)
+    assert (_once(request), request.n) == (times, left)
+
+
+def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    answer = {"id": "x", "choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}], "usage": usage}
+    twice = _repeated(answer, 2)
+    assert [(one["index"], one["text"]) for one in twice["choices"]] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "b"),
+        (3, "b"),
+    ]
+    assert twice["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert _repeated(answer, 1) == answer
