@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from openai.types.responses import FunctionTool, ToolChoiceFunction
 from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
 from vllm.entrypoints.openai.chat_completion.protocol import (
     ChatCompletionNamedToolChoiceParam,
-    ChatCompletionRequest,
 )
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.tool_parsers import ToolParserManager
@@ -48,14 +49,15 @@ def hold_forced_calls(name: str, schema: Schema) -> None:
         def adjust_request(self, request: Any) -> Any:
             if not _forced(request):
                 return super().adjust_request(request)
-            tools = [tool.model_dump() for tool in request.tools or ()]
-            most = request.max_completion_tokens or request.max_tokens
             try:
-                held = schema(tools, _name(request), most)
+                held = schema(_tools(request), _name(request), _most_tokens(request))
             except ConfigError as error:
                 raise VLLMValidationError(str(error), parameter="tools") from error
             request.structured_outputs = StructuredOutputsParams(json=dict(held))
-            request.response_format = None
+            if isinstance(request, ResponsesRequest):
+                request.text = None
+            else:
+                request.response_format = None
             return request
 
         def extract_tool_calls(self, model_output: str, request: Any) -> Any:
@@ -93,15 +95,28 @@ def hold_forced_calls(name: str, schema: Schema) -> None:
 
 
 def _forced(request: Any) -> bool:
-    return isinstance(request, ChatCompletionRequest) and (
-        request.tool_choice == "required" or _name(request) is not None
-    )
+    return request.tool_choice == "required" or _name(request) is not None
 
 
 def _name(request: Any) -> str | None:
     """Of the tool that is named."""
     choice = request.tool_choice
+    if isinstance(choice, ToolChoiceFunction):
+        return choice.name
     return choice.function.name if isinstance(choice, ChatCompletionNamedToolChoiceParam) else None
+
+
+def _tools(request: Any) -> list[dict[str, Any]]:
+    """As chats describe them."""
+    if isinstance(request, ResponsesRequest):
+        functions = [tool.model_dump() for tool in request.tools if isinstance(tool, FunctionTool)]
+        return [{"type": "function", "function": function} for function in functions]
+    return [tool.model_dump() for tool in request.tools or ()]
+
+
+def _most_tokens(request: Any) -> int | None:
+    names = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+    return next((most for name in names if (most := getattr(request, name, None))), None)
 
 
 def _calls(text: str, name: str | None) -> list[ToolCall]:

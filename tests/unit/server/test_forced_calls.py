@@ -11,6 +11,7 @@ import jsonschema
 import llguidance
 import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 from vllm.tool_parsers import ToolParserManager
@@ -139,3 +140,16 @@ def test_parser_that_takes_no_json_is_held_to_it() -> None:
     before = ToolParserManager.get_tool_parser("openai")
     hold_forced_calls("openai", forced_schema)
     assert ToolParserManager.get_tool_parser("openai") is before
+
+
+def test_forced_call_of_the_responses_route_is_held_to_nothing(speaker: Any) -> None:
+    hold_forced_calls("granite", forced_schema)
+    kind = ParserManager.get_parser(tool_parser_name="granite", enable_auto_tools=True)
+    tools = [{"type": "function", **deepcopy(tool["function"])} for tool in TOOLS[:2]]
+    assert kind is not None
+    for choice in ("required", {"type": "function", "name": "scale"}):
+        request = ResponsesRequest(input="?", tools=tools, tool_choice=choice)
+        request = kind(speaker, request.tools).adjust_request(request)
+        assert takes(
+            request, ARGUMENTS if choice != "required" else [{"name": "scale", "parameters": ARGUMENTS}]
+        )
