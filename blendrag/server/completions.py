@@ -11,6 +11,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
+from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
 from blendrag.server.knowledge import status_of
@@ -40,6 +41,8 @@ def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> 
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
     try:
+        if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
+            body = {**body, "messages": [_readable(message) for message in body["messages"]]}
         request = read(body)
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
@@ -47,6 +50,27 @@ def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> 
         if isinstance(message, dict) and isinstance(message.get("content"), Iterator):
             message["content"] = list(message["content"])
     return request
+
+
+def _readable(message: Any) -> Any:
+    """A message without parts of kinds that vLLM does not know: of these, their text. Histories come from
+    other providers too, and one part would end every later turn of a conversation."""
+    from blendrag.engine.compat.requests import content_parts
+
+    if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
+        return message
+    known, media = content_parts()
+    kept = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
+            kept.append(part)
+        elif isinstance(part.get("text"), str):
+            kept.append({"type": "text", "text": part["text"]})
+    if left_out := len(content) - len(kept):
+        role = message.get("role")
+        count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
+    return {**message, "content": kept}
 
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:

@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import create_chat_compl
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.server.blending import _unplanned, is_chat
-from blendrag.server.completions import _once, _repeated, body_of
+from blendrag.server.completions import _once, _readable, _repeated, body_of
 
 CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
@@ -107,3 +107,30 @@ def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
     ]
     assert twice["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
     assert _repeated(answer, 1) == answer
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ({"type": "reasoning", "text": "Hm."}, [{"type": "text", "text": "Hm."}]),
+        ({"type": "server_tool_use", "id": "a", "name": "b", "input": {}}, []),
+        ({"type": "redacted_thinking", "data": "x"}, []), ({"type": "cachePoint"}, []),
+        ({"type": "non_standard", "value": {"text": "x"}}, []),
+        ({"type": "executable_code", "code": "x"}, []),
+        ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
+    ],
+)  # fmt: skip
+def test_part_of_another_providers_ends_a_conversation(
+    role: str, part: dict[str, Any], kept: list[Any]
+) -> None:
+    first = {"type": "text", "text": "A."}
+    message = {"role": role, "content": [first, part], **({"tool_call_id": "x"} if role == "tool" else {})}
+    request = read(CHAT, messages=[message, {"role": "user", "content": "Go on."}])
+    assert [*request.messages[0]["content"]] == [first, *kept]
+
+
+def test_image_is_left_out() -> None:
+    assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
+    odd = {"type": "picture", "image_url": {"url": "x"}}
+    assert _readable({"role": "user", "content": [odd]})["content"] == [odd]
