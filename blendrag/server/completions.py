@@ -65,12 +65,24 @@ def _readable(message: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
             kept.append(part)
-        elif isinstance(part.get("text"), str):
-            kept.append({"type": "text", "text": part["text"]})
+        elif text := _text_of(part):
+            kept.append({"type": "text", "text": text})
     if left_out := len(content) - len(kept):
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
     return {**message, "content": kept}
+
+
+def _text_of(part: Any, depth: int = 2) -> str:
+    """Of a part, or of the parts that are its content, as search results and tools' results have them."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "\n".join(filter(None, (_text_of(one, depth) for one in part)))
+    if not isinstance(part, dict) or not depth:
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else _text_of(part.get("content"), depth - 1)
 
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:

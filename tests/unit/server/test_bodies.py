@@ -116,6 +116,8 @@ def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
         ({"type": "reasoning", "text": "Hm."}, [{"type": "text", "text": "Hm."}]),
         ({"type": "server_tool_use", "id": "a", "name": "b", "input": {}}, []),
         ({"type": "redacted_thinking", "data": "x"}, []), ({"type": "cachePoint"}, []),
+        ({"type": "search_result", "source": "s", "content": [{"type": "text", "text": "a"}, "b", {"x": 1}]},
+         [{"type": "text", "text": "a\nb"}]),
         ({"type": "non_standard", "value": {"text": "x"}}, []),
         ({"type": "executable_code", "code": "x"}, []),
         ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
