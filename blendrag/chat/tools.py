@@ -328,6 +328,12 @@ def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatReque
     return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
 
 
+def ended_by(reading: Reading, finish_reason: str) -> str:
+    """Return "tool_calls" for an answer that calls tools, unless the last of its calls was cut."""
+    cut = reading.invalid and finish_reason == "length"
+    return "tool_calls" if reading.calls and not cut else finish_reason
+
+
 def _limited(reading: Reading, request: ChatRequest) -> Reading:
     if request.parallel_tool_calls or not reading.calls:
         return reading

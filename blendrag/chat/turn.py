@@ -13,6 +13,7 @@ from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import (
     TemplateFacts,
     answer_grammar,
+    ended_by,
     read_answer,
     visible,
     whole_tool,
@@ -201,7 +202,7 @@ class Turn:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls and not read.invalid else last.finish_reason or "stop",
+            finish_reason=ended_by(read, last.finish_reason or "stop"),
             ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,

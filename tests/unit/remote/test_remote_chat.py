@@ -170,7 +170,7 @@ def test_parser_of_the_server_is_switched_off(
         assert ("add" in str(asked["messages"])) != native
         assert answer is not None and answer.finish_reason == "tool_calls"
         assert [call.arguments for call in answer.tool_calls] == [{"a": 3}, {"a": 4}][: 1 if one else None]
-        assert [call.text for call in answer.invalid_tool_calls] == ['add {"a']
+        assert [call.text for call in answer.invalid_tool_calls] == ([] if one else ['add {"a'])
         assert answer.text == "".join(piece.text for piece in pieces) == "So: "
     chat.complete(chat.request(HI, tools=[TOOL], tool_choice="add"))
     assert body(server).get("tool_choice", "none") == "none" and body(server)["structured_outputs"]
