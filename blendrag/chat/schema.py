@@ -1,61 +1,254 @@
-"""Answers that are held to a JSON schema, and end before their tokens do."""
+"""Answers that are held to JSON schemas, and end before their tokens do."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from blendrag.engine.client.generation import Grammar
+from blendrag.errors import ConfigError
 
 # Few answers have fewer characters to a token.
 _CHARACTERS_PER_TOKEN = 2
 _LEAST_CHARACTERS = 16
+_LONGEST_TOKENS = 1 << 17
 _DECIDED = ("maxLength", "enum", "const", "pattern", "format")
-_VALUES = ("default", "examples", "enum", "const")  # no schemas, though they may look like some
 
+# Keywords whose values are schemas: one or several, or several by name.
+_SCHEMAS = frozenset(
+    {
+        "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else",
+        "if", "items", "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)  # fmt: skip
+_NAMED = frozenset({"dependentSchemas", "patternProperties", "properties"})
+JOINTS = ("allOf", "anyOf", "oneOf", "$ref")
+"""Keywords whose schemas describe the same value as those beside them."""
+OWN = ("additionalProperties", "patternProperties", "properties", "required")
+"""Keywords that describe an object."""
+
+# What names a schema, or a place in it: nothing does, once its references are resolved.
+_NAMES = frozenset({"$anchor", "$defs", "$dynamicAnchor", "$id", "$schema", "definitions", "id"})
+_COUNTS = (("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_NULLABLE = ("const", "default", "examples")  # other keywords are as good as away if they are null
+_FORMATS = frozenset(  # that llguidance knows; JSON schema calls all others notes for the reader
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
 
 # JSON as models have mostly read it. White space of their own choice is where small ones lose themselves.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def json_grammar(schema: Mapping[str, Any], max_tokens: int) -> Grammar:
-    """The grammar of answers that match ``schema`` within ``max_tokens``."""
-    return Grammar("json", {**with_room(schema, max_tokens), "x-guidance": _LAYOUT})
+def json_grammar(schema: Mapping[str, Any], max_tokens: int | None) -> Grammar:
+    """The grammar of answers that match ``schema`` within ``max_tokens``. Raises ConfigError as
+    :meth:`Schemas.own` does."""
+    schemas = Schemas(max_tokens)
+    return schemas.grammar(schemas.own(schema, "the schema"))
+
+
+class Schemas:
+    """Several schemas that become one grammar, for answers within ``max_tokens``; None: as long as any.
+
+    References mean what they mean in their own schema: what they lead to stands among common definitions,
+    under a name that no other has. Nothing is fetched.
+    """
+
+    def __init__(self, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens or _LONGEST_TOKENS
+        self._definitions: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+        self._found: list[Any] = []  # kept, so that no other object has their identity
+
+    def own(self, schema: Mapping[str, Any], owner: str) -> dict[str, Any]:
+        """``schema`` with references to the common definitions. owner: whose it is, for errors.
+
+        Raises ConfigError for a reference to something that is not in the schema, and for what no answer
+        matches or no grammar can hold one to.
+        """
+        from referencing import Registry, Resource
+        from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
+
+        own: dict[str, Any] = {}
+        try:
+            root = Resource.from_contents(dict(schema), default_specification=DRAFT202012)
+            own = self._resolved(root.contents, Registry().resolver_with_root(root))
+            reason = _refusal(self._closed(own))
+            if reason is None and not _ends(own, self._ending()):
+                reason = "only what has no end matches it"
+        except Unresolvable as error:
+            reason = f"it refers to {error.ref!r}, which is not in it"
+        except ConfigError as error:
+            reason = str(error)
+        except RecursionError:
+            reason = "it is nested too deeply"
+        except Exception as error:  # what is no schema fails in many ways
+            reason = f"it is no JSON schema ({type(error).__name__}: {error})"
+        if reason is not None:
+            raise ConfigError(f"no answer can be held to {owner}: {reason}")
+        return own
+
+    def grammar(self, *alternatives: Mapping[str, Any]) -> Grammar:
+        """The grammar of answers that match one of several schemas, which are made of this one's own."""
+        own = dict(alternatives[0]) if len(alternatives) == 1 else {"anyOf": list(alternatives)}
+        whole = self._closed(own)
+        roomy = with_room(whole, self._max_tokens)
+        return Grammar("json", {**(whole if _refusal(roomy) else roomy), "x-guidance": _LAYOUT})
+
+    def _closed(self, schema: dict[str, Any]) -> dict[str, Any]:
+        return {**schema, **({"$defs": self._definitions} if self._definitions else {})}
+
+    def _resolved(self, schema: Any, resolver: Any) -> Any:
+        from referencing.jsonschema import DRAFT202012
+
+        if not isinstance(schema, Mapping):
+            return schema
+        if isinstance(schema.get("$id"), str):
+            resolver = resolver.in_subresource(DRAFT202012.create_resource(schema))
+        kept = {
+            keyword: value
+            for keyword, value in schema.items()
+            if keyword not in _NAMES and (value is not None or keyword in _NULLABLE)
+        }
+        made = _mapped(kept, lambda _, inner: self._resolved(inner, resolver))
+        if isinstance(made.get("$ref"), str):
+            made["$ref"] = f"#/$defs/{self._name(made['$ref'], resolver.lookup(made['$ref']))}"
+        if made.get("format", "date") not in _FORMATS:
+            del made["format"]
+        for least, most in _COUNTS:  # a grammar grows with them
+            if made.get(least, 0) > self._max_tokens:
+                raise ConfigError(
+                    f"{least} {made[least]} is more than {self._max_tokens} tokens have room for"
+                )
+            if most in made:
+                made[most] = min(made[most], max(made.get(least, 0), self._max_tokens))
+        return made
+
+    def _name(self, reference: str, found: Any) -> str:
+        place = id(found.contents)
+        if place not in self._names:
+            word = name = re.sub(r"\W", "", reference.rpartition("/")[2], flags=re.ASCII) or "root"
+            times = 1
+            while name in self._definitions:
+                times += 1
+                name = f"{word}_{times}"
+            self._names[place] = name
+            self._found.append(found.contents)
+            self._definitions[name] = {}  # it may refer to itself
+            self._definitions[name] = self._resolved(found.contents, found.resolver)
+        return self._names[place]
+
+    def _ending(self) -> set[str]:
+        """Definitions that something finite matches."""
+        ending: set[str] = set()
+        while more := {
+            name for name, schema in self._definitions.items() if name not in ending and _ends(schema, ending)
+        }:
+            ending |= more
+        return ending
+
+
+def _ends(schema: Any, ending: set[str]) -> bool:
+    """Whether something finite matches a schema. ending: names of definitions that something does."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "$ref" in schema and str(schema["$ref"]).removeprefix("#/$defs/") not in ending:
+        return False
+    if not all(_ends(one, ending) for one in schema.get("allOf", ())):
+        return False
+    if not all(any(_ends(one, ending) for one in schema.get(name, (True,))) for name in ("anyOf", "oneOf")):
+        return False
+    types = _types(schema)
+    if types == {"object"}:
+        properties = schema.get("properties", {})
+        return all(_ends(properties.get(name), ending) for name in schema.get("required", ()))
+    if types == {"array"} and schema.get("minItems", 0):
+        return _ends(schema.get("items"), ending)
+    return True
+
+
+def _refusal(schema: Mapping[str, Any]) -> str | None:
+    """Why the engine's grammars refuse a schema. None where they are not installed, as with a client."""
+    try:
+        from llguidance import LLMatcher
+    except ModuleNotFoundError:
+        return None
+    try:
+        return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(dict(schema))) or None
+    except ValueError as error:
+        return str(error)
 
 
 def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     """The schema, closed: what it names is all there is, and open strings share ``max_tokens`` equally.
 
     Small models add properties, and go on with a string, until ``max_tokens`` cuts them off; what is left is
-    no JSON. Objects that name no properties, or say what others may be, stay as they are.
+    no JSON. Objects that name no properties, or say what others may be, stay as they are; so do those that a
+    value has to match together, which, closed each, would leave it nothing. References lead to ``$defs``.
     """
-    closed: dict[str, Any] = copy.deepcopy(dict(schema))
-    parts = list(_parts(closed))
-    halves = {id(half) for part in parts for half in _halves(part)}
-    for part in parts:
-        if part.get("type") == "object" and "properties" in part and id(part) not in halves:
+    roomy: dict[str, Any] = copy.deepcopy(dict(schema))
+    parts: dict[int, tuple[dict[str, Any], bool]] = {}
+    _look(roomy, roomy.get("$defs", {}), True, parts)
+    for part, apart in parts.values():
+        named = part.get("properties")
+        if named is not None and apart and not _joints(part) and set(part.get("required", ())) <= set(named):
             part.setdefault("additionalProperties", False)
-    strings = [p for p in parts if p.get("type") == "string" and not any(name in p for name in _DECIDED)]
+    strings = [
+        part
+        for part, _ in parts.values()
+        if "string" in _types(part) and not any(name in part for name in _DECIDED)
+    ]
     share = _CHARACTERS_PER_TOKEN * max_tokens // max(1, len(strings))
     for string in strings:
         string["maxLength"] = max(_LEAST_CHARACTERS, share, string.get("minLength", 0))
-    return closed
+    return roomy
 
 
-def _halves(part: dict[str, Any]) -> list[Any]:
-    """Schemas that an object has to match together: closed each, they would leave it nothing."""
-    together = part.get("allOf")
-    return together if isinstance(together, list) else []
+def _look(
+    schema: Any, definitions: Mapping[str, Any], apart: bool, seen: dict[int, tuple[dict[str, Any], bool]]
+) -> None:
+    """Note every schema that is reached from one, and whether those inside describe their values alone."""
+    if not isinstance(schema, dict):
+        return
+    joints = _joints(schema)
+    if joints and (len(joints) > 1 or any(name in schema for name in OWN)):
+        apart = False
+    if id(schema) in seen and (apart or not seen[id(schema)][1]):
+        return
+    seen[id(schema)] = schema, apart
+    for keyword, part in _inner(schema):
+        _look(part, definitions, apart and (keyword != "allOf" or len(schema["allOf"]) == 1), seen)
+    if "$ref" in schema:
+        _look(definitions.get(str(schema["$ref"]).removeprefix("#/$defs/")), definitions, apart, seen)
 
 
-def _parts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a schema: the schemas in it, and some that are none."""
-    if isinstance(value, list):
-        for inner in value:
-            yield from _parts(inner)
-    elif isinstance(value, dict):
-        yield value
-        for name, inner in value.items():
-            if name not in _VALUES:
-                yield from _parts(inner)
+def _joints(schema: Mapping[str, Any]) -> list[str]:
+    return [name for name in JOINTS if name in schema]
+
+
+def _types(schema: Mapping[str, Any]) -> set[Any]:
+    named = schema.get("type", ())
+    return {named} if isinstance(named, str) else set(named)
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas right inside of one, each with its keyword."""
+    found: list[tuple[str, Any]] = []
+    _mapped(schema, lambda keyword, inner: found.append((keyword, inner)))
+    yield from found
+
+
+def _mapped(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A schema whose inner schemas are replaced by what ``change`` makes of their keyword and of them."""
+    made = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in _NAMED and isinstance(value, Mapping):
+            made[keyword] = {name: change(keyword, inner) for name, inner in value.items()}
+        elif keyword in _SCHEMAS and isinstance(value, list | tuple):
+            made[keyword] = [change(keyword, inner) for inner in value]
+        elif keyword in _SCHEMAS:
+            made[keyword] = change(keyword, value)
+    return made

@@ -10,11 +10,20 @@ from dataclasses import replace
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage, token_logprobs
 from blendrag.chat.messages import fit_template
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import TemplateFacts, answer_grammar, read_answer, visible, with_tools
+from blendrag.chat.tools import (
+    TemplateFacts,
+    answer_grammar,
+    ended_by,
+    read_answer,
+    visible,
+    whole_tool,
+    with_tools,
+)
 from blendrag.engine.client.continuation import can_go_on
 from blendrag.engine.client.generation import Delta, Sampling
 from blendrag.engine.client.pieces import Pieces
 from blendrag.engine.client.reasoning import Reasoning
+from blendrag.engine.client.tool_parser import ToolParser
 from blendrag.errors import BlendragError, EngineError
 from blendrag.prompt import PromptPlan
 from blendrag.serving.evidence import Speculated, evidence_of
@@ -38,19 +47,28 @@ class Turn:
     """Made for one request; fed with the engine's pieces, it gives those of the answer."""
 
     def __init__(self, library: Library, settings: Settings, request: ChatRequest) -> None:
-        self._library, self._settings, self._request = library, settings, request
+        self._library, self._settings = library, settings
         self.engine = library.start()
         self.plan = plan_request(library, request)
+        self._request = request.within(self.engine.max_model_len - len(self.plan.token_ids))
         self._choose()
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
+        self._tools = self._tool_parser()
+        self._skip_special_tokens: bool = request.sampling.other.get("skip_special_tokens", True)
+        if self._tools:
+            self._skip_special_tokens &= self._tools.skip_special_tokens
         self._reader = Reasoning.of(
             settings.reasoning_parser,
             library.tokenizer,
             self.plan.token_ids,
             request.chat_template_kwargs,
-            skip_special_tokens=request.sampling.other.get("skip_special_tokens", True),
+            skip_special_tokens=self._skip_special_tokens,
         )
+        if self._reader:
+            self._skip_special_tokens = self._reader.skip_special_tokens
+        if self._tools:
+            self._tools.read_behind(self._reader)
         self._reasoning, self._text, self._shown = "", "", 0
         self._tokens: list[int] = []
         self._resumed: dict[str, int] = {}
@@ -60,6 +78,15 @@ class Turn:
         self.speculation: Speculated = "none"
         self.on_first_token: Callable[[float], None] = lambda ttft_s: None
         """Told of the engine's TTFT, in seconds."""
+
+    def _tool_parser(self) -> ToolParser | None:
+        """What reads calls that the model may make; those that a grammar holds it to are JSON."""
+        request = self._request
+        if not request.offered or answer_grammar(request):
+            return None
+        tools = [whole_tool(tool) for tool in request.offered]
+        wanted, variables = self._settings.tool_parser, request.chat_template_kwargs
+        return ToolParser.of(wanted, self._library.tokenizer, tools, variables)
 
     def _choose(self) -> None:
         """How the prompt is prefilled."""
@@ -72,13 +99,12 @@ class Turn:
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
-        sampling = replace(request.sampling, path=self._path, given=tuple(self._tokens))
-        if grammar:
-            sampling = replace(sampling, grammar=grammar)
-        if (reader := self._reader) is not None:
-            if sampling.grammar and reader.comes_first:
-                sampling = replace(sampling, thinks_first=request.chat_template_kwargs)
-            special = {"skip_special_tokens": reader.skip_special_tokens}
+        given = tuple(self._tokens)
+        sampling = replace(request.sampling, path=self._path, given=given, grammar=grammar)
+        if self._reader and sampling.grammar and self._reader.comes_first:
+            sampling = replace(sampling, thinks_first=request.chat_template_kwargs)
+        if self._reader or self._tools:
+            special = {"skip_special_tokens": self._skip_special_tokens}
             sampling = replace(sampling, other={**sampling.other, **special})
         if forecaster := self._library.forecaster:
             name = forecaster.name(request.messages, self.plan, request.conversation)
@@ -148,7 +174,7 @@ class Turn:
         self._logprobs += token_logprobs(self._library.tokenizer, delta)
         if delta.finish_reason is not None:
             return self._end(delta, thought)
-        shown = visible(self._text, self._request)
+        shown = visible(self._text, self._request, self._tools)
         piece, self._shown = shown[self._shown :], max(self._shown, len(shown))
         return Piece(piece, reasoning=thought)
 
@@ -164,7 +190,7 @@ class Turn:
         if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin
             forecaster.answered(request.messages, self.plan, request.conversation, len(self._tokens), seconds)
-        read = read_answer(self._text, self._request)
+        read = read_answer(self._text, self._request, self._tools, self._tokens)
         usage = Usage(
             input=evidence.prompt,
             output=len(self._tokens),
@@ -176,7 +202,7 @@ class Turn:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
+            finish_reason=ended_by(read, last.finish_reason or "stop"),
             ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,

@@ -19,6 +19,7 @@ import xxhash
 from blendrag.errors import SourceError
 from blendrag.index.formats import HEAD_BYTES, READERS, Reader, find_reader, read, read_text
 from blendrag.index.text import Unusable
+from blendrag.text import encodable
 
 MAX_FILE_BYTES = 50 << 20
 
@@ -89,7 +90,7 @@ def _resolve(item: Item) -> Path | Document:
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
-        document = replace(item, text=_valid(item.text), source=_valid(item.source))
+        document = replace(item, text=encodable(item.text), source=encodable(item.source))
         return document if document.source else replace(document, source=f"text-{document.content_hash[:16]}")
     if hasattr(item, "page_content"):
         return _from_framework(item)
@@ -231,15 +232,10 @@ def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loa
         content = read(reader, data)
     except Unusable as problem:
         return Skipped(source, str(problem))
-    text = _valid(content.text)
+    text = encodable(content.text)
     return Document(text, source, content.metadata) if text.strip() else Skipped(source, "no text in it")
 
 
 def _source(path: Path) -> str:
     """A path as a source. File names need not be valid text; what is kept in SQLite has to be."""
     return os.fsencode(path).decode("utf-8", errors="replace")
-
-
-def _valid(text: str) -> str:
-    """Without lone surrogates, which neither tokenizers nor SQLite take."""
-    return text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")

@@ -8,9 +8,9 @@ from typing import Any
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import read_answer, visible
-from blendrag.errors import BrokenAnswerError, ConfigError, GenerationTimeoutError, ServerBusyError
-from blendrag.remote.http import made, understood
+from blendrag.chat.tools import ended_by, read_calls, visible
+from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
+from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
@@ -29,6 +29,7 @@ class Reader:
         self._reasoning = self._text = self._model = ""
         self._shown, self._finish_reason = 0, "stop"
         self._logprobs: list[TokenLogprob] = []
+        self._calls: dict[int, tuple[str, str]] = {}
         self._usage: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self.begun = self.ended = False
@@ -48,9 +49,10 @@ class Reader:
         event = _json(data)
         if (error := event.get("error")) is not None:
             about = error if isinstance(error, dict) else {"message": error}
-            refused = about.get("code") == 400
-            kind = BrokenAnswerError if self.begun else ConfigError if refused else ServerBusyError
-            raise kind(f"the server failed: {about.get('message')}")
+            said, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
+            if refused and not self.begun:
+                raise refusal(said)
+            raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
         if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
             raise self.late()
         self._model = event.get("model") or self._model
@@ -69,6 +71,11 @@ class Reader:
         self._text += text
         self._logprobs += _logprobs(choice.get("logprobs") or {})
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        for part in said.get("tool_calls") or ():
+            self.begun, function = True, part.get("function") or {}
+            name, arguments = self._calls.get(part["index"], ("", ""))
+            name, more = name + (function.get("name") or ""), function.get("arguments") or ""
+            self._calls[part["index"]] = name, arguments + more
         if not text and not thought:
             return None
         self.begun = True
@@ -78,13 +85,13 @@ class Reader:
 
     def _end(self) -> Piece:
         self.ended = True
-        read = read_answer(self._text, self._request)
+        read = read_calls(self._text, [*self._calls.values()], self._request)
         evidence = self._evidence()
         answer = Answer(
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else self._finish_reason,
+            finish_reason=ended_by(read, self._finish_reason),
             ttft_s=self._ttft_s,
             total_s=time.perf_counter() - self._begin,
             usage=Usage(

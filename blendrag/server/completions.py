@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
 
@@ -11,34 +12,56 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
+from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
+from blendrag.server.gate import key_of
+from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
+from blendrag.text import plain
 
 HEADER = "x-blendrag"
 _DATA = "data: "
 _DONE = "data: [DONE]"
+_LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
+_MOST_ANSWERS = 128
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
+Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
-def body_of(stock: Endpoint) -> type[BaseModel]:
-    """What ``stock`` takes, with a field that is ours."""
+def body_of(stock: Endpoint, most_items: int) -> type[BaseModel]:
+    """What ``stock`` takes, with a field that is ours. most_items: of messages and of documents."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
+
+    def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+        return _understood(most_items, cls, body, read)
+
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
-        __validators__={"understood": model_validator(mode="wrap")(_understood)},  # type: ignore[dict-item]
+        __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
     )
 
 
-def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
+    if isinstance(body, dict):
+        ours = body.get(FIELD_NAME)
+        hints = ours.get("documents") if isinstance(ours, dict) else None
+        for name, items in (("messages", body.get("messages")), ("documents", hints)):
+            if isinstance(items, list) and len(items) > most:
+                raise ValueError(f"{len(items):,} {name}: a request has {most:,} at most (--max-items)")
     try:
+        body = plain(body)
+        if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
+            body = {**body, "messages": [_readable(message) for message in body["messages"]]}
         request = read(body)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
     for message in request.messages if is_chat(cls) else ():
@@ -47,16 +70,52 @@ def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> 
     return request
 
 
+def _readable(message: Any) -> Any:
+    """A message without parts of kinds that vLLM does not know: of these, their text. Histories come from
+    other providers too, and one part would end every later turn of a conversation."""
+    from blendrag.engine.compat.requests import content_parts
+
+    if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
+        return message
+    known, media = content_parts()
+    kept = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
+            kept.append(part)
+        elif text := _text_of(part):
+            kept.append({"type": "text", "text": text})
+    if left_out := len(content) - len(kept):
+        role = message.get("role")
+        count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
+    return {**message, "content": kept}
+
+
+def _text_of(part: Any, depth: int = 2) -> str:
+    """Of a part, or of the parts that are its content, as search results and tools' results have them."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "\n".join(filter(None, (_text_of(one, depth) for one in part)))
+    if not isinstance(part, dict) or not depth:
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else _text_of(part.get("content"), depth - 1)
+
+
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
     """``stock`` for prompts whose documents are blended, and for all others as it is."""
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        times = _once(request)
         try:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
-        return await _with_evidence(await stock(request, raw_request), blending, prepared, fields.evidence)
+        response = await stock(request, raw_request)
+        evidence = partial(_evidence, blending, prepared, key_of(raw_request))
+        return await _with_evidence(response, evidence, prepared, fields.evidence, times)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -69,11 +128,12 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
         """What would become of a request, which is not asked. `rows`: one per part of the prompt, then one
         per document that is not in it. `plain`: why nothing would be blended."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        _once(request)
         try:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
-        return JSONResponse(found)
+        return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
 
     def kind(body: Any) -> str:
         return "chat" if isinstance(body, dict) and "messages" in body else "completion"
@@ -93,35 +153,82 @@ def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-async def _with_evidence(response: Response, blending: Blending, about: Blended, wanted: bool) -> Response:
+async def _evidence(
+    blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As :meth:`Blending.evidence` has it, for the holder of this key."""
+    counts, rows = await blending.evidence(about, answer)
+    return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
+
+
+def _once(request: Any) -> int:
+    """How often an answer is to be given. vLLM refuses to make several at temperature 0: they would be equal,
+    so one is made."""
+    times = request.n or 1
+    greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
+    if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
+        return 1
+    request.n = 1
+    return int(times)
+
+
+def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
+    """vLLM's answer, or a chunk of one, so often."""
+    choices = [
+        {**choice, "index": choice["index"] * times + copy}
+        for choice in answer.get("choices") or ()
+        for copy in range(times)
+    ]
+    usage = answer.get("usage")
+    if usage:
+        more = (times - 1) * (usage.get("completion_tokens") or 0)
+        usage = {
+            **usage,
+            "completion_tokens": (usage.get("completion_tokens") or 0) + more,
+            "total_tokens": usage["total_tokens"] + more,
+        }
+    return {**answer, "choices": choices, **({"usage": usage} if usage else {})}
+
+
+async def _with_evidence(
+    response: Response, evidence: Evidence, about: Blended, wanted: bool, times: int
+) -> Response:
     if isinstance(response, StreamingResponse):
         response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, blending, about, wanted)
+        response.body_iterator = _followed(response.body_iterator, evidence, wanted, times)
         return response
     if not isinstance(response, JSONResponse) or response.status_code != 200:
         return response
     answer = json.loads(bytes(response.body))
-    counts, rows = await blending.evidence(about, answer)
+    counts, rows = await evidence(answer)
     answer.pop("kv_transfer_params", None)
+    answer = _repeated(answer, times)
     answer[FIELD_NAME] = counts | (rows if wanted else {})
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
 
 
 async def _followed(
-    chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool
+    chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool, times: int
 ) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
     async for chunk in chunks:
         if isinstance(chunk, str) and chunk.startswith(_DONE):
             answer = _read(last)
-            counts, rows = await blending.evidence(about, answer)
+            counts, rows = await evidence(answer)
             if wanted:
                 head = {name: answer[name] for name in _HEAD if name in answer}
                 yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
         elif isinstance(chunk, str) and chunk.startswith(_DATA):
             last = chunk
+            if times > 1 and "error" not in (read := _read(chunk)):
+                several = _repeated(read, times)
+                for choice in several["choices"]:
+                    yield f"data: {json.dumps({**several, 'choices': [choice]})}\n\n"
+                if several["choices"]:
+                    continue
+                chunk = f"data: {json.dumps(several)}\n\n"
         yield chunk
 
 

@@ -134,9 +134,9 @@ def test_over_the_disk_limit_chunks_leave_and_questions_are_still_answered(
     chunks = index.stats()["chunks"]
     assert chunks["evicted"] > 0 and chunks["pending"] == 0 and chunks["ready"] > 0
     assert sum(path.stat().st_size for path in index.root.glob("kv/*/*")) <= limit
-    answer = index.ask(QUESTION, top_k=10)
+    answer = index.ask(QUESTION, similarity_top_k=10)
     assert_adds_up(answer)
-    rows = index.explain(QUESTION, top_k=10)
+    rows = index.explain(QUESTION, similarity_top_k=10)
     assert any("not stored" in row["reason"] for row in rows if row["source"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,9 @@ __all__ = [
     "StructuredOutputsParams",
     "VLLMClientError",
     "answers_of_all",
+    "content_parts",
     "detokenizer",
+    "end_answers",
     "has_other_than_text",
     "has_unfinished",
     "incremental_detokenizer",
@@ -39,6 +41,8 @@ __all__ = [
     "reasoning_parser",
     "reasoning_parsers",
     "tokenizer_of",
+    "tool_parser",
+    "tool_parsers",
 ]
 
 
@@ -54,6 +58,11 @@ async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[A
 def has_unfinished(llm: Any) -> bool:
     """Whether an ``AsyncLLM`` is answering anything."""
     return bool(llm.output_processor.has_unfinished_requests())
+
+
+async def end_answers(llm: Any) -> None:
+    """Have an ``AsyncLLM`` end all that it is answering, with what there is of each."""
+    await llm.abort(list(llm.output_processor.request_states), internal=True)
 
 
 def tokenizer_of(llm: Any) -> Any:
@@ -78,6 +87,31 @@ def reasoning_parser(name: str, tokenizer: Any, chat_template_kwargs: Mapping[st
     assert kind is not None, "the name is none of the registered ones"
     parser = kind(_with_vocabulary(tokenizer), chat_template_kwargs=dict(chat_template_kwargs))
     return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+
+
+def tool_parsers() -> list[str]:
+    """The names of vLLM's tool parsers."""
+    from vllm.tool_parsers import ToolParserManager
+
+    return list(ToolParserManager.list_registered())
+
+
+def tool_parser(
+    name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], chat_template_kwargs: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """:func:`reasoning_parser` for calls of these tools, as OpenAI describes them."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser import ParserManager
+
+    kind = ParserManager.get_parser(
+        tool_parser_name=name, enable_auto_tools=True, is_harmony=name == "openai"
+    )
+    assert kind is not None, "the name is none of the registered ones"
+    offered = {"tools": [dict(tool) for tool in tools], "tool_choice": "auto"} if tools else {}
+    request = ChatCompletionRequest(messages=[], **offered)
+    variables = dict(chat_template_kwargs)
+    parser = kind(_with_vocabulary(tokenizer), request.tools, chat_template_kwargs=variables)
+    return parser, parser.adjust_request(request)
 
 
 @lru_cache(maxsize=1)
@@ -111,6 +145,15 @@ def has_other_than_text(messages: Any) -> bool:
     from vllm.renderers.chat_utils import has_non_text_content
 
     return bool(has_non_text_content(messages))
+
+
+def content_parts() -> tuple[frozenset[str], frozenset[str]]:
+    """The kinds of parts in a message that vLLM's server knows; and the keys by which it takes a part of any
+    kind for an image and the like."""
+    from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
+
+    known = frozenset(MM_PARSER_MAP)
+    return known, known - {"tool_reference", *TEXT_PART_TYPES}
 
 
 def output_ids_not_read(runner: Any) -> None:

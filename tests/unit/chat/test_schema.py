@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
+from random import Random
 from typing import Any
 
+import jsonschema
 import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.chat.schema import json_grammar, with_room
+from blendrag.engine.client.generation import Grammar
+from blendrag.errors import ConfigError
 
 JOKE = {
     "type": "object",
@@ -61,23 +67,189 @@ def test_schema_given_is_changed() -> None:
     assert before == JOKE
 
 
+def fill(name: str, properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: properties}, "required": [name]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+        {"allOf": [{"$ref": "#/$defs/a"}], "properties": {"b": {"type": "integer"}}, "required": ["b"]},
+        {"$ref": "#/$defs/a", "required": ["a", "b"], "properties": {"b": {"type": "integer"}}},
+        {"type": "object", "anyOf": [{"$ref": "#/$defs/a"}], "required": ["b"]},
+        {"allOf": [fill("in", {"$ref": "#/$defs/a"}), fill("in", {"$ref": "#/$defs/b"})]},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]},
+    ],
+)
+def test_object_described_in_several_places_is_left_no_value(schema: dict[str, Any]) -> None:
+    definitions = {"a": fill("a", {"type": "integer"}), "b": fill("b", {"type": "integer"})}
+    schema = {**schema, "$defs": definitions}
+    jsonschema.validate(walked(json_grammar(schema, 50), Random(1)), schema)
+
+
+def test_object_that_stands_alone_behind_a_reference_goes_on_for_ever() -> None:
+    schema = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": fill("a", True)}}
+    assert json_grammar(schema, 50).value["$defs"]["a"]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("kind", ["password", "uri-reference", "path", "int64"])
+def test_format_that_only_readers_know_is_refused(kind: str) -> None:
+    assert "format" not in json_grammar({"type": "string", "format": kind}, 50).value
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"$ref": "https://example.com/place.json"}, "refers to 'https://example.com/place.json'"),
+        ({"$ref": "#/$defs/gone"}, "not in it"),
+        ({"$ref": "#"}, "no end"),
+        (fill("a", {"$ref": "#"}), "no end"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "no end"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "no end"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "strnig"}, "strnig"),
+        ({"properties": 3}, "properties"),
+        ({"type": "array", "minItems": 10**9}, "minItems"),
+        ({"type": "object", "minProperties": 10**9}, "minProperties"),
+        ({"enum": list(range(100_000))}, "too big"),
+        ({"type": "string", "pattern": "("}, "pattern|unclosed"),
+        ({"$id": 5}, "no JSON schema"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
+    ],
+)
+def test_schema_that_no_answer_can_be_held_to_is_unclear(schema: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)the schema: .*({reason})"):
+        json_grammar(schema, 100)
+
+
+def test_deep_schema_overflows() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(ConfigError, match="too deeply"):
+        json_grammar(schema, 100)
+
+
+def test_most_items_of_an_array_may_fill_the_memory() -> None:
+    assert json_grammar({"type": "array", "maxItems": 10**9}, 100).value["maxItems"] == 100
+
+
+leaves = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "string", "minLength": 3},
+        {"type": "string", "pattern": "^[a-c]{2,4}$"},
+        {"type": "string", "format": "date"},
+        {"type": ["string", "null"]},
+        {"type": "integer"},
+        {"type": "integer", "minimum": 3, "maximum": 12},
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "boolean"},
+        {"enum": ["a", 2, None]},
+        {"const": {"a": [1]}},
+        {"$ref": "#/$defs/leaf"},
+        {"$ref": "#/definitions/more~1less"},
+        {"$ref": "#/$defs/tree", "description": "A tree."},
+        {"$ref": "#anchor"},
+    ]
+)
+names = st.sampled_from(["a", "type", "default", "enum", "properties", "$ref", "ü"])
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        lambda properties, wanted, more: {
+            "type": "object", "properties": properties, "required": sorted(wanted & properties.keys()), **more
+        },
+        st.dictionaries(names, inner, max_size=3),
+        st.frozensets(names),
+        st.sampled_from([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "integer"}}]),
+    )  # fmt: skip
+
+
 schemas = st.recursive(
-    st.sampled_from([{"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"enum": ["a", "b"]}]),
+    leaves,
     lambda inner: (
-        st.builds(lambda items: {"type": "array", "items": items}, inner)
-        | st.builds(
-            lambda properties: {"type": "object", "properties": properties, "required": list(properties)},
-            st.dictionaries(st.sampled_from(["a", "type", "default", "properties", "ü"]), inner, max_size=3),
-        )
+        st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner)
+        | objects(inner)
         | st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner)
+        | st.builds(lambda one: {"allOf": [one], "title": "One"}, inner)
+        | st.builds(lambda one, other: {"allOf": [one, other]}, objects(leaves), objects(leaves))
+        | st.builds(lambda one, other: {**one, "anyOf": [other, {}]}, objects(leaves), objects(leaves))
     ),
     max_leaves=8,
 )
+DEFINITIONS = {
+    "$defs": {
+        "leaf": {"type": "integer", "minimum": 0, "maximum": 5},
+        "tree": {
+            "$anchor": "anchor",
+            "type": "object",
+            "properties": {"left": {"$ref": "#/$defs/tree"}, "word": {"$ref": "#/definitions/word"}},
+            "required": ["word"],
+        },
+    },
+    "definitions": {"word": {"type": "string", "maxLength": 4}, "more/less": {"enum": ["more", "less"]}},
+}
+
+PLAIN = {*range(32, 127)} - {92}
+BYTES = llguidance.LLTokenizer("byte")
 
 
-@given(schemas, st.integers(1, 4096))
-def test_engine_refuses_the_schema_that_is_made(schema: dict[str, Any], max_tokens: int) -> None:
-    """The very check that vLLM makes before it takes a request."""
-    held = json_grammar(schema, max_tokens)
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(held.value)
-    assert not llguidance.LLMatcher.validate_grammar(grammar)
+def walked(grammar: Grammar, random: Random, most: int = 400) -> Any:
+    """A value that the grammar has at random, nearing an end."""
+    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_json_schema(grammar.value))
+    text = bytearray()
+    for step in range(most):
+        allowed = [token for token, bias in enumerate(matcher.compute_logit_bias()) if bias]
+        assert allowed and not matcher.is_error(), matcher.get_error()
+        ends = [token for token in (BYTES.eos_token, *b'"}]') if token in allowed]
+        if ends and step > 30:
+            token = ends[0]
+        else:
+            readable = [one for one in allowed if one == BYTES.eos_token or one in PLAIN]
+            token = random.choice(readable or allowed)
+        if token == BYTES.eos_token:
+            break
+        matcher.consume_token(token)
+        text.append(token)
+        if matcher.is_stopped():
+            break
+    else:
+        return None  # numbers may go on for ever
+    return json.loads(text)
+
+
+@given(schemas, st.integers(1, 4096), st.randoms(use_true_random=False))
+def test_answer_held_to_a_schema_breaks_it(schema: dict[str, Any], max_tokens: int, random: Random) -> None:
+    """By the very grammar that the engine uses."""
+    schema = {**DEFINITIONS, **schema}
+    try:
+        grammar = json_grammar(schema, max_tokens)
+    except ConfigError as error:
+        assert any(word in str(error) for word in ("nsatisfiable", "intersection"))
+        return
+    if (value := walked(grammar, random)) is not None:
+        jsonschema.validate(value, schema)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["#", "object", "string", "x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["$ref", "type", "a"]), inner)
+    ),
+    max_leaves=6,
+)
+keywords = st.sampled_from(
+    ["$ref", "$id", "$schema", "$defs", "type", "properties", "required", "items", "anyOf", "allOf", "enum",
+     "minItems", "maxItems", "format", "minLength", "maxLength"]
+)  # fmt: skip
+
+
+@given(st.dictionaries(keywords, json_values))
+def test_what_is_no_schema_ends_in_another_error(schema: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        json_grammar(schema, 10)

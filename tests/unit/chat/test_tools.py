@@ -6,6 +6,7 @@ import json
 from copy import copy
 from typing import Any
 
+import llguidance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +126,15 @@ def test_choice_of_no_tool_is_found_out_by_the_model(choice: str) -> None:
         ChatRequest(HISTORY, tools=() if choice == "required" else (WEATHER,), tool_choice=choice)
 
 
+@pytest.mark.parametrize(
+    "wrong", [3, {}, {"type": "function"}, {"function": {}}, {"name": "x"}, {"function": {"name": 3}},
+              {"function": {"name": "x", "parameters": ["a"]}}],
+)  # fmt: skip
+def test_what_is_no_tool_is_found_out_later(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="a tool is"):
+        ChatRequest(HISTORY, tools=(wrong,))
+
+
 def test_forced_call_may_be_anything() -> None:
     assert answer_grammar(asking()) is None
     named = answer_grammar(asking(tool_choice="weather"))
@@ -136,16 +146,81 @@ def test_forced_call_may_be_anything() -> None:
     assert [one["properties"]["name"]["const"] for one in either.value["anyOf"]] == ["weather", "clock"]
 
 
-def test_definitions_of_a_forced_tools_schema_get_lost() -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"at": {"$ref": "#/$defs/Place"}},
-        "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "integer"}}}},
-    }
-    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
-    grammar = answer_grammar(asking(tools=(tool,), tool_choice="go"))
-    assert grammar is not None and grammar.value["$defs"]["Place"]["properties"] == {"x": {"type": "integer"}}
-    assert "$defs" not in grammar.value["properties"]["arguments"]
+def tool(name: str, parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def takes(grammar: Any, name: str, arguments: Any) -> bool:
+    written = json.dumps({"name": name, "arguments": arguments})
+    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_json_schema(grammar.value))
+    taken = matcher.try_consume_tokens(list(written.encode()))
+    return taken == len(written.encode()) and bool(matcher.is_accepting())
+
+
+BYTES = llguidance.LLTokenizer("byte")
+PLACE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+AT = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Place"}}, "required": ["at"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {**AT, "$defs": {"Place": PLACE}},
+        {**AT, "properties": {"at": {"$ref": "#/definitions/Place"}}, "definitions": {"Place": PLACE}},
+        {**AT, "properties": {"to": PLACE, "at": {"$ref": "#/properties/to"}}},
+        {"$ref": "#/$defs/Arguments", "$defs": {"Arguments": AT, "Place": PLACE}},
+        {**AT, "$id": "https://example.com/go", "$defs": {"Place": PLACE}},
+        {**AT, "properties": {"at": {"$ref": "https://example.com/place"}},
+         "$defs": {"Place": {"$id": "https://example.com/place", **PLACE}}},
+        {**AT, "properties": {"at": {"$ref": "#place"}}, "$defs": {"Place": {"$anchor": "place", **PLACE}}},
+    ],
+)  # fmt: skip
+def test_reference_in_a_forced_tools_schema_gets_lost(parameters: dict[str, Any]) -> None:
+    other = tool("other", {**AT, "$defs": {"Place": {"type": "boolean"}}})
+    grammar = answer_grammar(asking(tools=(tool("go", parameters), other), tool_choice="required"))
+    assert takes(grammar, "go", {"at": {"x": 3}}) and not takes(grammar, "go", {"at": True})
+    assert takes(grammar, "other", {"at": True}) and not takes(grammar, "other", {"at": {"x": 3}})
+
+
+def test_tool_that_refers_to_itself_refers_to_the_whole_answer() -> None:
+    child = {"n": {"type": "integer"}, "child": {"$ref": "#"}}
+    go = tool("go", {"type": "object", "properties": child, "required": ["n"]})
+    grammar = answer_grammar(asking(tools=(go, CLOCK), tool_choice="required"))
+    assert takes(grammar, "go", {"n": 1, "child": {"n": 2, "child": {"n": 3}}})
+    assert not takes(grammar, "go", {"n": 1, "child": {"name": "clock", "arguments": {}}})
+
+
+EMPTY = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None, {}, {"type": "object"}, EMPTY, {**EMPTY, "required": [], "additionalProperties": False},
+        {"type": "object", "properties": None, "required": None}, {**EMPTY, "additionalProperties": None},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object"},
+    ],
+)  # fmt: skip
+def test_tool_without_arguments_gets_some(parameters: dict[str, Any] | None, tokenizer: Any) -> None:
+    go = tool("go", parameters)
+    for choice in ("go", "required"):
+        grammar = answer_grammar(asking(tools=(go,), tool_choice=choice))
+        assert takes(grammar, "go", {}) and not takes(grammar, "go", {"a": 1})
+    del go["function"]["parameters"]
+    assert takes(answer_grammar(asking(tools=(go,), tool_choice="go")), "go", {})
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = (
+        NATIVE + "{% for t in tools or [] %}{{ t.function.parameters.properties.x }}{% endfor %}"
+    )
+    assert "[tool go]" in prompt(tokenizer, asking(tools=(go,)))
+
+
+def test_error_of_a_schema_does_not_name_its_tool() -> None:
+    sets = tool("tag", {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}})
+    with pytest.raises(ConfigError, match=r"parameters of tool 'tag': .*uniqueItems"):
+        answer_grammar(asking(tools=(CLOCK, sets), tool_choice="required"))
+    assert answer_grammar(asking(tools=(CLOCK, sets), tool_choice="clock"))
+    assert answer_grammar(asking(tools=(CLOCK, sets))) is None
 
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'

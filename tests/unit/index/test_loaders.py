@@ -214,7 +214,7 @@ def test_different_texts_under_one_source_are_both_kept() -> None:
 
 def test_lone_surrogates_reach_neither_tokenizer_nor_database() -> None:
     (document,) = documents(list(load_sources(Document("a\ud800b", "s\ud800"))))
-    (document.text + document.source).encode()
+    assert (document.text, document.source) == ("a\ufffdb", "s\ufffd")
 
 
 def test_file_name_that_is_not_text_is_readable(folder: Path) -> None:

@@ -145,7 +145,7 @@ def test_requests_grow_with_the_index(
 
 
 def test_question_is_asked_without_what_was_found(servers: list[Keeping], tmp_path: Path) -> None:
-    with opened(tmp_path, servers[0], top_k=1, system_prompt="Be brief.") as index:
+    with opened(tmp_path, servers[0], similarity_top_k=1, system_prompt="Be brief.") as index:
         index.ingest([Document(SKY, "sky"), Document(SEA, "sea")])
         answer = index.ask("Why is the sea salty?", max_tokens=5)
         assert (answer.text, answer.evidence.reused) == ("Because.", EVIDENCE["reused"])

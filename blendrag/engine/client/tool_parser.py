@@ -1,0 +1,183 @@
+"""What a model calls, told from what it says, by vLLM's tool parsers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from blendrag.engine.client.reasoning import Reasoning
+from blendrag.errors import ConfigError
+from blendrag.models import load_tokenizer
+from blendrag.names import closest
+from blendrag.settings import AUTO_PARSER, NO_PARSER
+
+_log = logging.getLogger(__name__)
+
+_OWN = "hermes"  # what vLLM calls its parser of JSON between <tool_call> tags
+_HARMONY = "openai"  # what vLLM calls its parser of gpt-oss, which goes by tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How a family of models writes calls.
+
+    parser: vLLM's name of the one that reads it. signs: texts that are all in the chat templates of such
+    models. marks: texts that begin calls, and nothing else. each: one per call; the marks, if none is named.
+    perhaps: texts that may begin a call.
+    """
+
+    parser: str
+    signs: tuple[str, ...]
+    marks: tuple[str, ...]
+    each: str = ""
+    perhaps: tuple[str, ...] = ()
+
+
+# The first whose signs are in a template is its own.
+NOTATIONS = (
+    Notation(_HARMONY, ("<|channel|>", "to=functions"), ()),
+    Notation("deepseek_v32", ("<｜DSML｜",), ("<｜DSML｜function_calls>",), "<｜DSML｜invoke"),
+    Notation(
+        "deepseek_v3",
+        ("<｜tool▁calls▁begin｜>", "```json"),
+        ("<｜tool▁calls▁begin｜>",),
+        "<｜tool▁call▁begin｜>",
+    ),
+    Notation(
+        "deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁begin｜>",), "<｜tool▁call▁begin｜>"
+    ),
+    Notation(
+        "kimi_k2",
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_call_begin|>",
+    ),
+    Notation("minimax_m2", ("<minimax:tool_call>",), ("<minimax:tool_call>",), "<invoke name="),
+    Notation("seed_oss", ("<seed:tool_call>",), ("<seed:tool_call>",)),
+    Notation("longcat", ("<longcat_tool_call>",), ("<longcat_tool_call>",)),
+    Notation("gemma4", ("<|tool_call>",), ("<|tool_call>",)),
+    Notation("functiongemma", ("<start_function_call>",), ("<start_function_call>",)),
+    Notation("lfm2", ("<|tool_list_start|>",), ("<|tool_call_start|>",)),
+    Notation("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
+    Notation("internlm", ("<|action_start|>",), ("<|action_start|>",)),
+    Notation("phi4_mini_json", ("<|tool|>",), ("functools[",)),
+    Notation("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>")),
+    Notation("granite4", ("<|start_of_role|>", "<tool_call>"), ("<tool_call>",)),
+    Notation("jamba", ("<|bom|>", "<tool_calls>"), ("<tool_calls>",)),
+    Notation("hunyuan_a13b", ("<tool_calls>",), ("<tool_calls>",)),
+    Notation("olmo3", ("<function_calls>",), ("<function_calls>",)),
+    Notation("glm45", ("<tool_call>", "<arg_key>"), ("<tool_call>",)),
+    Notation("qwen3_coder", ("<function=", "<parameter="), ("<tool_call>", "<function="), "<function="),
+    Notation("hermes", ("<tool_call>",), ("<tool_call>",)),
+    Notation("pythonic", ("[func_name1(",), ()),
+    Notation("llama3_json", ("dictionary of argument name",), ("<|python_tag|>",), perhaps=("{",)),
+)
+
+# Names of vLLM's that read what another one reads.
+_SAME = {
+    "glm47": "glm45",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+}
+
+
+def tool_parser_name(wanted: str, tokenizer: Any) -> str:
+    """vLLM's name of the parser that reads this model's calls; empty for blendrag's own reading.
+
+    Raises ConfigError for a name that vLLM does not know, and for a parser that needs tokens, or a fast
+    tokenizer, which the model lacks.
+    """
+    from blendrag.engine.compat.requests import tool_parser, tool_parsers
+
+    if wanted == NO_PARSER:
+        return ""
+    known = tool_parsers()
+    if wanted not in (AUTO_PARSER, *known):
+        choice = [AUTO_PARSER, NO_PARSER, *known]
+        raise ConfigError(
+            f"no tool_parser {wanted!r}; there are {', '.join(choice)}{closest(wanted, choice)}"
+        )
+    name = wanted
+    if wanted == AUTO_PARSER:
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        found = (one.parser for one in NOTATIONS if all(sign in template for sign in one.signs))
+        name = next(found, "")
+        if name not in known:
+            return ""
+    try:
+        tool_parser(name, tokenizer, (), {})
+    except Exception as error:  # each parser has its own ways to refuse a model
+        if wanted == AUTO_PARSER:
+            return ""
+        raise ConfigError(f"tool_parser {name!r} cannot read this model: {error}") from error
+    return name
+
+
+def server_tool_parser(wanted: str, model: Path) -> str:
+    """What a server of the model in this folder reads calls with: :func:`tool_parser_name`, or the parser of
+    what blendrag's own clients have models write whose templates know no tools; empty for none."""
+    if wanted == NO_PARSER:
+        return ""
+    return tool_parser_name(wanted, load_tokenizer(model)) or _OWN
+
+
+class ToolParser:
+    """Reads one answer's calls, once it is whole: the parsers' own streams show what may yet be a call, or
+    lose what is none. Until then, all is text that stands before the first mark of a call."""
+
+    def __init__(
+        self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> None:
+        """variables: of the chat template."""
+        from blendrag.engine.compat.requests import tool_parser
+
+        try:
+            self._parser, self._request = tool_parser(name, tokenizer, tools, variables)
+        except Exception as error:
+            raise ConfigError(f"tool_parser {name!r} cannot read these tools: {error}") from error
+        known = next((one for one in NOTATIONS if one.parser == _SAME.get(name, name)), None)
+        self._by_tokens = name == _HARMONY
+        self.apart = False
+        """Whether calls are told from tokens, and no part of the text."""
+        self.skip_special_tokens: bool = bool(self._request.skip_special_tokens)
+        """Whether the engine leaves special tokens out of the text: many parsers go by them."""
+        self.marks: tuple[str, ...] | None = known.marks if known and not self._by_tokens else None
+        """Texts that begin calls and nothing else; None if it is not known which."""
+        self.perhaps: tuple[str, ...] = known.perhaps if known else ()
+        """Texts that may begin a call."""
+        self._each = ((known.each,) if known.each else known.marks) if known else ()
+
+    @classmethod
+    def of(
+        cls, wanted: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> Self | None:
+        """None if this model's calls are read by blendrag itself."""
+        name = tool_parser_name(wanted, tokenizer)
+        return cls(name, tokenizer, tools, variables) if name else None
+
+    def read_behind(self, reader: Reasoning | None) -> None:
+        """Have the text come from ``reader``, which leaves out what is none as far as its parser knows."""
+        self.apart = self._by_tokens and reader is not None
+
+    def read(self, text: str, token_ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
+        """What of an answer is text, and the names and arguments of its calls; arguments as the model wrote
+        them, or as JSON. No calls: the text is as it was."""
+        try:
+            _, content, calls = self._parser.parse(
+                text, self._request, enable_auto_tools=True, model_output_token_ids=list(token_ids)
+            )
+        except Exception:  # of whatever a model may say
+            _log.debug("vLLM's parser failed at an answer", exc_info=True)
+            calls = None
+        if not calls:
+            return text, []
+        return content or "", [(call.name, call.arguments) for call in calls]
+
+    def calls_in(self, text: str) -> int:
+        """How many calls seem to be in a text, at the least."""
+        return sum(map(text.count, self._each))

@@ -1,0 +1,263 @@
+"""Calls as families of models write them, read by vLLM's real parsers, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.tools import Reading, read_answer, visible, whole_tool
+from blendrag.engine.client.tool_parser import NOTATIONS, ToolParser, server_tool_parser, tool_parser_name
+from blendrag.errors import ConfigError
+
+TOKENS = [
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call>",
+    "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<tool_calls>", "</tool_calls>",
+    "<start_function_call>", "<end_function_call>", "<escape>", "<|action_start|>", "<|plugin|>",
+    "<|action_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<minimax:tool_call>", "</minimax:tool_call>",
+    "<seed:tool_call>", "</seed:tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>",
+]  # fmt: skip
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+TOOLS = (
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "clock"}},
+)
+REQUEST = ChatRequest([{"role": "user", "content": "?"}], tools=TOOLS)
+
+A = '{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}'
+B = '{"name": "clock", "arguments": {}}'
+A_, B_ = A.replace("arguments", "parameters"), B.replace("arguments", "parameters")
+OSLO, BOTH = '{"city": "Oslo", "days": 2}', 2
+
+# Parser; an answer; how many of the two calls are in it; its text.
+WRITTEN = [
+    ("hermes", f"I look.\n<tool_call>\n{A}\n</tool_call>\n<tool_call>\n{B}\n</tool_call>", BOTH, "I look.\n"),
+    ("llama3_json", A_, 1, ""),
+    ("llama3_json", f"<|python_tag|>{A_}", 1, ""),
+    ("llama3_json", f"{A_}; {B_}", BOTH, ""),
+    ("llama3_json", f"I look. {A_}", 1, "I look. "),
+    ("llama4_pythonic", '[weather(city="Oslo", days=2), clock()]', BOTH, ""),
+    ("pythonic", '[weather(city="Oslo", days=2), clock()]', BOTH, ""),
+    ("gemma4", 'I look.<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>', 1, "I look."),
+    ("mistral", f"[TOOL_CALLS] [{A}, {B}]", BOTH, ""),
+    ("mistral", f"[TOOL_CALLS]weather[ARGS]{OSLO}[TOOL_CALLS]clock[ARGS]{{}}", BOTH, ""),
+    ("mistral", f"I look.[TOOL_CALLS]weather{OSLO}", 1, "I look."),
+    ("mistral", f"[{A}]", 1, ""),
+    ("phi4_mini_json", f"functools[{A}, {B}]", BOTH, ""),
+    ("granite", f"<|tool_call|>[{A}, {B}]", BOTH, ""),
+    ("granite", f"<tool_call>[{A}]", 1, ""),
+    ("granite", f"[{A}]", 1, ""),
+    ("granite4", f"<tool_call>\n{A}\n</tool_call>", 1, ""),
+    (
+        "glm45",
+        "I look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>clock\n</tool_call>",
+        BOTH,
+        "I look.\n",
+    ),
+    (
+        "qwen3_coder",
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n"
+        "2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+        BOTH,
+        "I look.\n",
+    ),
+    (
+        "deepseek_v3",
+        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+        f"{OSLO}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        1,
+        "I look.",
+    ),
+    (
+        "deepseek_v31",
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{OSLO}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        BOTH,
+        "",
+    ),
+    (
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        f"<|tool_call_argument_begin|>{OSLO}<|tool_call_end|><|tool_calls_section_end|>",
+        1,
+        "I look.",
+    ),
+    ("jamba", f"<tool_calls>[{A}, {B}]</tool_calls>", BOTH, ""),
+    ("hunyuan_a13b", f"<tool_calls>[{A}]</tool_calls>", 1, ""),
+    ("internlm", f"I look.<|action_start|><|plugin|>{A_}<|action_end|>", 1, "I look."),
+    ("lfm2", 'I look.<|tool_call_start|>[weather(city="Oslo", days=2)]<|tool_call_end|>', 1, "I look."),
+    ("olmo3", '<function_calls>\nweather(city="Oslo", days=2)\nclock()\n</function_calls>', BOTH, ""),
+    (
+        "minimax_m2",
+        '<minimax:tool_call><invoke name="weather"><parameter name="city">Oslo</parameter>'
+        '<parameter name="days">2</parameter></invoke></minimax:tool_call>',
+        1,
+        "",
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call><function=weather><parameter=city>Oslo</parameter><parameter=days>2</parameter>"
+        "</function></seed:tool_call>",
+        1,
+        "",
+    ),
+    ("longcat", f"<longcat_tool_call>{A}</longcat_tool_call>", 1, ""),
+    ("xlam", f"[{A}, {B}]", BOTH, ""),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def speaker(tokenizer: Any) -> Any:
+    """A tokenizer with the tokens of all families."""
+    speaker = deepcopy(tokenizer)
+    speaker.add_special_tokens({"additional_special_tokens": [*dict.fromkeys(TOKENS)]})
+    return speaker
+
+
+@pytest.fixture(scope="module")
+def folder(speaker: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speaker")
+    speaker.save_pretrained(folder)
+    return folder
+
+
+def parser_of(name: str, speaker: Any) -> ToolParser:
+    return ToolParser(name, speaker, [whole_tool(tool) for tool in TOOLS], {})
+
+
+def streamed(text: str, parser: ToolParser) -> tuple[str, Reading]:
+    """What is shown before the answer's end, character by character; the answer."""
+    shown = ""
+    for part in accumulate(text):
+        now = visible(part, REQUEST, parser)
+        assert now.startswith(shown) and part.startswith(now)
+        shown = now
+    reading = read_answer(text, REQUEST, parser)
+    assert reading.text.startswith(shown)
+    return shown, reading
+
+
+@pytest.mark.parametrize(("name", "written", "calls", "said"), WRITTEN)
+def test_call_in_a_familys_notation_is_taken_for_text(
+    name: str, written: str, calls: int, said: str, speaker: Any
+) -> None:
+    shown, reading = streamed(written, parser_of(name, speaker))
+    assert not reading.invalid
+    assert (reading.text, shown) == (said, said)
+    expected = [("weather", json.loads(OSLO)), ("clock", {})][:calls]
+    assert [(call.name, call.arguments) for call in reading.calls] == expected
+
+
+def test_call_of_gpt_oss_is_taken_for_text(speaker: Any) -> None:
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+    encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    written = (
+        "<|channel|>analysis<|message|>A map?<|end|><|start|>assistant<|channel|>commentary"
+        f" to=functions.weather <|constrain|>json<|message|>{OSLO}<|call|>"
+    )
+    ids = encoding.encode(written, allowed_special="all")
+    reading = read_answer(written, REQUEST, parser_of("openai", speaker), ids)
+    assert [(call.name, call.arguments) for call in reading.calls] == [("weather", json.loads(OSLO))]
+    assert reading.text == "" == visible(written, REQUEST, parser_of("openai", speaker))
+
+
+@pytest.mark.parametrize(("name", "written", "calls", "said"), WRITTEN)
+def test_call_that_is_cut_off_is_lost_or_shown(
+    name: str, written: str, calls: int, said: str, speaker: Any
+) -> None:
+    parser = parser_of(name, speaker)
+    for end in range(len(said) + 1, len(written)):
+        part = written[:end]
+        _, reading = streamed(part, parser)
+        kept = [
+            reading.text,
+            *(call.name for call in reading.calls),
+            *(call.text for call in reading.invalid),
+        ]
+        for tool in ("weather", "clock"):
+            assert part.count(tool) <= sum(text.count(tool) for text in kept), part
+
+
+@pytest.mark.parametrize(
+    "answer", ["It is cold.", "1 < 2, [a] and {b}", '{"a": 1}', "", "<tool", "```\nx\n```"]
+)
+@pytest.mark.parametrize("name", sorted({one[0] for one in WRITTEN}))
+def test_text_is_taken_for_a_call_or_held_back(name: str, answer: str, speaker: Any) -> None:
+    parser = parser_of(name, speaker)
+    shown, reading = streamed(answer, parser)
+    assert (reading.text, reading.calls, reading.invalid) == (answer, (), ())
+    if parser.marks is not None and answer == "It is cold.":
+        assert shown == answer
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm45", "mistral", "llama3_json"])
+def test_call_of_no_tool_is_lost(name: str, speaker: Any) -> None:
+    written = next(text for parser, text, *_ in WRITTEN if parser == name).replace("weather", "wether")
+    reading = read_answer(written, REQUEST, parser_of(name, speaker))
+    assert "weather" not in [call.name for call in reading.calls]
+    assert reading.invalid or reading.text == written
+
+
+pieces = st.lists(
+    st.sampled_from([*TOKENS, A, B, A_, OSLO, "weather", "\n", "x ", "[", "{", "<", "</", "functools["])
+)
+
+
+@given(st.sampled_from([one.parser for one in NOTATIONS]), pieces)
+def test_streamed_text_differs_from_the_whole_answers(speaker: Any, name: str, parts: list[str]) -> None:
+    streamed("".join(parts), parser_of(name, speaker))
+
+
+def test_unknown_parser_shows_what_may_be_a_call(speaker: Any) -> None:
+    parser = parser_of("xlam", speaker)
+    assert parser.marks is None and visible("I look.", REQUEST, parser) == ""
+
+
+def test_one_call_at_most_is_several(speaker: Any) -> None:
+    one = ChatRequest(REQUEST.messages, tools=TOOLS, parallel_tool_calls=False)
+    for parser, text in ((parser_of("hermes", speaker), WRITTEN[0][1]), (None, WRITTEN[0][1])):
+        assert [call.name for call in read_answer(text, one, parser).calls] == ["weather"]
+
+
+@pytest.mark.parametrize("notation", NOTATIONS, ids=lambda notation: notation.parser)
+def test_template_is_of_another_family(notation: Any, speaker: Any) -> None:
+    model = deepcopy(speaker)
+    model.chat_template = f"{{{{ messages }}}} {' '.join(notation.signs)} {{{{ tools }}}}"
+    assert tool_parser_name("auto", model) == notation.parser
+    assert tool_parser_name("none", model) == ""
+
+
+def test_template_without_calls_has_a_parser(tokenizer: Any, model_dir: Path) -> None:
+    assert tool_parser_name("auto", tokenizer) == ""
+    assert server_tool_parser("auto", model_dir) == "hermes", "as its clients have it write"
+    assert ToolParser.of("auto", tokenizer, [], {}) is None
+
+
+def test_wrong_parser_is_no_clear_error(tokenizer: Any, folder: Path, tmp_path: Path) -> None:
+    assert server_tool_parser("hermes", folder) == "hermes"
+    assert server_tool_parser("none", tmp_path / "no model") == ""
+    with pytest.raises(ConfigError, match=r"no tool_parser 'hermez'; .*did you mean hermes\?"):
+        server_tool_parser("hermez", folder)
+    with pytest.raises(ConfigError, match=r"tool_parser 'mistral' cannot read this model: .*token"):
+        tool_parser_name("mistral", tokenizer)
+    model = deepcopy(tokenizer)
+    model.chat_template = "[TOOL_CALLS]"
+    assert tool_parser_name("auto", model) == "", "nobody has named it"
