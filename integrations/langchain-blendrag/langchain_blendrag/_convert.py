@@ -24,7 +24,7 @@ from langchain_core.messages.tool import ToolCall, ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from blendrag.errors import BlendragWarning, ConfigError
-from langchain_blendrag._content import is_media, text_of
+from langchain_blendrag._content import CALLS, is_media, kind_of, text_of
 
 if TYPE_CHECKING:
     from blendrag import Answer, Piece
@@ -74,7 +74,9 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message.content, left_out)}
     if isinstance(message, AIMessage):
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
-        if message.tool_calls:
+        if not message.tool_calls:  # blocks of a history that was written by hand
+            left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
+        else:
             plain["tool_calls"] = [
                 {"id": call["id"], "name": call["name"], "arguments": call["args"]}
                 for call in message.tool_calls
