@@ -74,13 +74,13 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message.content, left_out)}
     if isinstance(message, AIMessage):
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
-        if not message.tool_calls:  # blocks of a history that was written by hand
-            left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
-        else:
+        if message.tool_calls:
             plain["tool_calls"] = [
                 {"id": call["id"], "name": call["name"], "arguments": call["args"]}
                 for call in message.tool_calls
             ]
+        elif isinstance(message.content, list):  # of a history that was written by hand
+            left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
         if thought := _thinking_of(message):
             plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):
