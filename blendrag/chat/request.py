@@ -109,7 +109,7 @@ class ChatRequest:
     sources: tuple[Source, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [tool["function"]["name"] for tool in self.tools]
+        names = [_tool_name(tool) for tool in self.tools]
         if self.tool_choice not in (AUTO, NONE, REQUIRED, *names):
             raise ConfigError(f"tool_choice {self.tool_choice!r} names no tool; there are {names}")
         if self.tool_choice == REQUIRED and not names:
@@ -130,6 +130,16 @@ class ChatRequest:
     def offered(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model may call."""
         return () if self.tool_choice == NONE else self.tools
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    said = function if isinstance(function, Mapping) else {}
+    if not isinstance(said.get("name"), str) or not isinstance(said.get("parameters") or {}, Mapping):
+        raise ConfigError(
+            f"a tool is {{'type': 'function', 'function': {{'name': ..., 'parameters': ...}}}}, not {tool!r}"
+        )
+    return str(said["name"])
 
 
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:

@@ -34,6 +34,8 @@ _INTRODUCTION = (
     f'To call one, answer with\n{_OPEN}\n{{{{"name": <its name>, "arguments": <object>}}}}\n{_CLOSE}'
 )
 
+_UNSAID_TOKENS = 512  # for a call, where a client does not say how many it may take
+
 _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
 
 _EFFORT = {"reasoning_effort", "enable_thinking"}
@@ -140,15 +142,48 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         schema = json.dumps(request.schema, ensure_ascii=False)
         messages.insert(0, {"role": "system", "content": _SCHEMA.format(schema=schema)})
     if template.knows_tools:
-        options = {"tools": [whole_tool(tool) for tool in request.offered]} if request.offered else {}
         native = [_native(message) for message in messages]
-        return [_harmless(tokens, message) for message in native], _harmless(tokens, options)
+        options = offered_tools(template, request) if request.offered else {}
+        return [_harmless(tokens, message) for message in native], options
     messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
         described = (whole_tool(tool)["function"] for tool in request.offered)
         signatures = "\n".join(json.dumps(function, ensure_ascii=False) for function in described)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
+
+
+def forced_schema(
+    tools: Sequence[Mapping[str, Any]], name: str | None, max_tokens: int | None
+) -> Mapping[str, Any]:
+    """What vLLM's server takes for a forced call: the arguments of the tool that is named; or a list of one
+    call. max_tokens: None for the rest of the window. Raises ConfigError as :func:`answer_grammar` does."""
+    schemas = Schemas(max_tokens or _UNSAID_TOKENS)
+    if name is not None:
+        tool = next(tool for tool in tools if tool["function"]["name"] == name)
+        return schemas.grammar(_arguments(schemas, tool)).value
+    calls = [_call_schema(schemas, tool, "parameters") for tool in tools]
+    return schemas.grammar({"type": "array", "items": {"anyOf": calls}, "minItems": 1, "maxItems": 1}).value
+
+
+def _call_schema(schemas: Schemas, tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    """A call, as an object of the tool's name and, under the name ``arguments``, of those."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["function"]["name"]}, arguments: _arguments(schemas, tool)},
+        "required": ["name", arguments],
+        "additionalProperties": False,
+    }
+
+
+def _arguments(schemas: Schemas, tool: Mapping[str, Any]) -> dict[str, Any]:
+    return schemas.own(parameters_of(tool), f"the parameters of tool {tool['function']['name']!r}")
+
+
+def offered_tools(template: TemplateFacts, request: ChatRequest) -> dict[str, Any]:
+    """The variable ``tools`` of a template."""
+    tools = [whole_tool(tool) for tool in request.offered]
+    return {"tools": _harmless(template.control_tokens, tools)}
 
 
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,15 +283,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
     for tool in request.offered:
         name = tool["function"]["name"]
         if not request.forced or request.tool_choice in (REQUIRED, name):
-            arguments = schemas.own(parameters_of(tool), f"the parameters of tool {name!r}")
-            wanted.append(
-                {
-                    "type": "object",
-                    "properties": {"name": {"const": name}, "arguments": arguments},
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-            )
+            wanted.append(_call_schema(schemas, tool, "arguments"))
     return schemas.grammar(*wanted)
 
 
@@ -289,11 +316,19 @@ def read_answer(
     if not names:
         return Reading(text)
     if request.forced:
-        reading = _reading("", [text], names)
-    elif parser is None:
-        reading = _tagged(text, names)
-    else:
-        reading = _parsed_by(parser, text, token_ids, names)
+        return _reading("", [text], names)
+    return _limited(_parsed_by(parser, text, token_ids, names) if parser else _tagged(text, names), request)
+
+
+def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatRequest) -> Reading:
+    """A finished answer whose calls a server has read. written: their names and arguments."""
+    if not written:
+        return read_answer(text, request)
+    names = {tool["function"]["name"] for tool in request.offered}
+    return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
+
+
+def _limited(reading: Reading, request: ChatRequest) -> Reading:
     if request.parallel_tool_calls or not reading.calls:
         return reading
     return Reading(reading.text, reading.calls[:1])

@@ -10,10 +10,19 @@ from blendrag.cli import options
 from blendrag.cli.console import err, out, print_json, say
 
 
-def doctor(model: options.Model = None, json: options.Json = False) -> None:
-    """Check blending with a model. Exit code 0 only if every check passes."""
+def doctor(
+    model: options.Model = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
+    json: options.Json = False,
+) -> None:
+    """Check blending with a model. Exit code 0 only if every check passes. With --server, say what a server
+    does for its clients."""
     from blendrag.settings import Settings
 
+    if server is not None:
+        _about(server, api_key, json)
+        return
     settings = Settings.load(model=model)
     with err().status("importing") as status:
         from blendrag.lab.doctor import run_doctor
@@ -31,6 +40,7 @@ def doctor(model: options.Model = None, json: options.Json = False) -> None:
             mark = Text("ok", style="green") if row.ok else Text("FAILED", style="bold red")
             table.add_row(Text(row.check), Text(row.value), Text(row.limit), mark)
         out().print(table)
+        out().print(_calls_read(report.tool_parser))
         for note in report.notes:
             say(note)
     if not report.passed:
@@ -40,3 +50,26 @@ def doctor(model: options.Model = None, json: options.Json = False) -> None:
             else "blending cannot be trusted with this model here: serve it without (BLENDRAG_BLEND=false)"
         )
         raise typer.Exit(1)
+
+
+def _about(server: str, api_key: str | None, json: bool) -> None:
+    from blendrag.remote.chat import RemoteChat
+
+    chat = RemoteChat(server, api_key)
+    facts = {
+        "model": chat.model_name,
+        "context_window": chat.context_window,
+        "knows_tools": chat.knows_tools,
+        "tool_parser": chat.tool_parser,
+    }
+    if json:
+        print_json(facts)
+    else:
+        out().print(f"{chat.model_name}, {chat.context_window:,} tokens of prompt and answer")
+        out().print(_calls_read(chat.tool_parser, "the server"))
+    chat.close()
+
+
+def _calls_read(parser: str, who: str = "") -> str:
+    read = f"by vLLM's parser {parser!r}" if parser else "by blendrag itself"
+    return f"tool calls are read {read}{', in ' + who if who and parser else ''}"

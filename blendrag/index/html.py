@@ -19,18 +19,25 @@ _DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s
 
 def read_html(data: bytes) -> Content:
     """A page as Markdown, under its title. Scripts, styles, templates and navigation are dropped."""
+    content = markdown(markup(data))
+    title = str(content.metadata.get("title", ""))
+    if title in content.text[: 2 * len(title) + 100]:
+        return content
+    return Content(f"# {title}\n\n{content.text}", content.metadata)
+
+
+def markup(data: bytes) -> str:
+    """A page's source. Raises Unusable for what is not text."""
     declared = _DECLARED.search(data[:4096])
-    return markdown(decode(data, declared[1].decode("ascii", "ignore") if declared else ""))
+    return decode(data, declared[1].decode("ascii", "ignore") if declared else "")
 
 
 def markdown(markup: str) -> Content:
-    """Markup as Markdown; its title is in the metadata too."""
+    """What a page shows, as Markdown; its title is in the metadata."""
     page = _parse(_closed(markup))
     title = _take_title(page)
     _prepare(page)
     text = page.to_markdown(_notation()).replace(_APART, "").strip()
-    if title and title not in text[: 2 * len(title) + 100]:
-        text = f"# {title}\n\n{text}"
     return Content(text, {"title": title} if title else {})
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from blendrag.index.html import markdown, read_html
+from blendrag.index.html import markdown, markup
 from blendrag.index.text import Content, Unusable
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _read_epub(archive: zipfile.ZipFile) -> Content:
     hrefs = {item.attr("id"): item.attr("href") for item in parts(package, "item") if _is_page(item)}
     spine = (hrefs.get(item.attr("idref"), "") for item in parts(package, "itemref"))
     names = dict.fromkeys(posixpath.normpath(posixpath.join(folder, unquote(href))) for href in spine)
-    chapters = [read_html(archive.read(name)) for name in names if name in there]
+    chapters = [markdown(markup(archive.read(name))) for name in names if name in there]
     title = next((" ".join(each.text.split()) for each in parts(package, "title")), "")
     text = "\n\n".join(chapter.text for chapter in chapters if chapter.text.strip())
     return Content(text, {"title": title} if title else {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.generation import Delta, Sampling
+from blendrag.engine.client.tool_parser import tool_parser_name
 from blendrag.engine.recipe import Recipe
 from blendrag.lab.prompts import Prompt
 from blendrag.lab.running import lab_engine
@@ -56,7 +57,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
     """``unsupported``: why the model cannot be blended at all; it is then served without. layers, attention:
-    as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the model."""
+    as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the model. tool_parser:
+    vLLM's name of the one that reads calls; empty if blendrag does."""
 
     model: str
     architecture: str
@@ -65,6 +67,7 @@ class DoctorReport:
     layers: str = ""
     attention: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    tool_parser: str = ""
 
     @property
     def passed(self) -> bool:
@@ -84,14 +87,17 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
     engine = lab_engine(settings, tell)
     try:
         facts = engine.facts
+        parser = tool_parser_name(settings.tool_parser, load_tokenizer(engine.model_path))
+        report = DoctorReport(
+            settings.model, facts.architecture, (), facts.reason or None, notes=notes, tool_parser=parser
+        )
         if facts.reason:
             row = Check("the model can be blended", facts.reason, "supported", False)
-            return DoctorReport(settings.model, facts.architecture, (row,), facts.reason, notes=notes)
+            return replace(report, rows=(row,))
         tell("checking")
         rows, found = _Check(engine, settings).run()
-        return DoctorReport(
-            settings.model, facts.architecture, tuple(rows), None, found.layers, tuple(found.attention), notes
-        )
+        attention = tuple(found.attention)
+        return replace(report, rows=tuple(rows), layers=found.layers, attention=attention)
     finally:
         engine.release()
 

@@ -21,7 +21,7 @@ from blendrag.chat.chat import Chat
 from blendrag.chat.interface import ChatModel
 from blendrag.chat.messages import with_roles
 from blendrag.chat.request import ChatRequest, RequestOptions, make_request
-from blendrag.chat.tools import TemplateFacts, answer_grammar, with_tools, without_control
+from blendrag.chat.tools import TemplateFacts, answer_grammar, offered_tools, with_tools, without_control
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import (
     BlendragError,
@@ -125,6 +125,7 @@ class RemoteChat(ChatModel):
                     "name": str(found["name"]),
                     "context_window": int(found["context_window"]),
                     "template": made(TemplateFacts, found["template"]),
+                    "tool_parser": str(found.get("tool_parser") or ""),
                 }
         return self._known
 
@@ -140,6 +141,18 @@ class RemoteChat(ChatModel):
     @property
     def context_window(self) -> int:
         return int(self._model()["context_window"])
+
+    @property
+    def tool_parser(self) -> str:
+        """What the server reads calls with that the model may make: vLLM's name of it; empty where it reads
+        none, and they are read here."""
+        return str(self._model()["tool_parser"])
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes tools itself."""
+        template: TemplateFacts = self._model()["template"]
+        return template.knows_tools
 
     def context_window_at_hand(self) -> int | None:
         return None if self._known is None else self.context_window
@@ -249,12 +262,17 @@ class RemoteChat(ChatModel):
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
         """Messages and tools as embedded engines' models get them, but for control tokens, which the server
-        would take for markup. The calls in an answer are read here: the server needs no parser for them."""
+        would take for markup. Calls that the model may make are read by the server, if it has a parser."""
         if isinstance(request.messages, str):
             return {"prompt": request.messages}
-        template: TemplateFacts = self._model(**_timeout(request))["template"]
+        about = self._model(**_timeout(request))
+        template: TemplateFacts = about["template"]
         messages, options = with_tools(template, request)
-        if "tools" in options:
+        held = request.forced or request.schema is not None or request.sampling.grammar is not None
+        if request.offered and about["tool_parser"] and not held:
+            options |= offered_tools(template, request)
+            options |= {"tool_choice": "auto", "parallel_tool_calls": request.parallel_tool_calls}
+        elif "tools" in options:
             options["tool_choice"] = "none"
         if request.chat_template_kwargs:
             options["chat_template_kwargs"] = dict(request.chat_template_kwargs)

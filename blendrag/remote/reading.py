@@ -8,7 +8,7 @@ from typing import Any
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import read_answer, visible
+from blendrag.chat.tools import read_calls, visible
 from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
 from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
@@ -29,6 +29,7 @@ class Reader:
         self._reasoning = self._text = self._model = ""
         self._shown, self._finish_reason = 0, "stop"
         self._logprobs: list[TokenLogprob] = []
+        self._calls: dict[int, tuple[str, str]] = {}
         self._usage: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self.begun = self.ended = False
@@ -70,6 +71,11 @@ class Reader:
         self._text += text
         self._logprobs += _logprobs(choice.get("logprobs") or {})
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        for part in said.get("tool_calls") or ():
+            self.begun, function = True, part.get("function") or {}
+            name, arguments = self._calls.get(part["index"], ("", ""))
+            name, more = name + (function.get("name") or ""), function.get("arguments") or ""
+            self._calls[part["index"]] = name, arguments + more
         if not text and not thought:
             return None
         self.begun = True
@@ -79,7 +85,7 @@ class Reader:
 
     def _end(self) -> Piece:
         self.ended = True
-        read = read_answer(self._text, self._request)
+        read = read_calls(self._text, [*self._calls.values()], self._request)
         evidence = self._evidence()
         answer = Answer(
             read.text,

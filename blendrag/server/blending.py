@@ -117,11 +117,17 @@ class Blending:
     """Of one server's tenant. Used in its event loop; what takes longer than a moment runs in threads."""
 
     def __init__(
-        self, library: Library, settings: Settings, engine: RunningEngine, name: str, seal: str
+        self,
+        library: Library,
+        settings: Settings,
+        engine: RunningEngine,
+        name: str,
+        seal: str,
+        tool_parser: str = "",
     ) -> None:
         """name: what clients may call the model. seal: the secret that the connector knows recipes of ours
-        by."""
-        self.library, self.settings, self.name = library, settings, name
+        by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
+        self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
         self._engine, self._seal = engine, seal
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
         self._asker = ThreadPoolExecutor(2, thread_name_prefix="blendrag-asker")

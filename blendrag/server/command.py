@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.engine.client.launch import SERVING, changes_kv, connector_args, engine_args, server_environment
+from blendrag.engine.client.tool_parser import server_tool_parser
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.names import closest
@@ -23,7 +24,8 @@ from blendrag.settings import Settings
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
-``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of :class:`Limits`."""
+``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of :class:`Limits`.
+``tool_parser``: vLLM's name of the one that reads calls, or nothing."""
 
 # vLLM's short names of options that are settings here.
 _SHORT = {"-tp": "--tensor-parallel-size"}
@@ -144,6 +146,9 @@ def serve_command(
     args |= {"kv_transfer_config": connector, "enable_prompt_tokens_details": True}
     asked = _checked_options(more, args.keys(), bool(keys)) | args
     args["shutdown_timeout"] = _ENDING_S
+    parser = asked["tool_call_parser"] or server_tool_parser(settings.tool_parser, model)
+    if parser:
+        args |= {"enable_auto_tool_choice": True, "tool_call_parser": parser}
     options = [word for name, value in args.items() for word in _option(name, value)]
     variables = {
         **server_environment(settings),
@@ -154,6 +159,7 @@ def serve_command(
                 "folder": folder and str(folder),
                 "keys": keys and str(keys),
                 "limits": asdict(limits),
+                "tool_parser": parser,
             }
         ),
         SECRET: secrets.token_hex(),

@@ -12,6 +12,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
+from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
 from blendrag.server.gate import key_of
@@ -22,6 +23,8 @@ from blendrag.text import plain
 HEADER = "x-blendrag"
 _DATA = "data: "
 _DONE = "data: [DONE]"
+_LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
+_MOST_ANSWERS = 128
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
@@ -53,7 +56,10 @@ def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any]
             if isinstance(items, list) and len(items) > most:
                 raise ValueError(f"{len(items):,} {name}: a request has {most:,} at most (--max-items)")
     try:
-        request = read(plain(body))
+        body = plain(body)
+        if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
+            body = {**body, "messages": [_readable(message) for message in body["messages"]]}
+        request = read(body)
     except ConfigError as error:
         raise ValueError(str(error)) from None
     except (AttributeError, LookupError, RecursionError) as error:
@@ -64,18 +70,52 @@ def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any]
     return request
 
 
+def _readable(message: Any) -> Any:
+    """A message without parts of kinds that vLLM does not know: of these, their text. Histories come from
+    other providers too, and one part would end every later turn of a conversation."""
+    from blendrag.engine.compat.requests import content_parts
+
+    if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
+        return message
+    known, media = content_parts()
+    kept = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind in known or not media.isdisjoint(part):
+            kept.append(part)
+        elif text := _text_of(part):
+            kept.append({"type": "text", "text": text})
+    if left_out := len(content) - len(kept):
+        role = message.get("role")
+        count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
+    return {**message, "content": kept}
+
+
+def _text_of(part: Any, depth: int = 2) -> str:
+    """Of a part, or of the parts that are its content, as search results and tools' results have them."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "\n".join(filter(None, (_text_of(one, depth) for one in part)))
+    if not isinstance(part, dict) or not depth:
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else _text_of(part.get("content"), depth - 1)
+
+
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
     """``stock`` for prompts whose documents are blended, and for all others as it is."""
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        times = _once(request)
         try:
             prepared = await blending.prepare(request, fields, raw_request.app.state.online_renderer)
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         response = await stock(request, raw_request)
         evidence = partial(_evidence, blending, prepared, key_of(raw_request))
-        return await _with_evidence(response, evidence, prepared, fields.evidence)
+        return await _with_evidence(response, evidence, prepared, fields.evidence, times)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -88,6 +128,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
         """What would become of a request, which is not asked. `rows`: one per part of the prompt, then one
         per document that is not in it. `plain`: why nothing would be blended."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
+        _once(request)
         try:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
@@ -120,22 +161,56 @@ async def _evidence(
     return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
 
 
-async def _with_evidence(response: Response, evidence: Evidence, about: Blended, wanted: bool) -> Response:
+def _once(request: Any) -> int:
+    """How often an answer is to be given. vLLM refuses to make several at temperature 0: they would be equal,
+    so one is made."""
+    times = request.n or 1
+    greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
+    if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
+        return 1
+    request.n = 1
+    return int(times)
+
+
+def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
+    """vLLM's answer, or a chunk of one, so often."""
+    choices = [
+        {**choice, "index": choice["index"] * times + copy}
+        for choice in answer.get("choices") or ()
+        for copy in range(times)
+    ]
+    usage = answer.get("usage")
+    if usage:
+        more = (times - 1) * (usage.get("completion_tokens") or 0)
+        usage = {
+            **usage,
+            "completion_tokens": (usage.get("completion_tokens") or 0) + more,
+            "total_tokens": usage["total_tokens"] + more,
+        }
+    return {**answer, "choices": choices, **({"usage": usage} if usage else {})}
+
+
+async def _with_evidence(
+    response: Response, evidence: Evidence, about: Blended, wanted: bool, times: int
+) -> Response:
     if isinstance(response, StreamingResponse):
         response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, evidence, wanted)
+        response.body_iterator = _followed(response.body_iterator, evidence, wanted, times)
         return response
     if not isinstance(response, JSONResponse) or response.status_code != 200:
         return response
     answer = json.loads(bytes(response.body))
     counts, rows = await evidence(answer)
     answer.pop("kv_transfer_params", None)
+    answer = _repeated(answer, times)
     answer[FIELD_NAME] = counts | (rows if wanted else {})
     kept = {name: value for name, value in response.headers.items() if name != "content-length"}
     return JSONResponse(answer, headers=kept | {HEADER: json.dumps(counts)}, background=response.background)
 
 
-async def _followed(chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool) -> AsyncIterator[Any]:
+async def _followed(
+    chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool, times: int
+) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
     async for chunk in chunks:
@@ -147,6 +222,13 @@ async def _followed(chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool
                 yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"
         elif isinstance(chunk, str) and chunk.startswith(_DATA):
             last = chunk
+            if times > 1 and "error" not in (read := _read(chunk)):
+                several = _repeated(read, times)
+                for choice in several["choices"]:
+                    yield f"data: {json.dumps({**several, 'choices': [choice]})}\n\n"
+                if several["choices"]:
+                    continue
+                chunk = f"data: {json.dumps(several)}\n\n"
         yield chunk
 
 

@@ -20,6 +20,7 @@ from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from blendrag.chat.tools import forced_schema
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.compat.requests import end_answers
 from blendrag.engine.recipe import SECRET
@@ -69,6 +70,10 @@ def attach_router(app: FastAPI) -> None:
         dependencies=[Depends(knowledge.known_parameters)],
     )
     app.state.requests = Requests()
+    if served["tool_parser"]:
+        from blendrag.engine.compat.forced_calls import hold_forced_calls
+
+        hold_forced_calls(served["tool_parser"], forced_schema)
     app.add_middleware(Gate, keys=_keys(served), limits=limits, requests=app.state.requests)
 
 
@@ -82,7 +87,7 @@ async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
     engine.end_in_order(state.blendrag, state.requests, state)
     for namespace, (settings, folder) in _tenants(served).items():
         library = await asyncio.to_thread(_open, settings, folder, engine)
-        blending = Blending(library, settings, engine, name, os.environ[SECRET])
+        blending = Blending(library, settings, engine, name, os.environ[SECRET], served["tool_parser"])
         blending.ingest(partial(_prefill_pending, library))
         state.blendrag[namespace] = blending
 

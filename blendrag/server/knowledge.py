@@ -136,11 +136,16 @@ async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
 
 @router.get("/model")
 async def model(request: Request) -> dict[str, Any]:
-    """What clients have to know of the model: its name, the tokens of prompt and answer together, and what
-    its chat template does with tools."""
+    """What clients have to know of the model: its name, the tokens of prompt and answer together, what its
+    chat template does with tools, and vLLM's name of the parser that reads its calls."""
     blending = blending_of(request)
     template = await _run(request, lambda library: TemplateFacts.of(library.tokenizer))
-    return {"name": blending.name, "context_window": blending.context_window, "template": asdict(template)}
+    return {
+        "name": blending.name,
+        "context_window": blending.context_window,
+        "template": asdict(template),
+        "tool_parser": blending.tool_parser,
+    }
 
 
 @router.post("/tokens")

@@ -87,6 +87,55 @@ def test_stream_that_did_not_ask_gets_a_chunk_that_clients_do_not_know(server: S
     assert not any("blendrag" in line for line in lines)
 
 
+def tool(name: str, at: dict[str, Any]) -> dict[str, Any]:
+    place = {"$ref": "#/$defs/Place"}
+    parameters = {"type": "object", "properties": {"at": place}, "required": ["at"], "$defs": {"Place": at}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+GO, STAY = tool("go", {"enum": ["north", "south"]}), tool("stay", {"enum": [1, 2]})
+
+
+def test_forced_call_is_refused_or_fits_another_tool(server: Server) -> None:
+    whole = server.ask(tools=[GO, STAY], tool_choice="required", max_tokens=60).json()["choices"][0]
+    (call,) = whole["message"]["tool_calls"]
+    place = json.loads(call["function"]["arguments"])["at"]
+    assert place in {"go": ["north", "south"], "stay": [1, 2]}[call["function"]["name"]]
+    named = {"type": "function", "function": {"name": "stay"}}
+    stream = server.ask(tools=[GO, STAY], tool_choice=named, max_tokens=60, stream=True).text
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    parts = [part for event in events for part in event["choices"][0]["delta"].get("tool_calls") or ()]
+    assert [part["function"]["name"] for part in parts if part["function"].get("name")] == ["stay"]
+    assert json.loads("".join(part["function"].get("arguments") or "" for part in parts))["at"] in (1, 2)
+
+
+def test_several_equal_answers_are_refused(server: Server) -> None:
+    answer = server.ask(n=2).json()
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == [text_of(server.ask())] * 2 and answer["blendrag"]["plain"] is None
+    stream = server.ask(n=2, stream=True).text
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    said = ["", ""]
+    for choice in (choice for event in events for choice in event["choices"]):
+        said[choice["index"]] += choice["delta"].get("content") or ""
+    assert said == texts
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_document_in_a_tools_result_is_prefilled_again(parts: bool, server: Server) -> None:
+    found = TEXTS["city-1"]
+    content = [{"type": "text", "text": "Found:"}, {"type": "text", "text": found}] if parts else found
+    call = {"id": "c", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": content},
+    ]
+    body = {"model": DEFAULT_MODEL, "messages": messages, "max_tokens": 2, "tools": [GO]}
+    evidence = server.client.post(CHAT, json=body).json()["blendrag"]
+    assert evidence["plain"] is None and evidence["reused"] + evidence["prefix"] > 100, evidence
+
+
 def test_completions_of_a_text_are_prefilled_plainly(server: Server) -> None:
     body = {"model": DEFAULT_MODEL, "prompt": TEXTS["city-1"] + "\n\nAlpha1 was founded in", "max_tokens": 4}
     answer = server.client.post(COMPLETIONS, json=body)

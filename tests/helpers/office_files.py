@@ -157,7 +157,7 @@ def epub(*chapters: str) -> bytes:
             f'elements/1.1/"><dc:title>Cranes</dc:title></metadata><manifest>{items}</manifest>'
             f"<spine>{spine}</spine></package>",
             **{
-                f"book/text/c {n}.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head>'
+                f"book/text/c {n}.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml"><head><title>Cranes</title></head>'
                 f"<body>{chapter}</body></html>"
                 for n, chapter in enumerate(chapters)
             },

@@ -25,6 +25,7 @@ from blendrag.engine.client.launch import (
     engine_args,
     engine_environment,
     engine_key,
+    import_rich,
     main_not_imported_again,
 )
 from blendrag.engine.client.requirement import check_vllm, require_vllm
@@ -100,6 +101,7 @@ class Engine(RunningEngine):
 
     async def _start(self) -> EngineFacts:
         with engine_environment(self.settings, self._sockets.name, self.log):
+            import_rich()
             check_vllm()
             from blendrag.engine.compat.platform import LOGGER
             from blendrag.engine.compat.start import start_llm

@@ -16,6 +16,7 @@ from blendrag.settings import AUTO_PARSER, NO_PARSER
 
 _log = logging.getLogger(__name__)
 
+_OWN = "hermes"  # what vLLM calls its parser of JSON between <tool_call> tags
 _HARMONY = "openai"  # what vLLM calls its parser of gpt-oss, which goes by tokens
 
 
@@ -117,9 +118,12 @@ def tool_parser_name(wanted: str, tokenizer: Any) -> str:
     return name
 
 
-def engine_tool_parser(wanted: str, model: Path) -> str:
-    """:func:`tool_parser_name` of the model in this folder."""
-    return "" if wanted == NO_PARSER else tool_parser_name(wanted, load_tokenizer(model))
+def server_tool_parser(wanted: str, model: Path) -> str:
+    """What a server of the model in this folder reads calls with: :func:`tool_parser_name`, or the parser of
+    what blendrag's own clients have models write whose templates know no tools; empty for none."""
+    if wanted == NO_PARSER:
+        return ""
+    return tool_parser_name(wanted, load_tokenizer(model)) or _OWN
 
 
 class ToolParser:

@@ -30,6 +30,7 @@ __all__ = [
     "StructuredOutputsParams",
     "VLLMClientError",
     "answers_of_all",
+    "content_parts",
     "detokenizer",
     "end_answers",
     "has_other_than_text",
@@ -144,6 +145,15 @@ def has_other_than_text(messages: Any) -> bool:
     from vllm.renderers.chat_utils import has_non_text_content
 
     return bool(has_non_text_content(messages))
+
+
+def content_parts() -> tuple[frozenset[str], frozenset[str]]:
+    """The kinds of parts in a message that vLLM's server knows; and the keys by which it takes a part of any
+    kind for an image and the like."""
+    from vllm.renderers.chat_utils import MM_PARSER_MAP, TEXT_PART_TYPES
+
+    known = frozenset(MM_PARSER_MAP)
+    return known, known - {"tool_reference", *TEXT_PART_TYPES}
 
 
 def output_ids_not_read(runner: Any) -> None:

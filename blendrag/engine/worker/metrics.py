@@ -26,6 +26,9 @@ Tally = dict[str, dict[str, Any]]
 Outcome = Literal["exact", "blended", "computed", "prefix", "plain", "fallback"]
 Unplanned = Literal["request", "refused", "text", "window", "error"]
 
+ROLES = ("assistant", "developer", "other", "system", "tool", "user")
+"""Of messages."""
+
 _PARTS = ("load", "select", "recompute")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LEVELS = ("chunks", "bytes")
@@ -70,6 +73,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "blendrag_unplanned": Metric(
         "counter", "Requests that a server did not plan, and served plainly.", "reason", get_args(Unplanned)
+    ),
+    "blendrag_parts_left_out": Metric(
+        "counter", "Parts of messages that are neither text nor of a kind that vLLM knows.", "role", ROLES
     ),
     "blendrag_tier_hits": Metric("counter", "Chunks that were asked for and there.", "tier"),
     "blendrag_tier_misses": Metric("counter", "Chunks that were asked for and not there.", "tier"),

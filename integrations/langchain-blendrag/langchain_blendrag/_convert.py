@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 PROVIDER = "blendrag"
 
-_ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
+# LangChain's types of messages, and roles of other providers.
+_ROLES = {
+    "human": "user", "ai": "assistant", "function": "tool", "developer": "system", "model": "assistant"
+}  # fmt: skip
 
 
 def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -67,8 +70,8 @@ def _asked_from(messages: Sequence[BaseMessage]) -> int:
 
 
 def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
-    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type, message.type)
-    plain: dict[str, Any] = {"role": role, "content": text_of(message.content, left_out)}
+    role = message.role if isinstance(message, ChatMessage) else message.type
+    plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message.content, left_out)}
     if isinstance(message, AIMessage):
         left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
         if message.tool_calls:

@@ -287,7 +287,8 @@ class ChatBlend(InConversation):
         """Answers that match ``schema``: the engine leaves the model no other choice, ``strict`` or not.
 
         ``method``: "json_schema" and "json_mode" show the model the schema, "function_calling" a tool of
-        that schema; "json_mode" without a schema promises JSON only.
+        that schema; "json_mode" without a schema promises JSON only. Raises OutputParserException, or with
+        ``include_raw`` gives it as ``parsing_error``, for an answer that was cut off.
         """
         return structured(self, schema, method, include_raw, kwargs)
 
@@ -369,10 +370,6 @@ class ChatBlend(InConversation):
     @property
     def _llm_type(self) -> str:
         return _convert.PROVIDER
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        return {"api_key": "BLENDRAG__API_KEY"}
 
     @property
     def _identifying_params(self) -> dict[str, Any]:

@@ -126,6 +126,15 @@ def test_choice_of_no_tool_is_found_out_by_the_model(choice: str) -> None:
         ChatRequest(HISTORY, tools=() if choice == "required" else (WEATHER,), tool_choice=choice)
 
 
+@pytest.mark.parametrize(
+    "wrong", [3, {}, {"type": "function"}, {"function": {}}, {"name": "x"}, {"function": {"name": 3}},
+              {"function": {"name": "x", "parameters": ["a"]}}],
+)  # fmt: skip
+def test_what_is_no_tool_is_found_out_later(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="a tool is"):
+        ChatRequest(HISTORY, tools=(wrong,))
+
+
 def test_forced_call_may_be_anything() -> None:
     assert answer_grammar(asking()) is None
     named = answer_grammar(asking(tool_choice="weather"))

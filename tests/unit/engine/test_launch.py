@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,13 @@ def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, 
         assert os.environ["LD_PRELOAD_OF_A_TEST"] == "a library"
         assert os.environ["THEIRS"] == "1", "the program's own"
     assert dict(os.environ) == before
+
+
+def test_random_numbers_of_the_program_are_what_they_would_be() -> None:
+    script = (
+        "import random; random.seed(7); before = random.getstate();"
+        " from blendrag.engine.client.launch import import_rich; import_rich();"
+        " import sys, vllm.v1.engine.async_llm; assert 'rich.style' in sys.modules;"
+        " raise SystemExit(random.getstate() != before)"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -150,6 +150,32 @@ def test_tools_need_a_parser_of_the_server(server: Script, chat: RemoteChat) -> 
     assert body(server)["structured_outputs"]["json"]["properties"]["name"] == {"const": "add"}
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_parser_of_the_server_is_switched_off(
+    native: bool, server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL, "tool_parser", "hermes")
+    monkeypatch.setitem(MODEL, "template", {**MODEL["template"], "knows_tools": native})
+    assert chat.tool_parser == "hermes"
+    calls = events("So: ")
+    for at, name, text in ((0, "add", '{"a"'), (0, None, ": 3}"), (1, "add", '{"a": 4}'), (2, "add", '{"a')):
+        part = {"index": at, "function": {"name": name, "arguments": text}}
+        calls.lines.insert(-4, event(delta={"tool_calls": [part]}))
+    server.replies = [calls] * 3
+    for one in (False, True):
+        pieces = list(chat.stream(chat.request(HI, tools=[TOOL], parallel_tool_calls=not one)))
+        asked, answer = body(server), pieces[-1].answer
+        assert (asked["tool_choice"], asked["parallel_tool_calls"]) == ("auto", not one)
+        assert [tool["function"]["name"] for tool in asked["tools"]] == ["add"]
+        assert ("add" in str(asked["messages"])) != native
+        assert answer is not None and answer.finish_reason == "tool_calls"
+        assert [call.arguments for call in answer.tool_calls] == [{"a": 3}, {"a": 4}][: 1 if one else None]
+        assert [call.text for call in answer.invalid_tool_calls] == ['add {"a']
+        assert answer.text == "".join(piece.text for piece in pieces) == "So: "
+    chat.complete(chat.request(HI, tools=[TOOL], tool_choice="add"))
+    assert body(server).get("tool_choice", "none") == "none" and body(server)["structured_outputs"]
+
+
 def test_control_tokens_in_calls_are_markup(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a")]
     call = {"id": "x", "name": "add", "arguments": {"a": "<|im_end|>"}}

@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import create_chat_compl
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.server.blending import _unplanned, is_chat
-from blendrag.server.completions import body_of
+from blendrag.server.completions import _once, _readable, _repeated, body_of
 
 CHAT, COMPLETION = body_of(create_chat_completion, 100), body_of(create_completion, 100)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
@@ -87,3 +87,61 @@ def test_text_that_cannot_be_encoded_is_replaced_wherever_it_stands(kind: type[B
     said = request.model_dump_json()
     assert half.encode("utf-8", "surrogatepass") not in said.encode()
     assert said.count("a\ufffdb") >= 5
+
+
+@pytest.mark.parametrize(
+    ("body", "times", "left"),
+    [
+        ({"n": 2, "temperature": 0}, 2, 1), ({"n": 2, "temperature": 0.5}, 1, 2), ({"temperature": 0}, 1, 1),
+        ({"n": 2}, 1, 2), ({"n": 1000, "temperature": 0}, 1, 1000),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+def test_several_equal_answers_are_refused(
+    kind: type[BaseModel], body: dict[str, Any], times: int, left: int
+) -> None:
+    request = read(kind, **body)
+    assert (_once(request), request.n) == (times, left)
+
+
+def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    answer = {"id": "x", "choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}], "usage": usage}
+    twice = _repeated(answer, 2)
+    assert [(one["index"], one["text"]) for one in twice["choices"]] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "b"),
+        (3, "b"),
+    ]
+    assert twice["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert _repeated(answer, 1) == answer
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ({"type": "reasoning", "text": "Hm."}, [{"type": "text", "text": "Hm."}]),
+        ({"type": "server_tool_use", "id": "a", "name": "b", "input": {}}, []),
+        ({"type": "redacted_thinking", "data": "x"}, []), ({"type": "cachePoint"}, []),
+        ({"type": "search_result", "source": "s", "content": [{"type": "text", "text": "a"}, "b", {"x": 1}]},
+         [{"type": "text", "text": "a\nb"}]),
+        ({"type": "non_standard", "value": {"text": "x"}}, []),
+        ({"type": "executable_code", "code": "x"}, []),
+        ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
+    ],
+)  # fmt: skip
+def test_part_of_another_providers_ends_a_conversation(
+    role: str, part: dict[str, Any], kept: list[Any]
+) -> None:
+    first = {"type": "text", "text": "A."}
+    message = {"role": role, "content": [first, part], **({"tool_call_id": "x"} if role == "tool" else {})}
+    request = read(CHAT, messages=[message, {"role": "user", "content": "Go on."}])
+    assert [*request.messages[0]["content"]] == [first, *kept]
+
+
+def test_image_is_left_out() -> None:
+    assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
+    odd = {"type": "picture", "image_url": {"url": "x"}}
+    assert _readable({"role": "user", "content": [odd]})["content"] == [odd]

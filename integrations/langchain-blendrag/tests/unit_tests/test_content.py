@@ -149,6 +149,7 @@ def test_every_kind_of_message_becomes_a_turn(recorded_llm: ChatBlend) -> None:
     ]
     with pytest.warns(BlendragWarning, match=r"invalid_tool_call \(1\)"):
         prompt = recorded_llm.render(turns)
+    assert "<|im_start|>system\nBe kind." in prompt
     for shown in ("Be kind.", "nobody asked", "2024-01-02", "of old", "Be stern.", "Again."):
         assert shown in prompt
 

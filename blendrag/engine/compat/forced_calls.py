@@ -1,0 +1,128 @@
+"""Calls that a client of vLLM's server forces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from openai.types.responses import FunctionTool, ToolChoiceFunction
+from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+)
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParserManager
+from vllm.tool_parsers.streaming import (
+    extract_named_tool_call_streaming,
+    extract_required_tool_call_streaming,
+)
+
+from blendrag.errors import ConfigError
+
+# Their answers are taken apart by parsers of their own, which take no call that is JSON.
+_APART = frozenset({"cohere_command3", "cohere_command4", "hf", "kimi_k3", "openai"})
+
+Schema = Callable[[Sequence[Mapping[str, Any]], str | None, int | None], Mapping[str, Any]]
+
+
+def hold_forced_calls(name: str, schema: Schema) -> None:
+    """Have the tool parser of this name hold calls that are forced to JSON by ``schema``, as those of models
+    that write JSON are, in every route of this process.
+
+    By default, vLLM holds them to structural tags, which but one of its backends knows, and arguments to
+    nothing. schema: makes it of the tools, of the name if one is forced, and of the tokens there are; raises
+    ConfigError for tools whose calls cannot be forced.
+    """
+    if name in _APART:
+        return
+    kind = ToolParserManager.get_tool_parser(name)
+
+    class Forcing(kind):  # type: ignore[misc, valid-type]
+        structural_tag_model = None
+        supports_required_and_named = False  # vLLM's own reading of them fails in streams of many parsers
+        _said = ""
+        _named = False
+
+        def adjust_request(self, request: Any) -> Any:
+            if not _forced(request):
+                return super().adjust_request(request)
+            try:
+                held = schema(_tools(request), _name(request), _most_tokens(request))
+            except ConfigError as error:
+                raise VLLMValidationError(str(error), parameter="tools") from error
+            request.structured_outputs = StructuredOutputsParams(json=dict(held))
+            if isinstance(request, ResponsesRequest):
+                request.text = None
+            else:
+                request.response_format = None
+            return request
+
+        def extract_tool_calls(self, model_output: str, request: Any) -> Any:
+            if not _forced(request):
+                return super().extract_tool_calls(model_output, request)
+            try:
+                calls = _calls(model_output, _name(request))
+            except ValueError:  # cut off
+                return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
+            return ExtractedToolCallInformation(tools_called=True, tool_calls=calls, content=None)
+
+        def extract_tool_calls_streaming(
+            self, previous: str, current: str, delta: str, *ids: Any, **more: Any
+        ) -> Any:
+            request = more.get("request", ids[-1] if ids else None)
+            if not _forced(request):
+                return super().extract_tool_calls_streaming(previous, current, delta, *ids, **more)
+            before, self._said = self._said, self._said + delta
+            about = {"tool_call_idx": None, "tool_call_id_type": "random"}
+            if (name := _name(request)) is None:
+                found, _ = extract_required_tool_call_streaming(
+                    previous_text=before, current_text=self._said, **about
+                )
+                return found
+            found, self._named = extract_named_tool_call_streaming(
+                delta_text=delta,
+                function_name=name,
+                function_name_returned=self._named,
+                tokenizer=self.model_tokenizer,
+                **about,
+            )
+            return found
+
+    ToolParserManager.register_module(name, force=True, module=Forcing)
+
+
+def _forced(request: Any) -> bool:
+    return request.tool_choice == "required" or _name(request) is not None
+
+
+def _name(request: Any) -> str | None:
+    """Of the tool that is named."""
+    choice = request.tool_choice
+    if isinstance(choice, ToolChoiceFunction):
+        return choice.name
+    return choice.function.name if isinstance(choice, ChatCompletionNamedToolChoiceParam) else None
+
+
+def _tools(request: Any) -> list[dict[str, Any]]:
+    """As chats describe them."""
+    if isinstance(request, ResponsesRequest):
+        functions = [tool.model_dump() for tool in request.tools if isinstance(tool, FunctionTool)]
+        return [{"type": "function", "function": function} for function in functions]
+    return [tool.model_dump() for tool in request.tools or ()]
+
+
+def _most_tokens(request: Any) -> int | None:
+    names = ("max_output_tokens", "max_completion_tokens", "max_tokens")
+    return next((most for name in names if (most := getattr(request, name, None))), None)
+
+
+def _calls(text: str, name: str | None) -> list[ToolCall]:
+    said = json.loads(text)
+    written = [{"name": name, "parameters": said}] if name is not None else said
+    return [
+        ToolCall(function=FunctionCall(name=one["name"], arguments=json.dumps(one["parameters"])))
+        for one in written
+    ]
