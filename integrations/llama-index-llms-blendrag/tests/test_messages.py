@@ -92,6 +92,12 @@ CALLS: list[dict[str, Any]] = [
     {"tool_calls": [{"id": "c1", "type": "tool_use", "name": "look", "input": {"city": "Turku"}}]},
     {"tool_calls": [{"id": "c1", "type": "tool_call", "name": "look", "args": {"city": "Turku"}}]},
     {"tool_calls": [ToolSelection(tool_id="c1", tool_name="look", tool_kwargs={"city": "Turku"})]},
+    {
+        "tool_calls": [
+            {"type": "function_call", "id": "f", "call_id": "c1", "name": "look", "arguments": ARGUMENTS}
+        ]
+    },
+    {"tool_calls": [{"toolUseId": "c1", "name": "look", "input": {"city": "Turku"}}]},
     {"function_call": {"id": "c1", "name": "look", "arguments": ARGUMENTS}},
 ]
 
@@ -105,7 +111,9 @@ def test_call_that_another_class_wrote_is_read(more: dict[str, Any]) -> None:
     assert (answered["tool_call_id"], answered["name"]) == ("c1", "look")
 
 
-@pytest.mark.parametrize("more", [{"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [{"id": "1"}]}])
+@pytest.mark.parametrize(
+    "more", [{"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [{"id": "1"}, "look"]}]
+)
 def test_call_without_a_name_is_none(more: dict[str, Any]) -> None:
     assert "tool_calls" not in plain_messages([ChatMessage("", role="assistant", additional_kwargs=more)])[0]
 

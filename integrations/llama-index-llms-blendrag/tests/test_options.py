@@ -70,6 +70,7 @@ OPTIONS: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = [
     ({"min_p": 0.1, "top_k": 3}, lambda s: s.other, {"min_p": 0.1, "top_k": 3}),
     (BIASED, lambda s: s.other, BIASED),
     ({"stop_sequences": ["!"]}, lambda s: s.stop, ("!",)),
+    ({"stop": "!"}, lambda s: s.stop, ("!",)),
     ({"request_timeout": 7.0}, lambda s: s.timeout_s, 7.0),
     ({"max_new_tokens": 3}, lambda s: s.max_tokens, 3),
     ({"max_completion_tokens": 3}, lambda s: s.max_tokens, 3),

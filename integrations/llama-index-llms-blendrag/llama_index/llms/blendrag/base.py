@@ -110,7 +110,9 @@ class BlendLLM(StructuredByGrammar):
         None, description="Most tokens of an answer; None: the rest of the window.", ge=1
     )
     top_p: float = Field(1.0, gt=0, le=1)
-    stop: list[str] | None = Field(None, description="Texts that end an answer; they are not part of it.")
+    stop: list[str] | str | None = Field(
+        None, description="Texts that end an answer; they are not part of it."
+    )
     seed: int | None = None
     timeout: float | None = Field(None, description="Seconds that an answer may take.", gt=0)
     max_retries: int = Field(

@@ -86,7 +86,7 @@ class Call:
             BlendCacheEvent(model=answer.model, usage=usage, evidence=facts, span_id=self._span_id)
         )
         if self._structured and not self._is_whole(answer):
-            raise AnswerCutError("\n".join([answer.text, *(call.text for call in answer.invalid_tool_calls)]))
+            raise AnswerCutError(_joined(answer.text, (call.text for call in answer.invalid_tool_calls)))
         return ChatResponse(
             message=assistant_message(answer),
             delta=delta,
@@ -112,7 +112,7 @@ class Call:
             return bool(answer.tool_calls) and not answer.invalid_tool_calls
         try:
             json.loads(answer.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return True
 
@@ -123,7 +123,11 @@ def refuse_cut_call(response: ChatResponse) -> None:
     text = response.message.content or ""
     invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
     if raw.get("finish_reason") == "length" and (invalid or text.lstrip()[:1] in ("{", "[")):
-        raise AnswerCutError("\n".join([text, *invalid]))
+        raise AnswerCutError(_joined(text, invalid))
+
+
+def _joined(text: str, calls: Iterable[str]) -> str:
+    return "\n".join(filter(None, [text, *calls]))
 
 
 def _thinking(thought: str) -> dict[str, str]:

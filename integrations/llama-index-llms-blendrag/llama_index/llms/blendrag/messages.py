@@ -34,6 +34,7 @@ _ROLES = {
     MessageRole.FUNCTION: "tool",
 }
 _WRITTEN = ("json", "xml", "yaml", "javascript")  # other types of files that are text end with these
+_IDS = ("call_id", "toolUseId", "tool_id", "id")  # what results refer to comes first
 _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
 
@@ -165,12 +166,18 @@ def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:
 def _foreign_call(written: Any) -> dict[str, Any]:
     """A call as other providers' classes keep it: OpenAI's dictionaries and objects, old and new, and those
     that have name and arguments side by side."""
-    call = dict(written) if isinstance(written, Mapping | BaseModel) else vars(written)
-    inner = call.get("function") or call.get("custom") or call
-    function = dict(inner) if isinstance(inner, Mapping | BaseModel) else vars(inner)
+    call = _fields(written)
+    function = _fields(call.get("function") or call.get("custom") or written)
     arguments: Any = next((function[name] for name in _ARGUMENTS if name in function), {})
     name = function.get("name") or function.get("tool_name")
-    return _call(call.get("id") or call.get("tool_id"), str(name or ""), arguments)
+    id = next((call[name] for name in _IDS if call.get(name)), None)
+    return _call(id, str(name or ""), arguments)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping | BaseModel):
+        return dict(value)
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
