@@ -130,8 +130,7 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         return [_harmless(tokens, message) for message in native], options
     messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
-        described = (whole_tool(tool)["function"] for tool in request.offered)
-        signatures = "\n".join(json.dumps(function, ensure_ascii=False) for function in described)
+        signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
 
@@ -172,14 +171,16 @@ def offered_tools(template: TemplateFacts, request: ChatRequest) -> dict[str, An
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object; if it says nothing of them, there are none."""
     given = dict(tool["function"].get("parameters") or {})
-    given = {"type": "object"} | {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
+    given.setdefault("type", "object")
     return given if given.keys() & {*JOINTS, *OWN} else {**given, "properties": {}}
 
 
 def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with all that templates ask for."""
-    function = {"description": "", **tool["function"]}
-    return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
+    """A tool with all that templates ask for; what it has stays where it is."""
+    function = {**tool["function"], "parameters": parameters_of(tool)}
+    function.setdefault("description", "")
+    return {"type": "function", **tool, "function": function}
 
 
 def _native(message: Message) -> Message:
