@@ -249,7 +249,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
     ConfigError for a schema that no answer can be held to."""
     if not request.forced and request.schema is None:
         return None
-    schemas = Schemas(request.sampling.max_tokens)
+    schemas = Schemas(request.sampling.max_tokens or _UNSAID_TOKENS)
     wanted: list[dict[str, Any]] = []
     if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
         wanted.append(schemas.own(request.schema, "the schema"))
