@@ -82,7 +82,7 @@ class Turn:
     def _tool_parser(self) -> ToolParser | None:
         """What reads calls that the model may make; those that a grammar holds it to are JSON."""
         request = self._request
-        if not request.offered or answer_grammar(request):
+        if not request.offered or request.held:
             return None
         tools = [whole_tool(tool) for tool in request.offered]
         wanted, variables = self._settings.tool_parser, request.chat_template_kwargs

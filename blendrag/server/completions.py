@@ -12,6 +12,7 @@ from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
 
+from blendrag.chat.tools import parameters_of
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
@@ -59,6 +60,8 @@ def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any]
         body = plain(body)
         if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
             body = {**body, "messages": [_readable(message) for message in body["messages"]]}
+            if isinstance(tools := body.get("tools"), list):
+                body["tools"] = [_with_parameters(tool) for tool in tools]
         request = read(body)
     except ConfigError as error:
         raise ValueError(str(error)) from None
@@ -89,6 +92,14 @@ def _readable(message: Any) -> Any:
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
     return {**message, "content": kept}
+
+
+def _with_parameters(tool: Any) -> Any:
+    """A tool that says what parameters it has, if it has none, too: some templates look into them."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("parameters"):
+        return tool
+    return {**tool, "function": {**function, "parameters": parameters_of(tool)}}
 
 
 def _text_of(part: Any, depth: int = 2) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.exceptions import VLLMValidationError
 
 from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import _once, _readable, _repeated, body_of
@@ -145,3 +147,16 @@ def test_image_is_left_out() -> None:
     assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
     odd = {"type": "picture", "image_url": {"url": "x"}}
     assert _readable({"role": "user", "content": [odd]})["content"] == [odd]
+
+
+@pytest.mark.parametrize("spelling", [{}, {"parameters": None}, {"parameters": {}}])
+def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelling: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "clock", **spelling}}
+    (read_tool,) = read(CHAT, tools=[tool]).tools
+    assert read_tool.function.parameters == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("tools", [3, [3], [{"function": 3}], [{"type": "function"}], {}, None])
+def test_what_is_no_tool_is_an_error_of_the_servers(tools: Any) -> None:
+    with contextlib.suppress(ValidationError, VLLMValidationError):
+        read(CHAT, tools=tools)
