@@ -9,10 +9,11 @@ from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
+from blendrag.server import Limits
 from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import body_of
 
-CHAT, COMPLETION = body_of(create_chat_completion, 100), body_of(create_completion, 100)
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
 
 
@@ -78,3 +79,22 @@ def test_text_that_cannot_be_encoded_is_read(name: str) -> None:
     half: Any = ["a\ud800b"] if name == "documents" else "a\ud800b"
     with pytest.raises(ValidationError, match="surrogates not allowed"):
         read(CHAT, blendrag={name: half})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 11}, "11 messages.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x"] * 11}}, "11 documents.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x" * (1 << 20), "y"]}}, "--max-text-mib"),
+        ({"messages": [{}] * 200}, "mistakes"),
+    ],
+    ids=["messages", "documents", "long documents", "mistakes"],
+)
+def test_request_that_holds_too_much_is_refused_by_the_option_that_allows_more(
+    body: dict[str, Any], said: str
+) -> None:
+    small = body_of(create_chat_completion, Limits(items=200 if said == "mistakes" else 10, text_mib=1))
+    with pytest.raises(ValidationError, match=said) as caught:
+        small.model_validate(body)
+    assert caught.value.error_count() == 1
