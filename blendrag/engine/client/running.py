@@ -322,7 +322,7 @@ class RunningEngine:
         except errors.BlendragError:
             raise
         except Exception as error:
-            if self._llm.errored:
+            if await self._has_died():
                 raise self._died("generating") from error
             raise EngineError(f"the engine stopped while generating: {error}") from error
 
