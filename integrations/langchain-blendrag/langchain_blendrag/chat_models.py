@@ -24,7 +24,6 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer
 
 from blendrag import ChatModel, Settings, foreign, open_chat, plain, without_password
 from blendrag.errors import BlendragWarning, ConfigError
-from blendrag.settings import RENAMED
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation, with_conversation
 from langchain_blendrag._errors import as_langchain_has_them
@@ -151,7 +150,7 @@ class ChatBlend(InConversation):
         values = foreign.by_our_names(values, SYNONYMS)
         fields = {*cls.model_fields, "model_name"}
         ours = Settings.model_fields.keys() - fields
-        renamed = RENAMED.keys() - fields  # Settings say what they are called now
+        renamed = foreign.FORMER - fields  # Settings say what they are called now
         given = {name: value for name, value in values.items() if name in fields}
         more = {name: value for name, value in values.items() if name in ours | renamed}
         unknown = values.keys() - fields - ours - renamed - {"settings"}
