@@ -1,10 +1,12 @@
-"""The engine tests that matter, with claims as devices other than CPU have them: on an engine of its own."""
+"""The engine tests that matter on engines of other kinds: with claims as devices other than CPU have them, and
+in bfloat16."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +14,9 @@ from places import ROOT
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.variant, pytest.mark.slow, pytest.mark.timeout(1500)]
 
+SAME_ANSWER = "test_same_answer.py"
 TESTS = (
+    SAME_ANSWER,
     "test_exact_prefixes.py::test_exact_prefix_is_another_answer_than_full_prefill",
     "test_exact_prefixes.py::test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kept",
     "test_exact_prefixes.py::test_many_at_once_are_other_answers_than_one_by_one",
@@ -27,12 +31,19 @@ TESTS = (
 )
 
 
-def test_what_holds_for_synchronous_claims_does_not_for_asynchronous_ones() -> None:
-    tests = [str(ROOT / "tests" / "engine" / name) for name in TESTS]
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [({"BLENDRAG_CLAIM": "async"}, TESTS), ({"BLENDRAG_TESTS_DTYPE": "bfloat16"}, [SAME_ANSWER])],
+    ids=["asynchronous", "bfloat16"],
+)
+def test_what_holds_for_synchronous_claims_in_float32_does_not_for_others(
+    setting: dict[str, str], names: Sequence[str]
+) -> None:
+    tests = [str(ROOT / "tests" / "engine" / name) for name in names]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "engine", *tests],
         cwd=ROOT,
-        env=os.environ | {"BLENDRAG_CLAIM": "async"},
+        env=os.environ | setting,
         capture_output=True,
         text=True,
     )
