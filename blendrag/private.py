@@ -12,6 +12,13 @@ def make_folder(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def can_make(folder: Path) -> bool:
+    """Whether this user may write to a folder, or make it."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def make_file(path: Path) -> None:
     """Make an empty file of mode 0600, as SQLite's other files then have too. Raises OSError if an existing
     one cannot be written to.

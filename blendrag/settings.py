@@ -29,6 +29,7 @@ from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
 from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
+from blendrag.text import encodable
 
 SharedPrefix = Literal["none", "start", "system"]
 
@@ -39,6 +40,7 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
+    "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
 }
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -93,7 +95,7 @@ class Settings(BaseSettings):
     call_timeout_s: float = Field(
         600.0, gt=0, description="Seconds the engine may take for one batch of an ingest, or to open a store."
     )
-    cache_dir: Path = Field(default_factory=lambda: user_cache_path("blendrag"))
+    cache_dir: Path = Field(default_factory=lambda: _cache_path())
 
     # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
     # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
@@ -211,14 +213,21 @@ class Settings(BaseSettings):
     )
 
     # Asking
-    top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
+    similarity_top_k: int = Field(6, ge=1, description="Chunks put into the prompt.")
     system_prompt: str = DEFAULT_SYSTEM_PROMPT
     separator: str = Field("\n\n", description="Text between documents in the prompt.")
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="Variables of the model's chat template, such as `enable_thinking`."
     )
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest answer, thinking included; None: the rest of the window."
+    )
     temperature: float = Field(0.0, ge=0.0)
+
+    @field_validator("*")
+    @classmethod
+    def _texts_are_encodable(cls, value: Any) -> Any:
+        return encodable(value) if isinstance(value, str) else value
 
     @field_validator("check_layers")
     @classmethod
@@ -282,6 +291,13 @@ class Settings(BaseSettings):
             raise ConfigError(_explain(error)) from None
 
 
+def _cache_path() -> Path:
+    try:
+        return user_cache_path("blendrag")
+    except RuntimeError:  # a user without a home folder: as containers have it, whose home is /
+        return Path("/.cache/blendrag")
+
+
 def _with_step(values: dict[str, Any]) -> dict[str, Any]:
     """What a quality stands for, where the same source does not say it more exactly."""
     return step_of(values["quality"])._asdict() | values if "quality" in values else values
@@ -314,7 +330,7 @@ def _read(file: Path) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{file} must have one option per line, as in 'top_k: 6'")
+        raise ConfigError(f"{file} must have one option per line, as in 'similarity_top_k: 6'")
     return found
 
 
@@ -331,7 +347,8 @@ def _refuse_unknown_variables() -> None:
     known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
-            raise ConfigError(f"unknown variable {name}{closest(name, known)}")
+            renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())
+            raise ConfigError(renamed or f"unknown variable {name}{closest(name, known)}")
 
 
 def _explain(error: ValidationError) -> str:

@@ -24,7 +24,7 @@ def show(answer: Answer) -> None:
 
 def main(folder: str) -> None:
     # In a program of your own, take a folder that stays: the next run then has nothing to prefill.
-    with BlendIndex.open(folder, top_k=2, max_tokens=60) as index:
+    with BlendIndex.open(folder, similarity_top_k=2, max_tokens=60) as index:
         report = index.ingest(HANDBOOK, progress=False)
         print(f"{report.added} documents, {report.tokens:,} tokens prefilled in {report.prefill_s:.1f} s")
 

@@ -16,7 +16,7 @@ HANDBOOK = Path(__file__).parent / "handbook"
 
 def main(documents: str | Path, folder: str) -> None:
     history: list[dict[str, str]] = []
-    with BlendIndex.open(folder, top_k=2, max_tokens=100) as index:
+    with BlendIndex.open(folder, similarity_top_k=2, max_tokens=100) as index:
         index.ingest(documents)
         index.start()
         print("Ask something, as in: When is the office in Bergen closed?")

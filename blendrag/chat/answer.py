@@ -10,6 +10,7 @@ from blendrag.chat.request import Source
 from blendrag.chat.tools import InvalidToolCall, ToolCall
 from blendrag.engine.client.generation import Delta
 from blendrag.serving.evidence import Evidence
+from blendrag.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class Answer:
     """A whole answer; ``str(answer)`` is its text.
 
     reasoning: what the model thought before, as the setting ``reasoning_parser`` finds it; None if nothing.
-    sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length" or
-    "tool_calls". Times in seconds; ``ttft_s``: from the engine being asked to the first token.
+    sources: the chunks that an index put into the prompt, best first. finish_reason: "stop", "length", or
+    "tool_calls" if all calls are valid. Times in seconds; ``ttft_s``: from the engine being asked to the
+    first token.
     """
 
     text: str
@@ -76,10 +78,11 @@ class Answer:
         return {**asdict(self), "tokens": self.tokens}
 
     def facts(self) -> dict[str, Any]:
-        """The evidence and the times as plain data, with rows for documents only: what frameworks hand on."""
+        """The evidence and the times as JSON has them, with rows for documents only."""
         evidence = asdict(self.evidence)
         evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
-        return {**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s}
+        facts: dict[str, Any] = plain({**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s})
+        return facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from blendrag.errors import (
 from blendrag.models import DEFAULT_MODEL, model_window, resolve_model
 from blendrag.serving.lease import Lease
 from blendrag.settings import Settings
+from blendrag.text import encodable
 
 if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neither torch nor vLLM
     from blendrag.chat.answer import Piece
@@ -56,13 +57,13 @@ class Chat(ChatModel):
 
     def prefetch(self, texts: Iterable[str]) -> None:
         if library := self._library or self._lease.opened(self.settings, self.kv_dir):
-            library.prefetch(texts)
+            library.prefetch(map(encodable, texts))
 
     def order(self, texts: Iterable[str]) -> list[int]:
         if self.settings.order == "tree" and (
             library := self._library or self._lease.opened(self.settings, self.kv_dir)
         ):
-            return library.order_texts(texts)
+            return library.order_texts(map(encodable, texts))
         return super().order(texts)
 
     @property
@@ -170,4 +171,4 @@ class Chat(ChatModel):
     def token_ids(self, text: str) -> list[int]:
         from blendrag.prompt import encode_document
 
-        return list(encode_document(self.tokenizer, text))
+        return list(encode_document(self.tokenizer, encodable(text)))

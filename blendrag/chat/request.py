@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
-from blendrag.chat.schema import json_grammar
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
 from blendrag.names import closest
 from blendrag.options import BUDGET, BlendOptions, Quality, step_of
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings
+from blendrag.text import encodable, plain
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
@@ -23,6 +23,8 @@ _BLENDING = ("blend", "recompute_ratio", "selector", *BUDGET)
 class RequestOptions(TypedDict, total=False):
     """Options of one request; None stands for the setting, or for none.
 
+    max_tokens: of the answer, thinking included; None stands for the setting, and that one's None for the
+    rest of the window.
     blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
     settings; a ratio or selector given with a quality is taken instead of the quality's.
     kv_budget: as the setting, which the engine has to be started with; one that is longer than the prompt
@@ -98,6 +100,7 @@ class ChatRequest:
     tool_choice: str = AUTO
     parallel_tool_calls: bool = True
     schema: Mapping[str, Any] | None = None
+    grammar: Grammar | Mapping[str, Any] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: BlendOptions | None = None
     max_retries: int = 1
@@ -112,6 +115,12 @@ class ChatRequest:
         if self.tool_choice == REQUIRED and not names:
             raise ConfigError("tool_choice 'required' needs tools")
 
+    def within(self, room: int) -> Self:
+        """The same request, whose answer has at most so many tokens, and one at least: that a prompt leaves
+        no room is the engine's to say."""
+        most = max(1, min(self.sampling.max_tokens or room, room))
+        return replace(self, sampling=replace(self.sampling, max_tokens=most))
+
     @property
     def forced(self) -> bool:
         """Whether the answer has to be a tool call."""
@@ -120,7 +129,7 @@ class ChatRequest:
     @property
     def held(self) -> bool:
         """Whether a grammar holds the answer."""
-        return self.forced or self.schema is not None or self.sampling.grammar is not None
+        return self.forced or self.schema is not None or self.grammar is not None
 
     @property
     def offered(self) -> tuple[Mapping[str, Any], ...]:
@@ -139,37 +148,41 @@ def _tool_name(tool: Any) -> str:
 
 
 def make_request(settings: Settings, messages: Messages | str, options: RequestOptions) -> ChatRequest:
-    """Raises ConfigError for an unknown option and for a value that cannot be used."""
+    """Return the request that messages and options make, its texts encodable and its values plain data.
+
+    Raises ConfigError for an unknown option, for a value that cannot be used, and where there is no message.
+    """
     check_names(options, RequestOptions.__annotations__)
+    if not messages and not isinstance(messages, str):
+        raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     # What the request does not say is the settings' to say.
     blending = step_of(given["quality"])._asdict() if "quality" in given else {}
     blending |= {name: given[name] for name in _BLENDING if name in given}
-    max_tokens, stop = given.get("max_tokens", settings.max_tokens), given.get("stop", ())
-    grammar = given.get("grammar")
+    stop, grammar = given.get("stop", ()), given.get("grammar")
     sampling = Sampling(
-        max_tokens=max_tokens,
+        max_tokens=given.get("max_tokens", settings.max_tokens),
         temperature=given.get("temperature", settings.temperature),
         top_p=given.get("top_p", 1.0),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=tuple(map(encodable, (stop,) if isinstance(stop, str) else stop)),
         seed=given.get("seed"),
         logprobs=given.get("logprobs"),
         timeout_s=given.get("timeout"),
-        grammar=json_grammar(grammar, max_tokens) if isinstance(grammar, Mapping) else grammar,
         other=given.get("other", {}),
     )
     return ChatRequest(
-        messages,
+        plain(messages),
         sampling,
-        documents=tuple(given.get("documents", ())),
-        tools=tuple(given.get("tools", ())),
-        tool_choice=given.get("tool_choice", AUTO),
+        documents=tuple(map(encodable, given.get("documents", ()))),
+        tools=tuple(plain(given.get("tools", ()))),
+        tool_choice=plain(given.get("tool_choice", AUTO)),
         parallel_tool_calls=given.get("parallel_tool_calls", True),
-        schema=given.get("schema"),
+        schema=plain(given.get("schema")),
+        grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
         options=replace(settings.blending, **blending),
         max_retries=given.get("max_retries", 1),
-        conversation=str(given["conversation"]) if "conversation" in given else None,
+        conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )
 
 
@@ -195,7 +208,7 @@ def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
 def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raises ConfigError for an option that there is not, with the one that may be meant."""
     for name in [*options, *(options.get("other") or ())]:
-        if name in RENAMED:
+        if name in RENAMED and (name in options or name != "top_k"):  # sampling's is one of the other ones
             raise ConfigError(RENAMED[name])
         if name in options and name not in known:
             raise ConfigError(f"unknown option {name!r}{closest(name, known)}")

@@ -15,6 +15,7 @@ _CHARACTERS_PER_TOKEN = 2
 _LEAST_CHARACTERS = 16
 _TOKENS_PER_LEVEL = 32
 _MOST_LEVELS = 8
+_LONGEST_TOKENS = 1 << 17
 _DECIDED = ("maxLength", "enum", "const", "pattern", "format")
 
 # Keywords whose values are schemas: one or several, or several by name.
@@ -43,7 +44,7 @@ _FORMATS = frozenset(  # that llguidance knows; JSON schema calls all others not
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def json_grammar(schema: Mapping[str, Any], max_tokens: int) -> Grammar:
+def json_grammar(schema: Mapping[str, Any], max_tokens: int | None) -> Grammar:
     """The grammar of answers that match ``schema`` within ``max_tokens``. Raises ConfigError as
     :meth:`Schemas.own` does."""
     schemas = Schemas(max_tokens)
@@ -51,14 +52,14 @@ def json_grammar(schema: Mapping[str, Any], max_tokens: int) -> Grammar:
 
 
 class Schemas:
-    """Several schemas that become one grammar, for answers within ``max_tokens``.
+    """Several schemas that become one grammar, for answers within ``max_tokens``; None: as long as any.
 
     References mean what they mean in their own schema: what they lead to stands among common definitions,
     under a name that no other has. Nothing is fetched.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens or _LONGEST_TOKENS
         self._definitions: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._found: list[Any] = []  # kept, so that no other object has their identity

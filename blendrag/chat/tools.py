@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,9 +20,10 @@ import xxhash
 
 from blendrag.chat.messages import Message
 from blendrag.chat.request import REQUIRED, ChatRequest
-from blendrag.chat.schema import JOINTS, OWN, Schemas
+from blendrag.chat.schema import JOINTS, OWN, Schemas, json_grammar
 from blendrag.engine.client.generation import Grammar
 from blendrag.engine.client.tool_parser import ToolParser
+from blendrag.errors import BlendragWarning
 from blendrag.prompt import render_chat
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -35,6 +37,8 @@ _INTRODUCTION = (
 _UNSAID_TOKENS = 512  # for a call, where a client does not say how many it may take
 
 _SCHEMA = "Answer with JSON that matches this schema, and nothing else:\n{schema}"
+
+_EFFORT = {"reasoning_effort", "enable_thinking"}
 
 _known: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _facts: WeakKeyDictionary[Any, TemplateFacts] = WeakKeyDictionary()
@@ -88,12 +92,14 @@ def template_knows_tools(tokenizer: Any) -> bool:
 class TemplateFacts:
     """Of a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system, takes_welcome:
     whether it takes a system message, and one of the assistant's to begin with. control_tokens: texts that
-    mean something in its markup."""
+    mean something in its markup. names: those in its code, variables among them; None: a server of an older
+    version, which does not say."""
 
     knows_tools: bool
     takes_system: bool
     takes_welcome: bool
     control_tokens: tuple[str, ...]
+    names: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, tokenizer: Any) -> TemplateFacts:
@@ -105,8 +111,18 @@ class TemplateFacts:
                 _takes(tokenizer, {"role": "system", "content": "?"}, user),
                 _takes(tokenizer, {"role": "assistant", "content": "?"}, user),
                 tuple(one for one in added if any(map(str.isalpha, one))),
+                _names(getattr(tokenizer, "chat_template", None)),
             )
         return _facts[tokenizer]
+
+
+def _names(template: Any) -> tuple[str, ...]:
+    """The names in the code of a template, or of several."""
+    from jinja2 import Environment
+
+    sources = template.values() if isinstance(template, Mapping) else [template or ""]
+    lexed = (token for source in sources for token in Environment().lex(source))
+    return tuple(sorted({value for _, kind, value in lexed if kind == "name"}))
 
 
 def _takes(tokenizer: Any, *messages: Message) -> bool:
@@ -119,6 +135,7 @@ def _takes(tokenizer: Any, *messages: Message) -> bool:
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
     """The request's messages, with tools and calls as this model reads them; options for its template."""
+    _warn_about_variables(template, request.chat_template_kwargs)
     tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
     if request.schema is not None:
@@ -183,6 +200,15 @@ def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", **tool, "function": function}
 
 
+def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> None:
+    names = given.keys() if template.names is None else {*template.names}
+    if "reasoning_effort" in given:  # enable_thinking goes along, for templates that have but that
+        names |= _EFFORT if names & _EFFORT else {"enable_thinking"}
+    for name in given.keys() - names:
+        said = f"ignored {name}: the model's chat template has no such variable"
+        warnings.warn(said, BlendragWarning, stacklevel=3)
+
+
 def _native(message: Message) -> Message:
     message = dict(message)
     calls = [
@@ -245,11 +271,12 @@ def _written(message: Message) -> Message:
 
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:
-    """What the answer has to match: the schema asked for; or one call, a name and arguments. Raises
-    ConfigError for a schema that no answer can be held to."""
+    """What the answer has to match: the schema asked for; one call, a name and arguments; or the request's
+    own grammar. Raises ConfigError for a schema that no answer can be held to."""
     if not request.forced and request.schema is None:
-        return None
-    schemas = Schemas(request.sampling.max_tokens or _UNSAID_TOKENS)
+        own, most = request.grammar, request.sampling.max_tokens
+        return json_grammar(own, most) if isinstance(own, Mapping) else own
+    schemas = Schemas(request.sampling.max_tokens)
     wanted: list[dict[str, Any]] = []
     if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
         wanted.append(schemas.own(request.schema, "the schema"))
@@ -301,8 +328,16 @@ def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatReque
     return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
 
 
+def ended_by(reading: Reading, finish_reason: str) -> str:
+    """Return "tool_calls" for an answer that calls tools, unless the last of its calls was cut."""
+    cut = reading.invalid and finish_reason == "length"
+    return "tool_calls" if reading.calls and not cut else finish_reason
+
+
 def _limited(reading: Reading, request: ChatRequest) -> Reading:
-    return reading if request.parallel_tool_calls else replace(reading, calls=reading.calls[:1])
+    if request.parallel_tool_calls or not reading.calls:
+        return reading
+    return Reading(reading.text, reading.calls[:1])
 
 
 def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: set[str]) -> Reading:

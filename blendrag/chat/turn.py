@@ -13,6 +13,7 @@ from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import (
     TemplateFacts,
     answer_grammar,
+    ended_by,
     read_answer,
     visible,
     whole_tool,
@@ -46,9 +47,10 @@ class Turn:
     """Made for one request; fed with the engine's pieces, it gives those of the answer."""
 
     def __init__(self, library: Library, settings: Settings, request: ChatRequest) -> None:
-        self._library, self._settings, self._request = library, settings, request
+        self._library, self._settings = library, settings
         self.engine = library.start()
         self.plan = plan_request(library, request)
+        self._request = request.within(self.engine.max_model_len - len(self.plan.token_ids))
         self._choose()
         self.namespace = library.identity.namespace
         self._begin = time.perf_counter()
@@ -97,9 +99,8 @@ class Turn:
     def sampling(self) -> Sampling:
         """The request's, held to the schema or the call that is asked for, once the model has thought."""
         request, grammar = self._request, answer_grammar(self._request)
-        sampling = replace(request.sampling, path=self._path, given=tuple(self._tokens))
-        if grammar:
-            sampling = replace(sampling, grammar=grammar)
+        given = tuple(self._tokens)
+        sampling = replace(request.sampling, path=self._path, given=given, grammar=grammar)
         if self._reader and sampling.grammar and self._reader.comes_first:
             sampling = replace(sampling, thinks_first=request.chat_template_kwargs)
         if self._reader or self._tools:
@@ -201,7 +202,7 @@ class Turn:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else last.finish_reason or "stop",
+            finish_reason=ended_by(read, last.finish_reason or "stop"),
             ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,

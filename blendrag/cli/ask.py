@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from blendrag.index.index import BlendIndex
     from blendrag.index.served import ServedIndex
 
+_LONGEST_TOKENS = 1024
+
 
 def ask(
     question: Annotated[str, typer.Argument(help="In quotes.", show_default=False)],
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
-    top_k: options.TopK = None,
+    similarity_top_k: options.SimilarityTopK = None,
     max_tokens: options.MaxTokens = None,
     blend: options.Blend = None,
     quality: options.Quality = None,
@@ -52,8 +54,8 @@ def ask(
         server,
         api_key,
         model=model,
-        top_k=top_k,
-        max_tokens=max_tokens,
+        similarity_top_k=similarity_top_k,
+        max_tokens=_length(max_tokens),
         blend=blend,
         quality=quality,
         recompute_ratio=recompute_ratio,
@@ -76,7 +78,7 @@ def ask(
 def chat(
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
-    top_k: options.TopK = None,
+    similarity_top_k: options.SimilarityTopK = None,
     max_tokens: options.MaxTokens = None,
     blend: options.Blend = None,
     quality: options.Quality = None,
@@ -95,8 +97,8 @@ def chat(
         server,
         api_key,
         model=model,
-        top_k=top_k,
-        max_tokens=max_tokens,
+        similarity_top_k=similarity_top_k,
+        max_tokens=_length(max_tokens),
         blend=blend,
         quality=quality,
         recompute_ratio=recompute_ratio,
@@ -125,6 +127,13 @@ def _ready(
         _refuse_empty(index)
         start_engine(index)
         yield index
+
+
+def _length(given: int | None) -> int:
+    """Of an answer, in tokens: models may say the same over and over until their window ends."""
+    from blendrag.settings import Settings
+
+    return given or Settings.load().max_tokens or _LONGEST_TOKENS
 
 
 def _refuse_empty(index: BlendIndex | ServedIndex) -> None:

@@ -41,6 +41,8 @@ def doctor(
             table.add_row(Text(row.check), Text(row.value), Text(row.limit), mark)
         out().print(table)
         out().print(_calls_read(report.tool_parser))
+        for note in report.notes:
+            say(note)
     if not report.passed:
         say(
             "this model will be served without blending"

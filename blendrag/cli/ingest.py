@@ -18,7 +18,11 @@ _SHOWN_SKIPPED = 10
 
 def ingest(
     paths: Annotated[
-        list[Path], typer.Argument(help="Files and folders: text, Markdown, HTML, PDF.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Files and folders: text, Markdown, HTML, PDF, EPUB, Word, PowerPoint, Excel.",
+            show_default=False,
+        ),
     ],
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
@@ -51,8 +55,9 @@ def _print(report: IngestReport, folder: Path) -> None:
         say(f"skipped {len(report.skipped) - _SHOWN_SKIPPED} more (--json lists them)")
     if report.not_blended:
         say(f"this model is served without blending: {report.not_blended}")
+    reread = f" ({report.reread} of them by a newer reader of the same file)" if report.reread else ""
     typer.echo(
-        f"{shown(str(folder))}: {report.added} documents added, {report.changed} changed,"
+        f"{shown(str(folder))}: {report.added} documents added, {report.changed} changed{reread},"
         f" {report.unchanged} unchanged, {report.removed} removed"
     )
     if report.chunks:

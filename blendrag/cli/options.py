@@ -18,8 +18,13 @@ Model = Annotated[
     typer.Option("--model", "-m", help="Model: a folder, a hub id, or the packaged default.", metavar="NAME"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
-TopK = Annotated[int | None, typer.Option("--top-k", "-k", min=1, help="Chunks put into the prompt.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")]
+SimilarityTopK = Annotated[
+    int | None, typer.Option("--similarity-top-k", "-k", min=1, help="Chunks put into the prompt.")
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; by default the setting, or 1,024."),
+]
 Blend = Annotated[
     bool | None,
     typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),

@@ -31,7 +31,7 @@ def plan(
     chunks: Annotated[int | None, typer.Option(min=1, help="Chunks to plan for instead.")] = None,
     chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens in one of those.")] = None,
     model: options.Model = None,
-    top_k: options.TopK = None,
+    similarity_top_k: options.SimilarityTopK = None,
     ratio: options.RecomputeRatio = None,
     prices: Annotated[
         Path | None, typer.Option(help="YAML file with your prices.", metavar="FILE", show_default=False)
@@ -46,7 +46,9 @@ def plan(
     from blendrag.select import SELECTORS
     from blendrag.settings import Settings
 
-    settings = Settings.load(model=model, top_k=top_k, recompute_ratio=ratio, prefix_caching=True)
+    settings = Settings.load(
+        model=model, similarity_top_k=similarity_top_k, recompute_ratio=ratio, prefix_caching=True
+    )
     table = read_prices(prices) if prices else settings.prices or Prices()
     with err().status("reading the profile"):
         profile, identity = _profile_of(settings)
@@ -57,7 +59,7 @@ def plan(
         raise ConfigError("the profile is of a selector that there is not: run blendrag profile again")
     count, tokens = _size(settings, index, chunks, chunk_tokens, model)
     nbytes = record_bytes(identity, profile.machine.dtype, tokens)
-    corpus = Corpus(count, tokens, nbytes, min(settings.top_k, count))
+    corpus = Corpus(count, tokens, nbytes, min(settings.similarity_top_k, count))
     estimate = Estimator.of(profile)
     result = make_plan(estimate, corpus, settings.recompute_ratio, table)
     checked = _check(settings, estimate, corpus) if measure else []

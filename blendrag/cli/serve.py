@@ -7,12 +7,15 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blendrag.cli.console import err
-from blendrag.server import MOST_MIB
+from blendrag.server import LIMITS, Limits
+
+if TYPE_CHECKING:
+    from blendrag.settings import Settings
 
 # Options that are neither ours nor settings are vLLM's.
 ANY_OPTION = {"ignore_unknown_options": True}
@@ -35,7 +38,13 @@ def serve(
         Path | None,
         typer.Option("--keys", help="File of the clients' keys; without one, everybody may do everything."),
     ] = None,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Limit of a request's body.")] = MOST_MIB,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Limit of a request's body.")] = LIMITS.body_mib,
+    max_items: Annotated[
+        int, typer.Option(min=1, help="Limit of a request's messages, and of the documents it names.")
+    ] = LIMITS.items,
+    max_text_mib: Annotated[
+        int, typer.Option(min=1, help="Limit of texts that are split or turned into tokens at once.")
+    ] = LIMITS.text_mib,
     show: Annotated[bool, typer.Option("--print", help="Print the command and do not run it.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Print an image file for the command.")] = False,
     helm: Annotated[
@@ -46,17 +55,14 @@ def serve(
 
     Runs `vllm serve`. More options are settings (--codec int8) or vLLM's own (--port 8000).
     """
+    from blendrag.engine.client.launch import server_environment
     from blendrag.engine.client.requirement import require_server
     from blendrag.engine.client.watchdog import ENDS_WITHIN_S
-    from blendrag.engine.compat.platform import VLLM_VERSION
     from blendrag.models import resolve_model
-    from blendrag.select import make_selector
+    from blendrag.server.address import check_address
     from blendrag.server.command import check_given, serve_command, settings_among, tenants
-    from blendrag.server.deployment import chart_values, container_command, image_file
     from blendrag.server.keys import read_keys
-    from blendrag.serving.library import Library
     from blendrag.settings import Settings
-    from blendrag.store.codec import CODECS
     from blendrag.store.lock import IndexLock
 
     require_server()
@@ -66,34 +72,61 @@ def serve(
     check_given(given)
     given |= {} if model is None else {"model": model}
     settings = Settings.load(**given)
-    make_selector(settings.blending)
-    CODECS[settings.codec]
+    limits = Limits(max_body_mib, max_items, max_text_mib)
+    here = not (show or docker or helm)
+    if here:
+        check_address(more)
     with err().status("looking for the model") as status:
         path = resolve_model(
             settings.model, settings.cache_dir, revision=settings.revision, progress=status.update
         )
         if docker or helm:
-            command = container_command(settings, path, index, more, keys=keys, most_mib=max_body_mib)
-        else:
-            folder = None if index is None else index.expanduser().resolve()
-            file = None if keys is None else keys.expanduser().resolve()
-            known = None if file is None else read_keys(file)
-            command = serve_command(settings, given, path, folder, more, keys=file, most_mib=max_body_mib)
-            each = tenants(given, folder, known)
-    if docker:
-        typer.echo(image_file(command, VLLM_VERSION), nl=False)
-        return
-    if helm:
-        typer.echo(chart_values(settings, command), nl=False)
-        return
+            text = _deployment(settings, path, index, more, keys, limits, helm=helm)
+            return typer.echo(text, nl=False)
+        folder = None if index is None else index.expanduser().resolve()
+        file = None if keys is None else keys.expanduser().resolve()
+        each = tenants(given, folder, None if file is None else read_keys(file))
+        for _, root in each.values() if here else ():
+            IndexLock(root, ENDS_WITHIN_S).release()
+        _check_blending(settings)
+        if here:
+            os.environ.update(server_environment(settings))  # vLLM is asked already
+        command = serve_command(settings, given, path, folder, more, keys=file, limits=limits)
     if show:
         shown = [f"{name}={shlex.quote(value)}" for name, value in command.variables.items()]
         typer.echo(" ".join([*shown, shlex.join(command.words)]))
         return
-    # What is wrong with a folder is said in one line, before a model is loaded.
-    for one, root in each.values():
-        IndexLock(root, ENDS_WITHIN_S).release()
+    from blendrag.serving.library import Library
+
+    for one, root in each.values():  # what is wrong with it is said in one line, before a model is loaded
         Library(root, one, shared=True).close()
     program, variables = command.words[0], {**os.environ, **command.variables}
     beside = shutil.which(program, path=str(Path(sys.executable).parent))
     os.execvpe(beside or program, command.words, variables)
+
+
+def _check_blending(settings: Settings) -> None:
+    """Apart, since it imports torch: what is said before is said at once."""
+    from blendrag.select import make_selector
+    from blendrag.store.codec import CODECS
+
+    make_selector(settings.blending)
+    CODECS[settings.codec]
+
+
+def _deployment(
+    settings: Settings,
+    path: Path,
+    index: Path | None,
+    more: list[str],
+    keys: Path | None,
+    limits: Limits,
+    *,
+    helm: bool,
+) -> str:
+    from blendrag.engine.compat.platform import VLLM_VERSION
+    from blendrag.server.deployment import chart_values, container_command, image_file
+
+    _check_blending(settings)
+    command = container_command(settings, path, index, more, keys=keys, limits=limits)
+    return chart_values(settings, command) if helm else image_file(command, VLLM_VERSION)

@@ -61,7 +61,7 @@ def warm(
     questions: Questions,
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
-    top_k: options.TopK = None,
+    similarity_top_k: options.SimilarityTopK = None,
     json: options.Json = False,
 ) -> None:
     """Have the prefixes of questions on disk before they are asked."""
@@ -82,7 +82,7 @@ def warm(
             bar.note("growing")
             bar.total(len(asked))
             for question in asked:
-                grown += opened.warm(question, top_k)
+                grown += opened.warm(question, similarity_top_k)
                 bar.advance()
         facts = opened.stats()["tree"]
     if json:

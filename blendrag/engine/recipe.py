@@ -54,11 +54,21 @@ class Recipe:
         """Position after the last cached token."""
         return max(start + length for _, start, length in self.spans)
 
-    def claim(self, num_prompt_tokens: int) -> int:
-        """How many leading tokens of the prompt the fused prefill computes; the engine needs at least one."""
+    def reused_end(self, claimed: int, block_size: int) -> int:
+        """Return the position behind the last cached token whose stored KV is used, of a prompt whose first
+        ``claimed`` tokens the fused prefill computes.
+
+        It ends a block of the paged cache. What is cached in the block behind it is computed like fresh
+        tokens: the prefix cache holds whole blocks, so the engine computes it, too, when the prompt comes
+        again, and the answer stays the same.
+        """
+        return min(self.cached_end, claimed) // block_size * block_size
+
+    def claim(self, num_prompt_tokens: int, block_size: int, own: int = 1) -> int:
+        """Return how many leading tokens the fused prefill computes; the engine computes ``own`` or more."""
         if num_prompt_tokens - self.cached_end > _MAX_FUSED_TAIL:
-            return self.cached_end
-        return num_prompt_tokens - 1
+            return self.reused_end(num_prompt_tokens, block_size)
+        return max(0, num_prompt_tokens - own)
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""

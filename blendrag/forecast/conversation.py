@@ -14,6 +14,7 @@ from typing import Any
 import xxhash
 
 from blendrag.prompt import Messages
+from blendrag.text import encodable
 
 PROMPTS = 5
 TOKENS = 512
@@ -95,7 +96,7 @@ def without_documents(messages: Messages, documents: Iterable[str]) -> list[dict
 
 def shortened(text: str, tokenizer: Any, tokens: int) -> str:
     """``text`` within about ``tokens`` tokens: its head, an ellipsis and its tail where it is longer."""
-    text = _writable(text.strip())
+    text = encodable(text.strip())
     if len(text) <= tokens:  # a token is at least a character
         return text
     half = tokens // 2
@@ -121,11 +122,6 @@ def _spans(text: str, tokenizer: Any) -> list[tuple[int, int]]:
 
 def _joined(head: str, tail: str) -> str:
     return f"{head} … {tail}"
-
-
-def _writable(text: str) -> str:
-    """Without lone surrogates, which JSON may hold and no tokenizer takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _texts(messages: Messages, role: str) -> Iterator[str]:

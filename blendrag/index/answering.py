@@ -17,10 +17,10 @@ LEAST_ANSWER_TOKENS = 32  # an answer worth reading: the window must leave room 
 
 
 class AskOptions(RequestOptions, total=False):
-    """Options of a question: those of any request; ``top_k``, chunks retrieved; and ``history``, earlier
-    messages."""
+    """Options of a question: those of any request; ``similarity_top_k``, chunks retrieved; and ``history``,
+    earlier messages."""
 
-    top_k: int | None
+    similarity_top_k: int | None
     history: Messages
 
 

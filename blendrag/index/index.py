@@ -29,6 +29,7 @@ from blendrag.select import make_selector
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 from blendrag.store.maintenance.closed_index import no_index
+from blendrag.text import encodable
 
 _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings that make other ones
 
@@ -102,6 +103,7 @@ class BlendIndex(Answering):
 
     def delete(self, source: str) -> None:
         """Take a document out of the index. Raises EmptyIndexError if it is not in it."""
+        source = encodable(source)
         if source not in self._ledger.sources():
             raise EmptyIndexError(f"no document {source!r} in this index")
         self._library.drop(self._pipeline().remove(source))
@@ -112,7 +114,7 @@ class BlendIndex(Answering):
         Raises SourceError for an unknown document, naming the closest; StoreError if a tier cannot be
         reached, and then nothing has changed here.
         """
-        return purge(source, self._library, self._pipeline())
+        return purge(encodable(source), self._library, self._pipeline())
 
     def _pipeline(self) -> DocumentPipeline:
         s = self.settings
@@ -130,31 +132,31 @@ class BlendIndex(Answering):
 
     # -- questions ----------------------------------------------------------------------------------------
 
-    def retrieve(self, question: str, top_k: int | None = None) -> list[Hit]:
+    def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        return self._retriever.search(question, top_k)
+        return self._retriever.search(question, similarity_top_k)
 
-    def warm(self, question: str, top_k: int | None = None) -> int:
+    def warm(self, question: str, similarity_top_k: int | None = None) -> int:
         """Have the exact prefix of a question's prompt before it is asked, if there is room: the number of
         nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model."""
         self._library.start()
         if (prefixes := self._library.prefixes) is None:
             raise ConfigError("exact prefixes are off, or not for this model: see tree_ram_bytes")
-        plan, _ = self._retriever.plan(question, top_k, (), self.settings.chat_template_kwargs)
+        plan, _ = self._retriever.plan(question, similarity_top_k, (), self.settings.chat_template_kwargs)
         return prefixes.grow(plan)
 
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         """A question becomes a prompt with what is retrieved for it; messages are one already."""
         check_names(options, AskOptions.__annotations__)
         asked: Any = dict(options)
-        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
         if not isinstance(prompt, str):
             return self._chat.request(prompt, **asked)
         if not prompt.strip():
             raise ConfigError("the question is empty")
         said = [*history, {"role": "user", "content": prompt}] if history else prompt
         request = self._chat.request(said, **asked)  # a wrong option is said before anything is searched
-        plan, sources = self._retriever.plan(prompt, top_k, history, request.chat_template_kwargs)
+        plan, sources = self._retriever.plan(prompt, similarity_top_k, history, request.chat_template_kwargs)
         return replace(request, plan=plan, sources=sources)
 
     # -- eviction -----------------------------------------------------------------------------------------

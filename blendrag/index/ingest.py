@@ -24,10 +24,14 @@ from blendrag.store.contexts import Contexts
 
 @dataclass(slots=True, kw_only=True)
 class IngestReport(PrefillReport):
-    """What an ingest did, in documents and in chunks."""
+    """What an ingest did, in documents and in chunks.
+
+    reread: the changed documents that an older version of the readers had read.
+    """
 
     added: int = 0
     changed: int = 0
+    reread: int = 0
     unchanged: int = 0
     removed: int = 0
     skipped: list[Skipped] = field(default_factory=list)
@@ -80,6 +84,7 @@ class DocumentPipeline:
         known, kept, orphans = self.ledger.sources(), set[str](), list[str]()
         items = [items] if isinstance(items, str | Path | Document) else items
         items = items if hasattr(items, "page_content") else list(items)
+        outdated = self.ledger.under(roots(items)) & self.ledger.read_by_older()
         for loaded in load_sources(items, exclude=[self.root]):
             if isinstance(loaded, Skipped):
                 report.skipped.append(loaded)
@@ -90,10 +95,13 @@ class DocumentPipeline:
             progress.note(f"reading {len(kept)} documents")
             if self.ledger.unchanged(loaded, self.fingerprint):
                 report.unchanged += 1
+                if loaded.source in outdated:
+                    self.ledger.read_by_newest(loaded.source)
                 continue
             orphans += self._store(loaded)
             if loaded.source in known:
                 report.changed += 1
+                report.reread += loaded.source in outdated
             else:
                 report.added += 1
         for source in sorted(self.ledger.under(roots(items)) - kept):

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import StoreError
+from blendrag.index.formats import READER_VERSION
 from blendrag.index.loaders import Document
 from blendrag.private import make_file, make_folder
+from blendrag.store.sqlite import transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (
@@ -24,9 +26,11 @@ CREATE TABLE IF NOT EXISTS documents (
     fingerprint  TEXT NOT NULL,
     chunk_keys   TEXT NOT NULL,
     bytes        INTEGER NOT NULL,
-    ingested_at  REAL NOT NULL
+    ingested_at  REAL NOT NULL,
+    reader       INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
+_READER = "ALTER TABLE documents ADD COLUMN reader INTEGER NOT NULL DEFAULT 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Ledger:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(_SCHEMA)
+            self._add_reader()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot open the list of documents {str(path)!r}: {error}") from error
 
@@ -78,12 +83,22 @@ class Ledger:
             json.dumps(list(chunk_keys)),
             len(document.text.encode()),
             time.time(),
+            READER_VERSION,
         )
-        self._execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?, ?)", row)
+        self._execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def forget(self, source: str) -> None:
         """Remove a document's row: before what it stands for is changed or removed."""
         self._execute("DELETE FROM documents WHERE source = ?", (source,))
+
+    def read_by_older(self) -> set[str]:
+        """The sources whose texts an older version of the readers made."""
+        rows = self._execute("SELECT source FROM documents WHERE reader < ?", (READER_VERSION,))
+        return {str(source) for (source,) in rows}
+
+    def read_by_newest(self, source: str) -> None:
+        """Note that this version of the readers makes the same text."""
+        self._execute("UPDATE documents SET reader = ? WHERE source = ?", (READER_VERSION, source))
 
     def sources(self) -> set[str]:
         return {str(source) for (source,) in self._execute("SELECT source FROM documents")}
@@ -110,6 +125,12 @@ class Ledger:
 
     def close(self) -> None:
         self._db.close()
+
+    def _add_reader(self) -> None:
+        """Bring a table of a former version up to date. Its texts are those of the readers' version 0."""
+        with transaction(self._db):
+            if "reader" not in {row[1] for row in self._db.execute("PRAGMA table_info(documents)")}:
+                self._db.execute(_READER)
 
     def _execute(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock, closing(self._db.execute(sql, values)) as cursor:

@@ -17,7 +17,9 @@ from typing import Any
 import xxhash
 
 from blendrag.errors import SourceError
-from blendrag.index.formats import READERS, Reader, Unusable, read_text
+from blendrag.index.formats import HEAD_BYTES, READERS, Reader, find_reader, read, read_text
+from blendrag.index.text import Unusable
+from blendrag.text import encodable
 
 MAX_FILE_BYTES = 50 << 20
 
@@ -88,7 +90,7 @@ def _resolve(item: Item) -> Path | Document:
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
-        document = replace(item, text=_valid(item.text), source=_valid(item.source))
+        document = replace(item, text=encodable(item.text), source=encodable(item.source))
         return document if document.source else replace(document, source=f"text-{document.content_hash[:16]}")
     if hasattr(item, "page_content"):
         return _from_framework(item)
@@ -144,7 +146,7 @@ def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) ->
             yield from _load_folder(target, max_bytes, seen, excluded)
         elif str(target) not in seen:
             seen.add(str(target))
-            loaded = _load_file(target, READERS.get(target.suffix.lower(), read_text), max_bytes)
+            loaded = _load_file(target, max_bytes, read_text)
             if isinstance(loaded, Skipped):
                 raise SourceError(f"cannot use {loaded.source!r}: {loaded.reason}")
             yield loaded
@@ -172,7 +174,7 @@ def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str
             found = True
             continue
         seen.add(real)
-        loaded = _load_file(path, READERS.get(path.suffix.lower()), max_bytes)
+        loaded = _load_file(path, max_bytes)
         if isinstance(loaded, Document):
             found = True
         else:
@@ -205,7 +207,7 @@ def _is_junk(name: str) -> bool:
     return name.startswith(".") or name.endswith("~") or name in _JUNK_NAMES
 
 
-def _load_file(path: Path, read: Reader | None, max_bytes: int) -> Loaded:
+def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loaded:
     source = _source(path)
     try:
         status = os.stat(path)
@@ -213,29 +215,27 @@ def _load_file(path: Path, read: Reader | None, max_bytes: int) -> Loaded:
             return Skipped(source, "folder cannot be listed", transient=True)
         if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end
             return Skipped(source, "not a regular file")
-        if read is None:
-            return Skipped(source, f"no reader for {path.suffix} files")
-        if status.st_size > max_bytes:
-            return Skipped(source, f"larger than the limit of {max_bytes:,} bytes ({status.st_size:,})")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+            reader = find_reader(path.suffix, head, default)
+            if reader is None:
+                return Skipped(source, f"no reader for {path.suffix} files")
+            if status.st_size > max_bytes:
+                return Skipped(source, f"larger than the limit of {max_bytes:,} bytes ({status.st_size:,})")
+            data = head + file.read(max_bytes)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         return Skipped(source, f"unreadable ({error.strerror})", transient=not gone)
     if not data:
         return Skipped(source, "empty file")
     try:
-        content = read(data)
+        content = read(reader, data)
     except Unusable as problem:
         return Skipped(source, str(problem))
-    text = _valid(content.text)
+    text = encodable(content.text)
     return Document(text, source, content.metadata) if text.strip() else Skipped(source, "no text in it")
 
 
 def _source(path: Path) -> str:
     """A path as a source. File names need not be valid text; what is kept in SQLite has to be."""
     return os.fsencode(path).decode("utf-8", errors="replace")
-
-
-def _valid(text: str) -> str:
-    """Without lone surrogates, which neither tokenizers nor SQLite take."""
-    return text.encode("utf-8", errors="surrogatepass").decode("utf-8", errors="replace")

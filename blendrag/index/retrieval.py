@@ -12,6 +12,7 @@ from blendrag.index.answering import LEAST_ANSWER_TOKENS
 from blendrag.index.vectors import Hit, VectorStore
 from blendrag.prompt import DocumentNote, KnownText, Messages, PromptPlan, assemble
 from blendrag.serving.library import Library
+from blendrag.text import encodable, plain
 
 
 class Retriever:
@@ -20,9 +21,9 @@ class Retriever:
     def __init__(self, library: Library, vectors: VectorStore) -> None:
         self._library, self._vectors = library, vectors
 
-    def search(self, question: str, top_k: int | None = None) -> list[Hit]:
+    def search(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
         """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
-        hits = self._vectors.search(question, top_k or self._library.settings.top_k)
+        hits = self._vectors.search(question, similarity_top_k or self._library.settings.similarity_top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         return hits
@@ -30,14 +31,14 @@ class Retriever:
     def plan(
         self,
         question: str,
-        top_k: int | None,
+        similarity_top_k: int | None,
         history: Messages,
         chat_template_kwargs: Mapping[str, Any],
     ) -> tuple[PromptPlan, tuple[Source, ...]]:
         """System prompt, retrieved documents, question; and what was retrieved, best first. Documents that do
         not fit the window are left out."""
         library, settings = self._library, self._library.settings
-        hits = self.search(question, top_k)
+        hits = self.search(question, similarity_top_k)
         entries = {entry.key: entry for entry in library.catalogue.entries_of(hit.key for hit in hits)}
         window = library.start().max_model_len
         left_out: list[DocumentNote] = []
@@ -53,8 +54,8 @@ class Retriever:
                 system_prompt=settings.system_prompt,
                 documents=known,
                 separator=settings.separator,
-                question=question,
-                history=[dict(message) for message in history],
+                question=encodable(question),
+                history=plain(history),
                 template_options=chat_template_kwargs,
             )
             if len(plan.token_ids) + LEAST_ANSWER_TOKENS <= window:

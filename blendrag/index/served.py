@@ -26,6 +26,7 @@ from blendrag.remote.chat import RemoteChat
 from blendrag.serving.collection import KeptDocuments
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance.closed_index import no_index
+from blendrag.text import encodable, plain
 
 
 class ServedIndex(Answering):
@@ -93,26 +94,27 @@ class ServedIndex(Answering):
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
         check_names(options, AskOptions.__annotations__)
         asked: Any = dict(options)
-        top_k, history = asked.pop("top_k", None), asked.pop("history", None) or ()
+        similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
         if not isinstance(prompt, str):
             return self._chat.request(prompt, **asked)
         if not prompt.strip():
             raise ConfigError("the question is empty")
         request = self._chat.request("", **asked)  # a wrong option is said before anything is searched
-        hits = self._vectors.search(prompt, top_k or self.settings.top_k)
+        hits = self._vectors.search(prompt, similarity_top_k or self.settings.similarity_top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
         self._chat.prefetch(hit.text for hit in hits)
         while hits:
             one = replace(
                 request,
-                messages=self._messages(prompt, hits, history),
+                messages=self._messages(encodable(prompt), hits, plain(history)),
                 documents=tuple(hit.text for hit in hits),
                 sources=tuple(Source(hit.source, hit.ordinal, hit.score, hit.text) for hit in hits),
             )
             with contextlib.suppress(PromptTooLongError):
-                if self._chat.count_tokens(one) + LEAST_ANSWER_TOKENS <= self._chat.context_window:
-                    return one
+                room = self._chat.context_window - self._chat.count_tokens(one)
+                if room >= LEAST_ANSWER_TOKENS:
+                    return one.within(room)  # servers refuse to be asked for more
             hits.pop()
         raise PromptTooLongError(
             "the question leaves no room for a document in the model's window of"

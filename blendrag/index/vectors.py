@@ -12,6 +12,7 @@ import xxhash
 from blendrag.errors import StoreError, StoreMismatchError
 from blendrag.private import make_file, make_folder
 from blendrag.store import sqlite
+from blendrag.text import encodable
 
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
@@ -117,7 +118,7 @@ class VectorStore:
         total = self._rows.count()
         if k < 1 or not total:
             return []
-        vectors = self._embedder.embed([query])
+        vectors = self._embedder.embed([encodable(query)])
         wanted = k
         while True:
             wanted = min(wanted, total)
@@ -180,7 +181,7 @@ def _row_id(source: str, ordinal: int) -> str:
 def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """What Chroma takes as metadata: no nested values, no None."""
     return {
-        str(name): value if isinstance(value, str | int | float | bool) else str(value)
+        encodable(str(name)): value if isinstance(value, int | float | bool) else encodable(str(value))
         for name, value in metadata.items()
         if value is not None
     }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -30,6 +33,8 @@ _OPENING = "Some pages from a manual.\n\n"
 _CHUNK_TOKENS = 160
 _ONE = Sampling(max_tokens=1, temperature=0.0, logprobs=20)
 
+_COPY = "uv pip install --link-mode copy --reinstall-package llama-index-core llama-index-core"
+
 REUSE = "ratio 0 against full prefill, KL (what blending repairs)"
 """The row of a :class:`DoctorReport` that says what the other ones can tell apart."""
 
@@ -52,8 +57,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
     """``unsupported``: why the model cannot be blended at all; it is then served without. layers, attention:
-    as :class:`ModelCheck` has them. tool_parser: vLLM's name of the one that reads calls; empty if blendrag
-    does."""
+    as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the model. tool_parser:
+    vLLM's name of the one that reads calls; empty if blendrag does."""
 
     model: str
     architecture: str
@@ -61,6 +66,7 @@ class DoctorReport:
     unsupported: str | None = None
     layers: str = ""
     attention: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     tool_parser: str = ""
 
     @property
@@ -77,13 +83,13 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
 
     Raises ModelNotFoundError or EngineError if there is nothing to check.
     """
-    tell = note or (lambda _: None)
+    tell, notes = note or (lambda _: None), tuple(filter(None, [linked_data()]))
     engine = lab_engine(settings, tell)
     try:
         facts = engine.facts
         parser = tool_parser_name(settings.tool_parser, load_tokenizer(engine.model_path))
         report = DoctorReport(
-            settings.model, facts.architecture, (), facts.reason or None, tool_parser=parser
+            settings.model, facts.architecture, (), facts.reason or None, notes=notes, tool_parser=parser
         )
         if facts.reason:
             row = Check("the model can be blended", facts.reason, "supported", False)
@@ -94,6 +100,19 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
         return replace(report, rows=tuple(rows), layers=found.layers, attention=attention)
     finally:
         engine.release()
+
+
+def linked_data() -> str | None:
+    """What to do if LlamaIndex's splitter, where it is installed, would refuse its own data: they are hard
+    links, as uv installs files by default."""
+    if find_spec("llama_index") is None or (core := find_spec("llama_index.core")) is None:
+        return None
+    own = Path(core.origin or "").parent / "_static" / "nltk_cache"
+    folder = Path(os.environ.get("NLTK_DATA") or own)
+    linked = any(file.is_file() and file.stat().st_nlink > 1 for file in folder.rglob("*"))
+    if not linked or find_spec("nltk.pathsec") is None:  # that of a version which looks
+        return None
+    return f"LlamaIndex's splitter will refuse {folder}, since its files are hard links: run `{_COPY}`"
 
 
 class _Check:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from blendrag.errors import SourceError
-from blendrag.index.formats import Unusable, decode
+from blendrag.index.text import Unusable, decode
 
 _GZIP_MAGIC = b"\x1f\x8b"
 

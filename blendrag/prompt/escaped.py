@@ -2,7 +2,8 @@
 
 Two slips do this. A list of documents is put into a prompt without joining their texts, so that Python (or
 JSON) writes it, ``\\n`` for each new line; or a template language made for web pages writes ``&amp;`` for
-``&``. The model reads such a prompt well enough, but the text that was ingested is not in it.
+``&``. Chat templates do it, too, that write a tool's answer as JSON. The model reads such a prompt well
+enough, but the text that was ingested is not in it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal
 from blendrag.errors import BlendragWarning
 from blendrag.prompt.recognise import Match, Recogniser
 
-How = Literal["repr", "html"]
+How = Literal["repr", "html", "template"]
 
 # Every escape of Python's ``repr``; the double quote is JSON's. No code point above the last.
 _REPR = re.compile(
@@ -40,6 +41,8 @@ _REMEDIES: dict[How, str] = {
     "documents' texts before they go into the prompt (LangChain: `retriever | format_docs`; LlamaIndex: "
     'response_mode="compact")',
     "html": "in the prompt only HTML-escaped: use three braces, `{{{context}}}`, or an f-string template",
+    "template": "in the prompt only as the model's chat template escapes such messages: put documents into a "
+    "user's message, or have a chat template that writes the messages of tools as they are",
 }
 
 _warned: set[How] = set()
@@ -60,8 +63,9 @@ class EscapedDocument:
         return _REMEDIES[self.how]
 
 
-def find_escaped(text: str, recogniser: Recogniser) -> list[EscapedDocument]:
-    """Known texts that are in ``text`` after unescaping it and not (or less of them) before.
+def find_escaped(text: str, recogniser: Recogniser, said: str = "") -> list[EscapedDocument]:
+    """Known texts that are in ``text`` after unescaping it and not (or less of them) before. ``said``: what
+    the chat template made ``text`` of.
 
     A text without escapes is only searched for their marks, which takes microseconds.
     """
@@ -72,7 +76,8 @@ def find_escaped(text: str, recogniser: Recogniser) -> list[EscapedDocument]:
         for match in hidden:
             if len(match.token_ids) > plain.get(match.key, 0):
                 tokens = len(match.known.token_ids)
-                found.setdefault(match.key, EscapedDocument(match.known.source, match.key, how, tokens))
+                by: How = "template" if match.known.text in said else how
+                found.setdefault(match.key, EscapedDocument(match.known.source, match.key, by, tokens))
     return list(found.values())
 
 

@@ -19,6 +19,8 @@ from blendrag.prompt.template import (
     render_parts,
 )
 
+Contents = Sequence[tuple[str, str]]  # of a rendered message, and what it was rendered of
+
 
 def plan_prompt(
     text: str, tokenizer: Any, recogniser: Recogniser, *, hints: Iterable[str] = ()
@@ -41,7 +43,7 @@ def plan_prompt(
     hints = tuple(hints)
     found = [recogniser.find(part.text, hints) for part in parts]
     plan = lay_out(tokenizer, parts, found)
-    return _with_missing(plan, [part.text for part in parts], hints, tokenizer, recogniser)
+    return _with_missing(plan, [(part.text, "") for part in parts], hints, tokenizer, recogniser)
 
 
 def plan_chat(
@@ -60,7 +62,9 @@ def plan_chat(
     hints = tuple(hints)
     found = [[] if part.message is None else recogniser.find(part.text, hints) for part in parts]
     plan = lay_out(tokenizer, parts, found)
-    contents = [part.text for part in parts if part.message is not None]
+    contents = [
+        (part.text, str(messages[part.message].get("content"))) for part in parts if part.message is not None
+    ]
     return _with_missing(plan, contents, hints, tokenizer, recogniser)
 
 
@@ -112,7 +116,7 @@ def _found_note(match: Match) -> DocumentNote:
 
 
 def _with_missing(
-    plan: PromptPlan, contents: Sequence[str], hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
+    plan: PromptPlan, contents: Contents, hints: Iterable[str], tokenizer: Any, recogniser: Recogniser
 ) -> PromptPlan:
     """``plan`` with a note for each document that is in ``contents`` only escaped, and for each hint of
     which nothing is reused."""
@@ -144,11 +148,11 @@ def _with_missing(
     return PromptPlan(plan.segments, (*notes, *missing))
 
 
-def _escaped(plan: PromptPlan, contents: Sequence[str], recogniser: Recogniser) -> dict[str, EscapedDocument]:
+def _escaped(plan: PromptPlan, contents: Contents, recogniser: Recogniser) -> dict[str, EscapedDocument]:
     """By key, the documents that are in ``contents`` only escaped; a warning goes out about them."""
     pairs = zip(plan.notes, plan.cached_keys, strict=True)
     whole = {key for note, key in pairs if note.reused == note.tokens}
-    found = [document for content in contents for document in find_escaped(content, recogniser)]
+    found = [document for text, said in contents for document in find_escaped(text, recogniser, said)]
     escaped = {document.key: document for document in found if document.key not in whole}
     warn_once(escaped.values())
     return escaped

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from jinja2 import TemplateError
 
 from blendrag.errors import ModelError
+from blendrag.text import encodable
 
 # Tokenizers keep "split special tokens" as state of the object, so two threads must not take turns in it.
 _encoding = threading.Lock()
@@ -48,7 +49,7 @@ def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     except TemplateError as error:
         raise ModelError(f"the model's chat template refuses these messages: {error}") from error
     assert isinstance(rendered, str)
-    return rendered
+    return encodable(rendered)  # of a template, or a variable that a request has set
 
 
 def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[Part]:

@@ -22,6 +22,7 @@ from blendrag.chat.interface import ChatModel
 from blendrag.chat.messages import with_roles
 from blendrag.chat.request import ChatRequest, RequestOptions, make_request
 from blendrag.chat.tools import TemplateFacts, answer_grammar, offered_tools, with_tools, without_control
+from blendrag.engine.client.generation import Grammar
 from blendrag.errors import (
     BlendragError,
     BrokenAnswerError,
@@ -36,6 +37,7 @@ from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
 from blendrag.remote.reading import Reader
 from blendrag.settings import Settings
+from blendrag.text import encodable
 
 _CHAT, _COMPLETIONS = "v1/chat/completions", "v1/completions"
 _BETWEEN_ATTEMPTS_S = 1.0
@@ -49,7 +51,7 @@ _OURS = frozenset(
     {
         "blend", "cache_dir", "call_timeout_s", "chat_template_kwargs", "chunk_overlap", "chunk_tokens",
         "embedder", "max_tokens", "model", "quality", "recompute_ratio", "selector", "separator",
-        "system_prompt", "temperature", "top_k", *BUDGET,
+        "system_prompt", "temperature", "similarity_top_k", *BUDGET,
     }
 )  # fmt: skip
 _OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector", *BUDGET)
@@ -69,14 +71,15 @@ def open_chat(
     kv_dir: Path | None = None,
     base_url: str | None = None,
     api_key: str | None = None,
+    **http: Any,
 ) -> ChatModel:
     """A chat on this process's own engine; or, with ``base_url``, on a server. settings: those given, by
-    name; None: not given. A key without a URL is another provider's. Raises ConfigError for settings that
-    are not for the one that it is."""
+    name; None: not given. http: as :class:`Server` takes it. A key without a URL is another provider's, and
+    so is how to reach one. Raises ConfigError for settings that are not for the one that it is."""
     if base_url is not None:
         if kv_dir is not None:
             raise ConfigError("kv_dir is the server's to say: it is not for a base_url")
-        return RemoteChat(base_url, api_key, **settings)
+        return RemoteChat(base_url, api_key, http=http, **settings)
     return Chat(Settings.load(**settings), kv_dir)
 
 
@@ -91,16 +94,24 @@ class RemoteChat(ChatModel):
     """Answers as :class:`Chat` does, with the same evidence; the engine, the texts and their KV are the
     server's, which renders prompts and recognises documents in them.
 
+    http: headers, query, client and async_client, as :class:`Server` takes them.
     settings: those of requests; what they do not say of blending, and the model if none is named, is as the
     server has it. Raises ConfigError for settings that are the server's.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        http: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         for name in sorted(name for name, value in settings.items() if value is not None):
             if name in Settings.model_fields and name not in _OURS:
                 raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
         self.settings = Settings.load(**settings)
-        self.server = Server(base_url, api_key, self.settings.call_timeout_s)
+        self.server = Server(base_url, api_key, self.settings.call_timeout_s, **(http or {}))
         self._known: dict[str, Any] | None = None
 
     # -- about the server ---------------------------------------------------------------------------------
@@ -150,7 +161,7 @@ class RemoteChat(ChatModel):
         return RemoteCollection(self.server, name)
 
     def prefetch(self, texts: Iterable[str]) -> None:
-        body = {"texts": list(texts)}
+        body = {"texts": [encodable(text) for text in texts]}
         if body["texts"]:
             _background(os.getpid()).submit(lambda: self._prefetch(body))
 
@@ -212,6 +223,9 @@ class RemoteChat(ChatModel):
         return _BETWEEN_ATTEMPTS_S if isinstance(error.__cause__, httpx2.ConnectError) else None
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
+        if request.sampling.max_tokens is None and isinstance(request.messages, str):
+            # Of a rendered prompt, vLLM's route takes no limit for 16 tokens.
+            request = request.within(self.context_window - self.count_tokens(request))
         sampling = request.sampling
         blending: dict[str, Any] = {"documents": list(request.documents), "evidence": True}
         blending |= dict(request.said) if isinstance(request, _Request) else {}
@@ -229,7 +243,7 @@ class RemoteChat(ChatModel):
             "stream_options": {"include_usage": True},
             "blendrag": blending,
         }
-        if grammar := answer_grammar(request) or sampling.grammar:
+        if grammar := self._grammar(request):
             body["structured_outputs"] = {grammar.kind: grammar.value}
         if sampling.logprobs is not None:
             chat = not isinstance(request.messages, str)
@@ -239,6 +253,12 @@ class RemoteChat(ChatModel):
                 else {"logprobs": sampling.logprobs}
             )
         return {name: value for name, value in body.items() if value is not None}
+
+    def _grammar(self, request: ChatRequest) -> Grammar | None:
+        """What the answer has to match; what the prompt leaves of the window is taken for half of it."""
+        if request.sampling.max_tokens is None and (request.forced or request.schema or request.grammar):
+            request = request.within(self.context_window // 2)
+        return answer_grammar(request)
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
         """Messages and tools as embedded engines' models get them, but for control tokens, which the server

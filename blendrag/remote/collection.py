@@ -16,11 +16,19 @@ from urllib.parse import quote_plus
 
 import xxhash
 
-from blendrag.errors import BlendragError, ConfigError, ServerBusyError, ServerError, StoreFullError
+from blendrag.errors import (
+    BlendragError,
+    ConfigError,
+    ServerBusyError,
+    ServerError,
+    ServerRefusalError,
+    StoreFullError,
+)
 from blendrag.progress import Progress, progress_bar
 from blendrag.remote.http import NoCollectionError, Server, made, understood
-from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts
+from blendrag.serving.collection import KeptDocuments, Sources, SyncReport, Texts, encodable_documents
 from blendrag.serving.owners import ends_here
+from blendrag.text import encodable
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)  # as the server takes it
 _ADDRESS = 4 << 10  # characters of ids in one address; servers and gateways take 8 KiB in all
@@ -28,7 +36,7 @@ _AT_ONCE = 256 << 10  # characters of documents in one request
 _AT_EXIT_S = 3.0
 _WAITS = 60  # for one request: five minutes, of five seconds each as our servers say
 _LONGEST_WAIT_S = 60.0
-_ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 507: StoreFullError}
+_ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 503: ServerBusyError, 507: StoreFullError}
 
 
 class RemoteCollection(KeptDocuments):
@@ -36,8 +44,8 @@ class RemoteCollection(KeptDocuments):
     with."""
 
     def __init__(self, server: Server, name: str) -> None:
-        self._server, self.name = server, name
-        self._path = f"v1/kb/collections/{_as_path(name)}"
+        self._server, self.name = server, encodable(name)
+        self._path = f"v1/kb/collections/{_as_path(self.name)}"
 
     def ids(self) -> set[str]:
         try:
@@ -54,18 +62,7 @@ class RemoteCollection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        if ends_here(self.name):
-            _forget_at_exit(self._server, self.name, os.getpid())
-        texts = {id: [texts] if isinstance(texts, str) else list(texts) for id, texts in documents.items()}
-        report = SyncReport()
-        with progress_bar(progress) as bar:
-            for part, parts_of in _parts(texts, sources or {}):
-                done = self._put({"documents": part, "sources": parts_of}, bar)
-                report.count(done)
-                report.added += done.added
-                report.changed += done.changed
-        report.unchanged = len(texts) - report.added - report.changed
-        return report
+        return self._keep(documents, sources or {}, progress)
 
     def sync(
         self,
@@ -74,16 +71,46 @@ class RemoteCollection(KeptDocuments):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        report = self.add(documents, sources=sources, progress=progress)
-        gone = self.ids() - documents.keys()
-        self.remove(gone)
-        report.removed = len(gone)
+        return self._keep(documents, sources or {}, progress, only=True)
+
+    def _keep(
+        self, documents: Texts, sources: Sources, progress: Progress | bool | None, *, only: bool = False
+    ) -> SyncReport:
+        if ends_here(self.name):
+            _forget_at_exit(self._server, self.name, os.getpid())
+        texts, sources = encodable_documents(documents, sources)
+        report, parts = SyncReport(), list(_parts(texts, sources))
+        with progress_bar(progress) as bar:
+            if len(parts) > 1 or not only:
+                for part, parts_of in parts:
+                    self._count(report, self._put({"documents": part, "sources": parts_of}, bar))
+            if only:
+                self._forget_others(texts, sources, report, bar)
+        report.unchanged = len(texts) - report.added - report.changed
         return report
+
+    def _forget_others(self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress) -> None:
+        """In one request with all documents, which is one change for the server; or, where it takes none so
+        large, in several."""
+        named = {id: source for id, source in sources.items() if id in texts}
+        try:
+            self._count(report, self._put({"documents": texts, "sources": named, "sync": True}, bar))
+        except ServerRefusalError:
+            gone = self.ids() - texts.keys()
+            self.remove(gone)
+            report.removed += len(gone)
+
+    @staticmethod
+    def _count(report: SyncReport, done: SyncReport) -> None:
+        report.count(done)
+        report.added += done.added
+        report.changed += done.changed
+        report.removed += done.removed
 
     def remove(self, ids: Iterable[str]) -> None:
         part: list[str] = []
         size = 0
-        for id in ids:
+        for id in map(encodable, ids):
             more = len(f"&id={quote_plus(id)}")
             if part and size + more > _ADDRESS:
                 self._forget(params={"id": part})

@@ -45,9 +45,26 @@ class Server:
     All methods raise ServerError, and what the server's own error stands for.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, Any] | None = None,
+        client: httpx2.Client | None = None,
+        async_client: httpx2.AsyncClient | None = None,
+    ) -> None:
         """base_url: with ``/v1`` at its end, as OpenAI's clients have it, or without. timeout_s: how long it
-        may be silent. Raises ConfigError if it is no URL."""
+        may be silent. headers, query: sent with every request. client, async_client: what requests go
+        through, with limits, timeouts, proxies and certificates of their own; they stay their owner's to
+        close. Raises ConfigError if it is no URL, or they are no clients."""
+        for given, kind in ((client, httpx2.Client), (async_client, httpx2.AsyncClient)):
+            if given is not None and not isinstance(given, kind):
+                raise ConfigError(f"requests go through an httpx2.{kind.__name__}, not {given!r}")
+        self._given, self._given_async = client, async_client
+        self._headers, self._query = dict(headers or {}), dict(query or {})
         self._key = api_key or os.environ.get(API_KEY) or None
         self._url = _address(base_url)
         if self._key:  # else user and password of the URL would stand where the key does
@@ -60,11 +77,12 @@ class Server:
         self._client: httpx2.Client | None = None
         self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
 
-    def __getstate__(self) -> tuple[httpx2.URL, str | None, float]:
-        return self._url, self._key, self._timeout_s
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_lock", "_process", "_client", "_clients")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
-    def __setstate__(self, state: tuple[httpx2.URL, str | None, float]) -> None:
-        self._url, self._key, self._timeout_s = state
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self._connect()
 
     def __str__(self) -> str:
@@ -93,7 +111,7 @@ class Server:
     @contextlib.contextmanager
     def answer(self, method: str, path: str, json: Any = None, **more: Any) -> Iterator[httpx2.Response]:
         """A response whose status is 200, to be read inside. more: ``params``, ``timeout``."""
-        with self._errors(), self._sync().stream(method, path, json=json, **more) as response:
+        with self._errors(), self._sync().stream(method, **self._asked(path, json=json, **more)) as response:
             if response.status_code != 200:
                 response.read()
                 raise self._refusal(response)
@@ -105,7 +123,7 @@ class Server:
     ) -> AsyncIterator[httpx2.Response]:
         """``answer`` for an event loop."""
         with self._errors():
-            async with self._async().stream(method, path, json=json, **more) as response:
+            async with self._async().stream(method, **self._asked(path, json=json, **more)) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise self._refusal(response)
@@ -113,21 +131,31 @@ class Server:
 
     # -- connections --------------------------------------------------------------------------------------
 
+    def _asked(self, path: str, **more: Any) -> dict[str, Any]:
+        """What a client of anybody's is told of one request."""
+        headers = httpx2.Headers({"authorization": f"Bearer {self._key}"} if self._key else {})
+        headers.update(self._headers)
+        more["params"] = {**self._query, **more.get("params", {})} or None
+        return {"url": self._url.join(path), "headers": headers, **more}
+
     @property
     def _options(self) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
         timeout = httpx2.Timeout(self._timeout_s, connect=_CONNECT_S)
         # Whoever asks at once is queued by the server, which knows how much it can take.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
-        return {"base_url": self._url, "headers": headers, "timeout": timeout, "limits": limits}
+        return {"timeout": timeout, "limits": limits}
 
     def _sync(self) -> httpx2.Client:
+        if self._given is not None:
+            return self._given
         with self._mine():
             if self._client is None:
                 self._client = httpx2.Client(**self._options)
             return self._client
 
     def _async(self) -> httpx2.AsyncClient:
+        if self._given_async is not None:
+            return self._given_async
         loop = asyncio.get_running_loop()
         with self._mine():
             for ended in [other for other in self._clients if other.is_closed()]:
@@ -171,7 +199,9 @@ class Server:
             case 404 if said is None or said == "Not Found":
                 return _no_server(self)
             case 413:
-                return ServerRefusalError(f"{self} takes no request as large as this: give it less at once")
+                return ServerRefusalError(
+                    f"{self} takes no request as large as this: {said or 'give it less at once'}"
+                )
             case 404:
                 missing = NoCollectionError if kind == NO_COLLECTION else ConfigError
                 return missing(f"{self} refuses this: {said}")

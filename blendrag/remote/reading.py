@@ -8,9 +8,9 @@ from typing import Any
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import read_calls, visible
-from blendrag.errors import BrokenAnswerError, ConfigError, GenerationTimeoutError, ServerBusyError
-from blendrag.remote.http import made, understood
+from blendrag.chat.tools import ended_by, read_calls, visible
+from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
+from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
 
 _END = "[DONE]"
@@ -49,9 +49,10 @@ class Reader:
         event = _json(data)
         if (error := event.get("error")) is not None:
             about = error if isinstance(error, dict) else {"message": error}
-            refused = about.get("code") == 400
-            kind = BrokenAnswerError if self.begun else ConfigError if refused else ServerBusyError
-            raise kind(f"the server failed: {about.get('message')}")
+            said, refused = f"the server failed: {about.get('message')}", about.get("code") == 400
+            if refused and not self.begun:
+                raise refusal(said)
+            raise (BrokenAnswerError if self.begun else ServerBusyError)(said)
         if self.limit_s is not None and time.perf_counter() - self._begin > self.limit_s:
             raise self.late()
         self._model = event.get("model") or self._model
@@ -90,7 +91,7 @@ class Reader:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls else self._finish_reason,
+            finish_reason=ended_by(read, self._finish_reason),
             ttft_s=self._ttft_s,
             total_s=time.perf_counter() - self._begin,
             usage=Usage(

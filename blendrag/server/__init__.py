@@ -3,5 +3,25 @@
 vLLM is met only through what it hands to plugins (``vllm.plugins.endpoint_plugins``): the app with its
 routes, and its state."""
 
-MOST_MIB = 64
-"""Of a request's body, unless the server is told otherwise: some 20,000 pages of text."""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may hold, unless the server is told otherwise: an option of ``serve`` each.
+
+    body_mib: of its body; 64 are some 20,000 pages. items: messages of a chat, and documents that it names;
+    of a body's JSON, 16 values each, or 256 where documents are put. text_mib: of texts that are tokenised to
+    be answered, that a request names, or of one that is kept.
+    """
+
+    body_mib: int = 64
+    items: int = 4096
+    text_mib: int = 2
+
+    def values(self, method: str) -> int:
+        """Of the body of a request with this method."""
+        return self.items * (256 if method == "PUT" else 16)
+
+
+LIMITS = Limits()

@@ -24,7 +24,7 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
-from blendrag.errors import ConfigError
+from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.names import closest
 from blendrag.options import Quality
 from blendrag.prompt import Messages, PromptPlan, decode
@@ -32,6 +32,7 @@ from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
 from blendrag.serving.library import Library
 from blendrag.settings import RENAMED, Settings
+from blendrag.text import encodable
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +47,7 @@ _MOST_INGESTS = 8  # of a tenant, with the one that is being done
 T = TypeVar("T")
 
 
-def _encodable(text: str) -> str:
-    """JSON can say half of a surrogate pair, which can neither be stored nor tokenised: a ValueError."""
-    text.encode()
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
+Text = Annotated[str, AfterValidator(encodable)]
 
 
 class BlendFields(BaseModel):
@@ -140,6 +135,17 @@ class Blending:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-ingest")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="blendrag-reader")
         self._room = BoundedSemaphore(_MOST_INGESTS)
+        self._ending = False
+
+    def end(self) -> None:
+        """Have ingest stop behind what is being prefilled, and begin no other."""
+        self._ending = True
+        self.library.stop_ingest()
+
+    def check_going_on(self) -> None:
+        """Raises EngineClosedError after :meth:`end`."""
+        if self._ending:
+            raise EngineClosedError("the server is about to end: put these documents again")
 
     def close(self) -> None:
         """Before the engine ends: nothing grows any more, and what was noted of prompts is written down."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from blendrag.engine.client.tool_parser import server_tool_parser
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.names import closest
-from blendrag.server import MOST_MIB
+from blendrag.server import LIMITS, Limits
 from blendrag.server.keys import Keys
 from blendrag.serving.lease import default_kv_dir
 from blendrag.settings import Settings
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
-``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``most_bytes``: of a request's body.
+``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of :class:`Limits`.
 ``tool_parser``: vLLM's name of the one that reads calls, or nothing."""
 
 # vLLM's short names of options that are settings here.
@@ -36,8 +36,8 @@ _OTHER_PLUGINS = (
     "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins",
 )  # fmt: skip
 
-# Seconds for running answers when the server is told to end; Kubernetes waits for 30 in all.
-_ENDING_S = 20
+# Seconds from the word to end until all is gone: so long Kubernetes waits.
+_ENDING_S = 30
 
 # Of an only API server, seconds from the end of its engine's start to its word of it, which is there already.
 # vLLM loses the exception by which a signal ends that start, and goes on to wait for the word, by default for
@@ -66,7 +66,7 @@ _REFUSED = {
 CLIENTS = frozenset(
     {
         "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
-        "temperature", "top_k",
+        "temperature", "similarity_top_k",
     }
 )  # fmt: skip
 
@@ -127,10 +127,10 @@ def serve_command(
     on_cpu: bool | None = None,
     *,
     keys: Path | None = None,
-    most_mib: int = MOST_MIB,
+    limits: Limits = LIMITS,
 ) -> ServeCommand:
     """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own. on_cpu:
-    whether its machine has no GPU; None: as this one. keys: the file of them. most_mib: of a request's body.
+    whether its machine has no GPU; None: as this one. keys: the file of them.
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
@@ -158,7 +158,7 @@ def serve_command(
                 "settings": dict(given),
                 "folder": folder and str(folder),
                 "keys": keys and str(keys),
-                "most_bytes": most_mib << 20,
+                "limits": asdict(limits),
                 "tool_parser": parser,
             }
         ),

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
+from pydantic import BaseModel, Discriminator, Tag, ValidationError, create_model, model_validator
 
 from blendrag.chat.tools import parameters_of
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
+from blendrag.server import LIMITS, Limits
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
+from blendrag.server.gate import key_of
+from blendrag.server.keys import Key
 from blendrag.server.knowledge import status_of
+from blendrag.text import plain
 
 HEADER = "x-blendrag"
+_MOST_MISTAKES = 1000
 _DATA = "data: "
 _DONE = "data: [DONE]"
 _LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
@@ -25,34 +31,61 @@ _MOST_ANSWERS = 128
 _HEAD = ("id", "object", "created", "model")
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
+Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
-def body_of(stock: Endpoint) -> type[BaseModel]:
+def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
     """What ``stock`` takes, with a field that is ours."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
+
+    def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+        return _understood(limits, cls, body, read)
+
     return create_model(
         f"Blended{model.__name__}",
         __base__=model,
-        __validators__={"understood": model_validator(mode="wrap")(_understood)},  # type: ignore[dict-item]
+        __validators__={"understood": model_validator(mode="wrap")(understood)},  # type: ignore[dict-item]
         blendrag=(BlendFields | None, None),
     )
 
 
-def _understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
+    if isinstance(body, dict):
+        _check_amount(body, limits)
     try:
+        body = plain(body)
         if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
             body = {**body, "messages": [_readable(message) for message in body["messages"]]}
             if isinstance(tools := body.get("tools"), list):
                 body["tools"] = [_with_parameters(tool) for tool in tools]
         request = read(body)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        if (mistakes := error.error_count()) > _MOST_MISTAKES:  # to list them takes long
+            raise ValueError(f"{mistakes:,} mistakes, as in messages that have no role or content") from None
+        raise
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
     for message in request.messages if is_chat(cls) else ():
         if isinstance(message, dict) and isinstance(message.get("content"), Iterator):
             message["content"] = list(message["content"])
     return request
+
+
+def _check_amount(body: dict[str, Any], limits: Limits) -> None:
+    """Raises ValueError."""
+    ours = body.get(FIELD_NAME)
+    named = ours.get("documents") if isinstance(ours, dict) else None
+    for what, items in (("messages", body.get("messages")), ("documents", named)):
+        if isinstance(items, list) and len(items) > limits.items:
+            raise ValueError(f"{len(items):,} {what}: at most {limits.items:,} are taken (--max-items)")
+    if isinstance(named, list):
+        length = sum(len(text) for text in named if isinstance(text, str))
+        if length > limits.text_mib << 20:
+            raise ValueError(f"documents of more than {limits.text_mib} MiB (--max-text-mib): name fewer")
 
 
 def _readable(message: Any) -> Any:
@@ -107,7 +140,8 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
         except ConfigError as error:
             raise HTTPException(400, str(error)) from None
         response = await stock(request, raw_request)
-        return await _with_evidence(response, blending, prepared, fields.evidence, times)
+        evidence = partial(_evidence, blending, prepared, key_of(raw_request))
+        return await _with_evidence(response, evidence, prepared, fields.evidence, times)
 
     endpoint.__doc__ = stock.__doc__
     return _taking(body, endpoint)
@@ -125,7 +159,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
             found = await blending.explain(request, fields, raw_request.app.state.online_renderer)
         except BlendragError as error:
             raise HTTPException(status_of(error), str(error)) from None
-        return JSONResponse(found)
+        return JSONResponse(found | {"rows": key_of(raw_request).shown(found["rows"])})
 
     def kind(body: Any) -> str:
         return "chat" if isinstance(body, dict) and "messages" in body else "completion"
@@ -143,6 +177,14 @@ def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
         ]
     )
     return endpoint
+
+
+async def _evidence(
+    blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As :meth:`Blending.evidence` has it, for the holder of this key."""
+    counts, rows = await blending.evidence(about, answer)
+    return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
 
 
 def _once(request: Any) -> int:
@@ -175,16 +217,16 @@ def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
 
 
 async def _with_evidence(
-    response: Response, blending: Blending, about: Blended, wanted: bool, times: int
+    response: Response, evidence: Evidence, about: Blended, wanted: bool, times: int
 ) -> Response:
     if isinstance(response, StreamingResponse):
         response.headers[HEADER] = json.dumps(about.planned)
-        response.body_iterator = _followed(response.body_iterator, blending, about, wanted, times)
+        response.body_iterator = _followed(response.body_iterator, evidence, wanted, times)
         return response
     if not isinstance(response, JSONResponse) or response.status_code != 200:
         return response
     answer = json.loads(bytes(response.body))
-    counts, rows = await blending.evidence(about, answer)
+    counts, rows = await evidence(answer)
     answer.pop("kv_transfer_params", None)
     answer = _repeated(answer, times)
     answer[FIELD_NAME] = counts | (rows if wanted else {})
@@ -193,14 +235,14 @@ async def _with_evidence(
 
 
 async def _followed(
-    chunks: AsyncIterable[Any], blending: Blending, about: Blended, wanted: bool, times: int
+    chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool, times: int
 ) -> AsyncIterator[Any]:
     """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
     async for chunk in chunks:
         if isinstance(chunk, str) and chunk.startswith(_DONE):
             answer = _read(last)
-            counts, rows = await blending.evidence(about, answer)
+            counts, rows = await evidence(answer)
             if wanted:
                 head = {name: answer[name] for name in _HEAD if name in answer}
                 yield f"data: {json.dumps({**head, 'choices': [], FIELD_NAME: counts | rows})}\n\n"

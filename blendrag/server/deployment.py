@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_MODEL
-from blendrag.server import MOST_MIB
+from blendrag.server import LIMITS, Limits
 from blendrag.server.command import CLIENTS, ServeCommand, serve_command
 from blendrag.settings import Settings
 from blendrag.version import __version__
@@ -34,7 +34,7 @@ def container_command(
     more: Sequence[str],
     *,
     keys: Path | None = None,
-    most_mib: int = MOST_MIB,
+    limits: Limits = LIMITS,
 ) -> ServeCommand:
     """The command in a container with GPUs, without its first words. All settings that are not the default,
     and that a server has use for, travel with it, since no ``blendrag.yaml`` does; of tiers, the place only.
@@ -54,7 +54,7 @@ def container_command(
         raise ConfigError(f"{name} is a secret, which is not printed: give it to the container")
     apart = {"cache_dir", "tiers", *CLIENTS}
     given = settings.model_dump(mode="json", exclude_defaults=True, exclude=apart)
-    command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, most_mib=most_mib)
+    command = serve_command(settings, given, model, folder, more, on_cpu=False, keys=keys, limits=limits)
     variables = {name: value for name, value in command.variables.items() if "_CPU_" not in name}
     variables |= {"HF_HOME": _DATA, "BLENDRAG_CACHE_DIR": f"{_DATA}/blendrag", SECRET: ""}
     if settings.tiers:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -17,17 +18,19 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 
 from blendrag.chat.tools import forced_schema
 from blendrag.engine.client.running import RunningEngine
+from blendrag.engine.compat.requests import end_answers
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import BlendragError, ConfigError
 from blendrag.progress import SILENT
-from blendrag.server import knowledge
+from blendrag.server import Limits, knowledge
 from blendrag.server.blending import Blending
 from blendrag.server.command import SERVED, tenants
 from blendrag.server.completions import blended, body_of, explained
-from blendrag.server.gate import Gate
+from blendrag.server.gate import Gate, Requests
 from blendrag.server.keys import Keys, read_keys
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
@@ -36,17 +39,20 @@ from blendrag.settings import Settings
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-_CLOSING_S = 6.0
+_CLOSING_S = 3.0
+_CHILDREN_S = 3.0  # from the end of a server to that of its engine's processes
+_DEAD_S = 5.0  # for what is left when those have ended before
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 _EXPLAIN = "/v1/kb/explain"
 
 
 def attach_router(app: FastAPI) -> None:
     """Raises ConfigError if the server was not started for blending, or its model gives no answers."""
-    bodies = []
+    served = _served()
+    limits, bodies = Limits(**served["limits"]), list[type[BaseModel]]()
     for path in _BLENDED:
         stock = _posting(app, path)
-        bodies.append(body_of(stock.endpoint))
+        bodies.append(body_of(stock.endpoint, limits))
         app.router.routes.remove(stock)
         app.add_api_route(
             path,
@@ -63,12 +69,12 @@ def attach_router(app: FastAPI) -> None:
         tags=["blendrag"],
         dependencies=[Depends(knowledge.known_parameters)],
     )
-    served = _served()
+    app.state.requests = Requests()
     if served["tool_parser"]:
         from blendrag.engine.compat.forced_calls import hold_forced_calls
 
         hold_forced_calls(served["tool_parser"], forced_schema)
-    app.add_middleware(Gate, keys=_keys(served), most_bytes=served["most_bytes"])
+    app.add_middleware(Gate, keys=_keys(served), limits=limits, requests=app.state.requests)
 
 
 async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
@@ -78,7 +84,7 @@ async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
     engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
     name, *_ = args.served_model_name or [args.model]
     state.blendrag = {}
-    engine.end_in_order(state.blendrag)
+    engine.end_in_order(state.blendrag, state.requests, state)
     for namespace, (settings, folder) in _tenants(served).items():
         library = await asyncio.to_thread(_open, settings, folder, engine)
         blending = Blending(library, settings, engine, name, os.environ[SECRET], served["tool_parser"])
@@ -92,6 +98,7 @@ class _Engine(RunningEngine):
     def __init__(self, settings: Settings, llm: Any, loop: asyncio.AbstractEventLoop, *, alone: bool) -> None:
         super().__init__(settings, alone=alone)
         self._llm, self._loop = llm, loop
+        self._thread = threading.get_ident()
 
     @classmethod
     async def of(cls, settings: Settings, llm: Any, *, alone: bool, engines: int) -> _Engine:
@@ -103,25 +110,52 @@ class _Engine(RunningEngine):
         engine.facts = replace(facts, blocks="") if engines > 1 else facts
         return engine
 
-    def end_in_order(self, tenants: Mapping[str, Blending]) -> None:
-        """When the server is told to end, take no more calls: whoever waits for one would hold it up. And let
-        running answers end, as vLLM does with one API server (``--shutdown-timeout``): of several, each
-        closes its connection at once. tenants: closed before the engine."""
+    def end_in_order(self, tenants: Mapping[str, Blending], requests: Requests, state: Any) -> None:
+        """When the server is told to end, let in no request, stop ingest behind what is being prefilled, and
+        let running answers end; those that go on after half of the time (``--shutdown-timeout``) end
+        with what there is of them. Then take no more calls, or whoever waits for one would hold it up.
+        tenants: closed before the engine. state: of the app."""
         llm, close = self._llm, self._llm.shutdown
 
         def shutdown(timeout: float | None = None) -> None:
-            ends = time.monotonic() + 0.75 * (timeout or 0)  # some is left for the engine to end in
-            several, answers = not self.alone, llm.output_processor
-            while several and answers.has_unfinished_requests() and time.monotonic() < ends:
-                time.sleep(_LOOK_S)
-            self._closed = True
+            if self._closed:  # vLLM does it twice
+                return close(timeout=timeout)
+            allowed, begun, dead = timeout or 0.0, time.monotonic(), llm.errored
+            exit_after(_DEAD_S if dead else max(allowed - _CHILDREN_S, _DEAD_S))
+            if server := getattr(state, "server", None):  # else it waits for clients that do not read
+                server.config.timeout_graceful_shutdown = 1
+            requests.ending = True
+            for tenant in tenants.values():
+                tenant.end()
+            if not dead and threading.get_ident() != self._thread:
+                self._let_end(requests, begun + allowed / 2, begun + 3 / 5 * allowed)
+            self._end_calls()
             # Apart: in the loop's own thread, as after an error, what waits for the loop would never end.
             closing = Thread(target=_close, args=([*tenants.values()],), daemon=True)
             closing.start()
             closing.join(_CLOSING_S)
-            close(timeout=timeout)
+            close(timeout=max(0.0, begun + allowed - time.monotonic()))
 
         llm.shutdown = shutdown
+
+    def _let_end(self, requests: Requests, until: float, at_last: float) -> None:
+        """Wait for requests, by ``time.monotonic``; and then, for those that were broken off."""
+
+        def wait(deadline: float) -> None:
+            while requests.under_way and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+
+        wait(until)
+        if requests.under_way:
+            self._submit(end_answers(self._llm))
+            wait(at_last)
+
+
+def exit_after(seconds: float) -> None:
+    """End this process then, whatever its threads still wait for."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def _close(tenants: Sequence[Blending]) -> None:

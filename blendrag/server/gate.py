@@ -1,7 +1,9 @@
-"""What every request to the server passes first: who it is from, what its key may do, how large it is."""
+"""What every request to the server passes first: who it is from, what its key may do, how large it is, and
+whether the server is about to end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 from fastapi import HTTPException, Request
@@ -10,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from blendrag.server import Limits
 from blendrag.server.keys import ADMIN, ASK, INGEST, RIGHTS, Key, Keys
 
 _EVERYBODY = Key("", RIGHTS)
@@ -39,7 +42,12 @@ _ROUTES = {
 _OPEN = ("GET", "/health")
 _PATHS = tuple((method, compile_path(path)[0], right) for (method, path), right in _ROUTES.items())
 
+_TOKENISED = "/tokenize"  # of vLLM's routes, one that takes texts that are longer than the model's window
+
 _RETRY_S = "5"
+
+_WITHIN_VALUES = bytes(set(range(256)) - set(b'"[{,'))
+_NUMBERS = 16  # count as one value
 
 
 def key_of(request: Request) -> Key:
@@ -48,15 +56,27 @@ def key_of(request: Request) -> Key:
     return key
 
 
+def limits_of(request: Request) -> Limits:
+    """What a request may hold."""
+    limits: Limits = request.state.limits
+    return limits
+
+
+class Requests:
+    """Those that are being answered. No more are let in once the server is about to end."""
+
+    def __init__(self) -> None:
+        self.under_way, self.ending = 0, False
+
+
 class Gate:
     """ASGI middleware around all routes, those of plugins, documentation and metrics too.
 
-    keys: None lets everybody in. most_bytes: of a request's body. A busy server's answers say when to ask
-    again.
+    keys: None lets everybody in. A busy server's answers say when to ask again.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, most_bytes: int) -> None:
-        self._app, self._keys, self._most = app, keys, most_bytes
+    def __init__(self, app: ASGIApp, keys: Keys | None, limits: Limits, requests: Requests) -> None:
+        self._app, self._keys, self._limits, self._requests = app, keys, limits, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -65,8 +85,15 @@ class Gate:
         admitted = self._admitted(scope, headers)
         if not isinstance(admitted, Key):
             return await admitted(scope, receive, send)
-        scope.setdefault("state", {})["key"] = admitted
-        await self._app(scope, self._limited(headers, receive), _hinting(send))
+        if self._requests.ending:
+            refused = _refusal(503, "the server is about to end: ask again later, or another")
+            return await refused(scope, receive, _hinting(send))
+        scope.setdefault("state", {}).update(key=admitted, limits=self._limits)
+        self._requests.under_way += 1
+        try:
+            await self._app(scope, self._limited(scope, headers, receive), _hinting(send))
+        finally:
+            self._requests.under_way -= 1
 
     def _admitted(self, scope: Scope, headers: Headers) -> Key | JSONResponse:
         """The request's key, or the refusal."""
@@ -85,26 +112,58 @@ class Gate:
                 return _refusal(403, f"this key has not the right {right!r}")
         return _refusal(404, "there is no such route for holders of keys")
 
-    def _limited(self, headers: Headers, receive: Receive) -> Receive:
-        declared = read = 0
+    def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
+        """Gives a body as a whole, once it is known that it can be read quickly."""
+        tokenised = scope["path"].endswith(_TOKENISED)  # by vLLM, whatever it has of it
+        limit, option = (
+            (self._limits.text_mib, "--max-text-mib")
+            if tokenised
+            else (self._limits.body_mib, "--max-body-mib")
+        )
+        declared, most = 0, limit << 20
         with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
             declared = int(headers.get("content-length") or 0)
 
         async def limited() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if max(declared, read) > self._most:
-                # FastAPI lets no other exception out of its reading of a body.
-                raise HTTPException(413, f"the body has more than {self._most >> 20} MiB: send less at once")
-            return message
+            parts, size, more = list[bytes](), 0, True
+            while more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return message
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                more = message.get("more_body", False)
+                if max(declared, size) > most:
+                    # FastAPI lets no other exception out of its reading of a body.
+                    raise HTTPException(
+                        413, f"the body has more than {limit} MiB ({option}): send less at once"
+                    )
+            body, allowed = b"".join(parts), self._limits.values(scope.get("method", ""))
+            if len(body) >= allowed and await asyncio.to_thread(has_more_values, body, allowed):
+                raise HTTPException(
+                    413,
+                    f"the body has more than {allowed:,} values, as messages, documents and their fields are"
+                    " (--max-items): send fewer at once",
+                )
+            return {"type": "http.request", "body": body, "more_body": False}
 
         return limited
 
 
+def has_more_values(body: bytes, most: int) -> bool:
+    """Whether JSON holds more than so many strings, lists and objects, keys among them, and sixteenths of
+    numbers: what takes long to read, whatever it means. Takes a moment itself."""
+    rest = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _WITHIN_VALUES)
+    if rest.count(b'"') > 2 * most:
+        return True
+    outside = b"".join(rest.split(b'"')[::2])
+    others = outside.count(b"[") + outside.count(b"{")
+    return rest.count(b'"') // 2 + others + outside.count(b",") // _NUMBERS > most
+
+
 def _refusal(status: int, message: str) -> JSONResponse:
     """As vLLM words its own."""
-    kinds = {401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
+    kinds = {401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 503: "Service Unavailable"}
     error = {"message": message, "type": kinds[status], "param": None, "code": status}
     return JSONResponse(
         {"error": error}, status, headers={"WWW-Authenticate": "Bearer"} if status == 401 else None

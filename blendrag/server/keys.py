@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blendrag.errors import ConfigError
 from blendrag.names import closest
@@ -25,6 +26,15 @@ class Key:
 
     namespace: str
     rights: frozenset[str]
+
+    @property
+    def names(self) -> bool:
+        """Whether it may know what the documents of its namespace are called."""
+        return INGEST in self.rights
+
+    def shown(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What its holder sees of rows about documents, whose name is their ``source``."""
+        return [row if self.names else {**row, "source": None} for row in rows]
 
 
 class Keys:

@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from asyncio import to_thread
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from blendrag.chat.tools import TemplateFacts
-from blendrag.errors import BlendragError, ConfigError, StoreFullError
+from blendrag.errors import BlendragError, ConfigError, EngineClosedError, StoreFullError
 from blendrag.index.split import Splitter
 from blendrag.names import closest
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.server.blending import Blending, Text, blending_of
-from blendrag.server.gate import key_of
+from blendrag.server.gate import key_of, limits_of
 from blendrag.server.keys import ADMIN
 from blendrag.serving.collection import NO_COLLECTION, Collection
 from blendrag.serving.library import Library
 from blendrag.serving.prefill import PrefillReport
 
+_LONG = 1 << 16  # bytes of a body
 _SILENCE_S = 5.0  # at most, of an answer that goes on: proxies end those that say nothing
 
 T = TypeVar("T")
@@ -39,7 +42,27 @@ def known_parameters(request: Request) -> None:
         raise HTTPException(400, f"unknown parameter {name!r}{closest(name, known)}")
 
 
-router = APIRouter(prefix="/v1/kb", tags=["blendrag"], dependencies=[Depends(known_parameters)])
+class _Apart(APIRoute):
+    """Reads long bodies apart from the event loop."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return handler
+
+
+class _Request(Request):
+    async def json(self) -> Any:
+        body = await self.body()
+        return json.loads(body) if len(body) < _LONG else await to_thread(json.loads, body)
+
+
+router = APIRouter(
+    route_class=_Apart, prefix="/v1/kb", tags=["blendrag"], dependencies=[Depends(known_parameters)]
+)
 
 Name = Annotated[str, Path(pattern=r"^[\w.-]{1,128}$", description="Of a collection.")]
 
@@ -73,6 +96,8 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
     report. A caller that goes away leaves the work to go on."""
     blending = blending_of(request)
     collection = Collection(blending.library, name)
+    for shown in body.documents.values():
+        _check_length(request, [shown] if isinstance(shown, str) else shown)
     texts = {id: [text] if isinstance(text, str) else text for id, text in body.documents.items()}
     keep = collection.sync if body.sync else collection.add
     return await _told(blending, lambda progress: keep(texts, sources=body.sources, progress=progress))
@@ -82,7 +107,7 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
 async def get(name: Name, request: Request) -> Response:
     """The ids of a collection's documents. One without any is not found."""
     ids = await _run(request, lambda library: Collection(library, name).ids())
-    return JSONResponse({"ids": sorted(ids)}) if ids else _no_collection(name)
+    return await to_thread(JSONResponse, {"ids": sorted(ids)}) if ids else _no_collection(name)
 
 
 @router.delete("/collections/{name}")
@@ -124,24 +149,28 @@ async def model(request: Request) -> dict[str, Any]:
 
 
 @router.post("/tokens")
-async def tokens(body: Texts, request: Request) -> dict[str, Any]:
+async def tokens(body: Texts, request: Request) -> Response:
     """The model's own tokens of texts, as documents have them."""
+    _check_length(request, body.texts)
 
-    def encode(library: Library) -> list[list[int]]:
-        return [list(encode_document(library.tokenizer, text)) for text in body.texts]
+    def encode(library: Library) -> Response:
+        ids = [list(encode_document(library.tokenizer, text)) for text in body.texts]
+        return JSONResponse({"token_ids": ids})
 
-    return {"token_ids": await _run(request, encode)}
+    return await _run(request, encode)
 
 
 @router.post("/split")
-async def split(body: Whole, request: Request) -> dict[str, Any]:
+async def split(body: Whole, request: Request) -> Response:
     """Documents in chunks, measured in the model's own tokens, as an index splits them."""
+    _check_length(request, body.texts)
 
-    def pieces(library: Library) -> list[list[str]]:
+    def pieces(library: Library) -> Response:
         splitter = Splitter(library.tokenizer, chunk_tokens=body.chunk_tokens, overlap=body.chunk_overlap)
-        return [[piece.text for piece in splitter.split(text)] for text in body.texts]
+        texts = [[piece.text for piece in splitter.split(text)] for text in body.texts]
+        return JSONResponse({"pieces": texts})
 
-    return {"pieces": await _run(request, pieces)}
+    return await _run(request, pieces)
 
 
 @router.get("/stats")
@@ -157,7 +186,20 @@ async def stats(
         blending = blending_of(request, namespace)
     except KeyError:
         raise _no_namespace(namespace) from None
-    return await _answered(blending.ask(blending.library.stats))
+    facts = await _answered(blending.ask(blending.library.stats))
+    if not key.names or namespace not in (None, key.namespace):
+        del facts["reuse"]  # by the names of documents
+    return facts
+
+
+def _check_length(request: Request, texts: Iterable[str]) -> None:
+    """Refuse what is too long to be tokenised at once: a kilobyte for every character, at the worst."""
+    most = limits_of(request).text_mib
+    if sum(map(len, texts)) > most << 20:
+        raise HTTPException(
+            413,
+            f"texts of more than {most} MiB are not tokenised at once (--max-text-mib): send parts",
+        )
 
 
 def _no_namespace(name: str | None) -> HTTPException:
@@ -187,6 +229,8 @@ def status_of(error: BlendragError) -> int:
     """Of an answer that fails by it."""
     if isinstance(error, StoreFullError):
         return 507
+    if isinstance(error, EngineClosedError):  # the server is about to end
+        return 503
     return 400 if isinstance(error, ConfigError) else 500
 
 
@@ -216,6 +260,7 @@ async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -
 
     def run() -> None:
         try:
+            blending.check_going_on()
             report = work(_Lines(put))
             put({"report": asdict(report)})
         except BlendragError as error:

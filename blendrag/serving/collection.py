@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from blendrag.progress import Progress, progress_bar
 from blendrag.serving.owners import owner_of, volatile
 from blendrag.serving.prefill import PrefillReport
+from blendrag.text import encodable
 
 if TYPE_CHECKING:  # it imports torch, and vector stores are imported before that is needed
     from blendrag.serving.library import Library
@@ -29,6 +30,18 @@ class SyncReport(PrefillReport):
     removed: int = 0
     changed: int = 0
     unchanged: int = 0
+
+
+def encodable_documents(
+    documents: Texts, sources: Sources | None
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return documents and sources with ids and texts that can be stored; a text alone is a list of one."""
+    texts = {
+        # A text is an iterable of texts, too, of its characters.
+        encodable(id): [encodable(one) for one in ([found] if isinstance(found, str) else found)]
+        for id, found in documents.items()
+    }
+    return texts, {encodable(id): encodable(source) for id, source in (sources or {}).items()}
 
 
 class KeptDocuments(ABC):
@@ -78,14 +91,15 @@ class KeptDocuments(ABC):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        """Make exactly ``documents`` be kept, and all of their KV. ``sources``: as :meth:`add`."""
+        """Make exactly ``documents`` be kept, and all of their KV: of two at once, one is as if it came after
+        the other. ``sources``: as :meth:`add`."""
 
 
 class Collection(KeptDocuments):
     """In a library of this process."""
 
     def __init__(self, library: Library, name: str) -> None:
-        self.library, self.name = library, name
+        self.library, self.name = library, encodable(name)
 
     @staticmethod
     def volatile(name: str) -> str:
@@ -129,24 +143,23 @@ class Collection(KeptDocuments):
         only: bool = False,
     ) -> SyncReport:
         report = SyncReport()
-        known = set(self.library.catalogue.owners(self._owner("")))
         owned, parts = self._owned(documents, sources)
-        gone = known - owned.keys() if only else set()
         with progress_bar(progress) as bar:
-            if gone:
-                self.library.release(gone)
-            new = self.library.register(owned, parts)
+            with self.library.changing():  # what is read here is what is changed
+                known = set(self.library.catalogue.owners(self._owner("")))
+                gone = known - owned.keys() if only else set()
+                new = self.library.register(owned, parts)
+                if gone:  # last, so that a text which another document has now keeps its KV
+                    self.library.release(gone)
             self.library.prefill(report, bar)
         report.added, report.changed = len(new - known), len(new & known)
         report.unchanged, report.removed = len(owned) - len(new), len(gone)
         return report
 
     def _owned(self, documents: Texts, sources: Sources | None) -> tuple[Texts, Sources]:
-        # A text is an iterable of texts, too, of its characters.
-        owned = {
-            self._owner(id): [texts] if isinstance(texts, str) else texts for id, texts in documents.items()
-        }
-        return owned, {self._owner(id): source for id, source in (sources or {}).items()}
+        documents, sources = encodable_documents(documents, sources)
+        owned = {self._owner(id): texts for id, texts in documents.items()}
+        return owned, {self._owner(id): source for id, source in sources.items()}
 
     def _owner(self, id: str) -> str:
-        return owner_of(self.name, id)
+        return owner_of(self.name, encodable(id))

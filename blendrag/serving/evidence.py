@@ -22,10 +22,11 @@ class Evidence:
 
     mode: how the prompt was prefilled. exact: all of its documents' KV was to come from the tree of
     prefixes; mixed: that of its first ones did, and the rest was blended.
-    reused: taken from the store as they are. exact: those of them that came from the tree, as full prefill
-    makes them. recomputed: taken from the store and repaired.
+    reused: taken from the store as they are, or, of blended documents, from vLLM's own prefix cache, behind
+    an earlier prompt that began in the same way. exact: those of them that came from the tree, as full
+    prefill makes them. recomputed: taken from the store and repaired.
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
-    prefix: found in vLLM's own prefix cache, from an earlier prompt that began in the same way.
+    prefix: all others that vLLM's prefix cache had.
     plain: why the prompt was prefilled without blending; None if it was blended.
     documents: one row per segment of the prompt, as ``explain()`` gives them.
     ms: where the fused prefill spent its time: load, select, recompute.
@@ -94,17 +95,19 @@ def _evidence(
         reason = plain or f"fell back to plain prefill: {fallback}"
         prefix = report.prefix if report is not None else last.prefix_tokens
         return Evidence(prompt, fresh=prompt - prefix, prefix=prefix, plain=reason, documents=documents)
+    prefix = report.prefix if report is not None else last.prefix_tokens
+    again = sum(min(length, max(0, prefix - start)) for _, start, length in recipe.spans)
     if report is None:  # the prefix cache held this recipe's KV
-        prefix = last.prefix_tokens
-        return Evidence(prompt, "blended", fresh=prompt - prefix, prefix=prefix, documents=documents)
+        left = prefix - again
+        return Evidence(prompt, "blended", again, fresh=prompt - prefix, prefix=left, documents=documents)
     return Evidence(
         prompt,
         "mixed" if report.exact else "blended",
-        reused=report.cached - report.recomputed + report.exact,
+        reused=report.cached - report.recomputed + report.exact + again,
         exact=report.exact,
         recomputed=report.recomputed,
         fresh=prompt - report.cached - report.prefix - report.exact,
-        prefix=report.prefix,
+        prefix=prefix - again,
         missing=report.missing,
         documents=documents,
         ms=report.ms,

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from blendrag.compress import check_budget
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe, spans_of
-from blendrag.errors import BlendragWarning, ConfigError, StoreError
+from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
 from blendrag.forecast.folder import default_folder
 from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import load_tokenizer, model_window, resolve_model
@@ -94,7 +95,7 @@ class Library:
         self._has_tree = bool(tree_stack(settings))
         if self._lock and not settings.tree_disk_bytes:  # else another process may have it open
             shutil.rmtree(tree_folder(root), ignore_errors=True)
-        self._warned = self._tree_warned = self._closed = False
+        self._warned = self._tree_warned = self._closed = self._no_ingest = False
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
@@ -160,6 +161,14 @@ class Library:
                     self.catalogue.count(FORECASTS, self.forecaster.counted())
                 self.forecaster = None
 
+    def stop_ingest(self) -> None:
+        """Have :meth:`prefill` end behind the texts at hand, now and later. Returns at once."""
+        self._no_ingest = True
+
+    def _check_ingest(self) -> None:
+        if self._no_ingest:
+            raise EngineClosedError("the engine is about to end: texts without KV are prefilled by the next")
+
     def stop_beside(self) -> None:
         """End what is done beside prompts, for good: growing, and forecasts, whose notes are written."""
         self._look_ahead(running=False)
@@ -208,6 +217,10 @@ class Library:
         }
 
     # -- texts --------------------------------------------------------------------------------------------
+
+    def changing(self) -> AbstractContextManager[None]:
+        """For several changes of which none of another thread's or process's comes in between."""
+        return self._changing.mine()
 
     def register(
         self, documents: Mapping[str, Iterable[str]], sources: Mapping[str, str] | None = None
@@ -309,6 +322,7 @@ class Library:
     def prefill(self, report: PrefillReport, progress: Progress) -> None:
         """Compute and store the KV of all texts that have none. Raises StoreFullError, EngineError."""
         with self._prefilling.mine():  # a second caller waits, and finds nothing left to do
+            self._check_ingest()
             self.session.settle()  # nor is done again what is repaired beside prompts
             pending = self.catalogue.pending()
             if not pending:
@@ -322,7 +336,7 @@ class Library:
             report.too_long += len(pending) - len(fitting)
             if fitting:
                 batch = self.settings.ingest_batch_tokens
-                prefill_pending(fitting, store, batch, report, progress)
+                prefill_pending(fitting, store, batch, report, progress, self._check_ingest)
 
     def prefetch(self, texts: Iterable[str]) -> None:
         """Begin to read the KV of texts that were found into memory, if the engine runs. Returns at once.

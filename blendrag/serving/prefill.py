@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from blendrag.errors import BlendragError
 from blendrag.progress import Progress
 
 if TYPE_CHECKING:  # they import torch, which clients of a server do without
@@ -58,15 +60,17 @@ def prefill_pending(
     batch_tokens: int,
     report: PrefillReport,
     progress: Progress,
+    go_on: Callable[[], None] = lambda: None,
 ) -> None:
     """Have the engine prefill and store ``entries``, several per call; other requests run between calls.
 
-    Raises StoreFullError; what is stored stays.
+    ``go_on``: called before each, to raise what ends it. Raises StoreFullError; what is stored stays.
     """
     progress.total(sum(len(entry.token_ids) for entry in entries))
     begin = time.perf_counter()
     try:
         for batch in batches(entries, batch_tokens):
+            go_on()
             done = store.ingest(batch)
             report.chunks += len(batch)
             report.tokens += done.tokens
@@ -75,8 +79,11 @@ def prefill_pending(
             rate = report.tokens / (time.perf_counter() - begin)
             progress.advance(done.tokens)
             progress.note(f"prefill: {rate:,.0f} tokens/s, {report.nbytes / 2**20:,.0f} MiB of KV")
-    finally:  # an interrupt too leaves complete records behind
-        report.nbytes += store.flush()
+    except BaseException:  # an interrupt too leaves complete records behind
+        with contextlib.suppress(BlendragError):  # the first error is the one that is told
+            store.flush()
+        raise
+    report.nbytes += store.flush()
 
 
 def batches(entries: Iterable[T], batch_tokens: int) -> Iterator[list[T]]:

@@ -47,12 +47,14 @@ class KVStore(KVReader):
         own: range | None = None,
         shards: int = 1,
         lock_s: float | None = None,
+        client: int = 0,
         layout: Layout | None = None,
         parents: Mapping[str, str] | None = None,
     ) -> KVStore:
         """Open or create the store in ``root``. dtype: what the engine computes in. own: the KV heads that
         this process has. shards: of the records that it writes. lock_s: so many seconds it waits for the
-        folder's lock, and holds it then; None: its client holds it. layout: of records that are no chunks'.
+        folder's lock, and holds it then; None: its client holds it. client: the process that this one ends
+        with. layout: of records that are no chunks'.
         parents: see :attr:`LocalTier.parents`.
 
         Finishes what a crash interrupted. Raises StoreMismatchError for another model's store, ConfigError.
@@ -60,7 +62,7 @@ class KVStore(KVReader):
         tiers: list[Tier] = []
         with contextlib.ExitStack() as opened:
             if lock_s is not None:
-                opened.callback(IndexLock(root, lock_s).release)
+                opened.callback(IndexLock(root, lock_s, client).release)
             catalogue = Catalogue.open(root, identity)
             opened.callback(catalogue.close)
             opened.callback(close_all, tiers)

@@ -5,39 +5,60 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 from filelock import FileLock, Timeout
 
 from blendrag.errors import StoreError, StoreInUseError
 from blendrag.private import make_file, make_folder
+
+_LOOK_S = 0.05
 
 
 class IndexLock:
     """Held while an index is open, by the process that writes its KV, or its client. The system
     drops it when that process ends, however it ends."""
 
-    def __init__(self, root: Path, wait_s: float = 0.0) -> None:
-        """``wait_s``: so long for one who is about to end."""
+    def __init__(self, root: Path, wait_s: float = 0.0, client: int = 0) -> None:
+        """``wait_s``: so long for one who is about to end, unless its client is there.
+        ``client``: the id of the process that this one ends with; 0: it ends by itself."""
         self._lock = FileLock(root / "lock", mode=0o600, thread_local=False)  # any thread may close an index
         self._holder = root / "lock.pid"
         try:
             make_folder(root)
-            self._lock.acquire(timeout=wait_s)
+            self._acquire(time.monotonic() + wait_s)
             make_file(self._holder)
-            self._holder.write_text(str(os.getpid()))
+            self._holder.write_text(f"{os.getpid()} {client}" if client else str(os.getpid()))
         except Timeout:
             raise StoreInUseError(f"the index {str(root)!r} is open in {self._describe()}") from None
         except OSError as error:
             self._lock.release()
-            raise StoreError(f"cannot use {str(root)!r} as an index: {error.strerror}") from error
+            raise StoreError(
+                f"cannot use {str(root)!r} as an index: {error.strerror}: name another folder (--index,"
+                " kv_dir, or cache_dir if none is named)"
+            ) from error
+
+    def _acquire(self, deadline: float) -> None:
+        while True:
+            with contextlib.suppress(Timeout):
+                self._lock.acquire(timeout=0)
+                return
+            if time.monotonic() > deadline or any(psutil.pid_exists(client) for client in self._pids()[1:]):
+                raise Timeout(self._lock.lock_file)
+            time.sleep(_LOOK_S)
+
+    def _pids(self) -> list[int]:
+        """The holder, and its client, as far as they are known."""
+        with contextlib.suppress(OSError, ValueError):  # the holder writes it just after it has the lock
+            return [int(pid) for pid in self._holder.read_text().split()]
+        return []
 
     def _describe(self) -> str:
-        pid = ""
-        with contextlib.suppress(OSError):  # the holder writes it just after it has the lock
-            pid = self._holder.read_text().strip()
-        return f"{f'process {pid}' if pid else 'another process'}: close it there first"
+        holder = [f"process {pid}" for pid in self._pids()[:1]] or ["another process"]
+        return f"{holder[0]}: close it there first"
 
     def release(self) -> None:
         with contextlib.suppress(OSError):

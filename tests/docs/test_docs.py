@@ -29,7 +29,7 @@ from places import EXAMPLES, ROOT
 PACKAGES = sorted(ROOT.glob("integrations/*/README.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *PACKAGES, EXAMPLES / "README.md"]
 # Small and quick: that the examples work is tested here, not how well.
-SMALL = {"top_k": 2, "max_tokens": 16}
+SMALL = {"similarity_top_k": 2, "max_tokens": 16}
 INSTALLERS = (["pip", "install"], ["pip", "uninstall"], ["uv", "pip"])
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

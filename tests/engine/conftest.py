@@ -62,7 +62,7 @@ def open_index(engine_options: dict[str, Any], bench: Bench, tmp_path: Path) -> 
     opened: list[BlendIndex] = []
 
     def open_one(name: str = "index", **options: Any) -> BlendIndex:
-        small = {"chunk_tokens": 64, "min_cached_tokens": 16, "top_k": 4, "max_tokens": 8}
+        small = {"chunk_tokens": 64, "min_cached_tokens": 16, "similarity_top_k": 4, "max_tokens": 8}
         index = BlendIndex.open(tmp_path / name, **{**engine_options, **small, **options})
         opened.append(index)
         return index

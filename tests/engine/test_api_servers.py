@@ -112,6 +112,24 @@ def test_two_servers_that_ingest_at_once_end_each_others_work(server: Server, tw
     assert text_of(server.ask("The end?", two[0])) == text_of(server.ask("The end?", two[1]))
 
 
+def test_two_syncs_at_once_end_as_one_of_the_two(server: Server, two: Two) -> None:
+    """As in tests/unit/serving/test_sync.py, which takes more rounds."""
+    server.put(TEXTS)
+    ids = sorted(TEXTS)
+
+    def sync(n: int, kept: list[str]) -> None:
+        path = "/v1/kb/collections/synced"
+        answer = two[n].put(path, json={"documents": {id: TEXTS[id] for id in kept}, "sync": True})
+        assert "report" in json.loads(answer.text.splitlines()[-1]), answer.text
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            wanted = [ids[:2], ids[2:]]
+            list(pool.map(sync, (0, 1), wanted))
+            assert two[0].get("/v1/kb/collections/synced").json()["ids"] in wanted
+    assert two[1].delete("/v1/kb/collections/synced").json() == {"removed": 2}
+
+
 def test_servers_that_end_cut_an_answer_or_wait_for_an_ingest_or_leave_processes(
     server: Server, two: Two
 ) -> None:

@@ -65,7 +65,7 @@ def test_answer_names_its_sources_and_what_was_reused(
 
 def test_options_reach_the_engine(blendrag: Callable[..., Result], ingested: dict[str, Any]) -> None:
     question = ("ask", "What is Bo's barge called?", "--json", "--max-tokens", "2")
-    all_reused = json.loads(blendrag(*question, "--ratio", "0", "--top-k", "1").stdout)
+    all_reused = json.loads(blendrag(*question, "--ratio", "0", "--similarity-top-k", "1").stdout)
     assert len(all_reused["sources"]) == 1 and all_reused["tokens"] <= 2
     assert all_reused["evidence"]["reused"] > 0 and all_reused["evidence"]["recomputed"] == 0
     plain = json.loads(blendrag(*question, "--no-blend").stdout)

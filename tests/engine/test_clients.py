@@ -327,14 +327,14 @@ def test_commands_do_not_reach_a_server(url: str, server: Server, tmp_path: Path
         return json.loads(done.stdout)
 
     assert (ingest()["added"], ingest()["unchanged"], ingest()["chunks"]) == (3, 3, 0)
-    asked = run("ask", "Who founded Zeta1?", "--server", url, "--json", "--top-k", "2", "--ratio", "0.3")
+    asked = run("ask", "Who founded Zeta1?", "--server", url, "--json", "-k", "2", "--ratio", "0.3")
     assert asked.exit_code == 0, asked.output
     answer = json.loads(asked.stdout)
     assert [source["source"].endswith("Zeta1.txt") for source in answer["sources"]].count(True) == 1
     assert blended(answer["evidence"]) > 200
     shown = run("ask", "Who founded Zeta1?", "--server", url, "--explain")
     assert shown.exit_code == 0 and "cached" in shown.stdout
-    chatted = run("chat", "--server", url, "--top-k", "1", input="Who founded Zeta1?\nAnd when?\n")
+    chatted = run("chat", "--server", url, "--similarity-top-k", "1", input="Who founded Zeta1?\nAnd when?\n")
     assert chatted.stdout.count("tokens reused") == 2, chatted.output
     (tmp_path / "Zeta0.txt").unlink()
     assert ingest()["removed"] == 1

@@ -290,7 +290,7 @@ def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
 ) -> None:
     index = open_index(tree_ram_bytes=1 << 28)
     index.ingest(folder)
-    texts = [hit.text for hit in index.retrieve("packages", top_k=6)]
+    texts = [hit.text for hit in index.retrieve("packages", 6)]
 
     def about(count: int) -> Answer:
         content = "\n\n".join([*texts[:count], "What is this?"])
@@ -393,7 +393,8 @@ def test_question_that_was_warmed_up_is_blended(
     index, disk = tmp_path / "index", str(1 << 28)
     question = "What does the package do?"
     (tmp_path / "questions.txt").write_text(f"{question}\n\n")
-    small = {"BLENDRAG_CHUNK_TOKENS": "64", "BLENDRAG_MIN_CACHED_TOKENS": "16", "BLENDRAG_TOP_K": "4"}
+    small = {"chunk_tokens": "64", "min_cached_tokens": "16", "similarity_top_k": "4"}
+    small = {f"BLENDRAG_{name.upper()}": value for name, value in small.items()}
     command("ingest", str(folder), "--index", str(index), **small)
     words = ("tree", "warm", "--index", str(index), "--questions", str(tmp_path / "questions.txt"))
     warmed = command(*words, BLENDRAG_TREE_DISK_BYTES=disk, **small)
@@ -411,7 +412,7 @@ def test_new_questions_pass_the_limits_of_the_tree_or_push_out_what_is_asked(
 
     index = open_index(tree_ram_bytes=40 << 20)
     index.ingest(folder)
-    texts, prefixes = [hit.text for hit in index.retrieve("packages", top_k=4)], index._library.prefixes
+    texts, prefixes = [hit.text for hit in index.retrieve("packages", 4)], index._library.prefixes
     assert prefixes is not None
 
     def about(order: Sequence[int]) -> str:

@@ -189,6 +189,70 @@ def test_a_script_that_just_ends_takes_the_engine_with_it(tmp_path: Path, model_
     wait_for(lambda: not [child for child in children if alive(child)])
 
 
+KILLED = """
+import sys, threading, time
+from pathlib import Path
+import psutil
+from blendrag.errors import EngineError
+from blendrag.serving.collection import Collection
+from blendrag.serving.library import Library
+from blendrag.settings import Settings
+
+texts = {str(n): [f"The village of Delta{n} has {n} houses. " * 40] for n in range(40)}
+settings = Settings.load(max_model_len=1024, kv_cache_gib=1, dtype="float32")
+library = Library(Path("kv"), settings)
+kept = Collection(library, "villages")
+
+def stored():
+    return library.catalogue.totals().ready
+
+def kill():
+    while stored() < 2:
+        time.sleep(0.1)
+    for process in psutil.Process().children(recursive=True):
+        if sys.argv[1] in process.name():
+            process.kill()
+    print("killed", flush=True)
+
+library.start()
+threading.Thread(target=kill).start()
+try:
+    kept.add(texts)
+except EngineError as error:
+    print("it ended:", error, flush=True)
+before = stored()
+if sys.argv[1] == "Worker":
+    kept.add(texts)
+    print("it goes on:", 2 <= before < stored() == len(texts), flush=True)
+library.close()
+print("closed", flush=True)
+"""
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("which", ["Worker", "EngineCore"])
+def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
+    tmp_path: Path, model_dir: Path, which: str
+) -> None:
+    process = start(tmp_path, which, KILLED)
+    try:
+        lines_until(process, "killed")
+        begun = time.monotonic()
+        lines = lines_until(process, "it ended")
+        assert time.monotonic() - begun < 60  # seconds, and the machine may be busy; not call_timeout_s
+        assert "the engine died at ingest" in lines[-1]
+        log = re.search(r"\S+engine\.log", lines[-1])
+        assert log is not None and Path(log.group()).is_file()
+        lines = lines_until(process, "closed")
+        assert lines == [*["it goes on: True"] * (which == "Worker"), "closed"]
+        process.wait(60)
+        assert process.returncode == 0
+        assert (tmp_path / "stderr").read_text() == ""
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_start_that_fails_for_want_of_memory_names_no_size(tmp_path: Path, model_dir: Path) -> None:
     long = shutil.copytree(model_dir, tmp_path / "long")
     config = json.loads((long / "config.json").read_text())

@@ -276,6 +276,45 @@ def test_routes_are_not_described(server: Server) -> None:
     assert "BlendFields" in described["components"]["schemas"]
 
 
+LONG = {
+    "messages": (CHAT, {"messages": [{"role": "user", "content": "x"}] * 400_000}, "--max-items"),
+    "messages that can be read": (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x"}] * 5_000},
+        "--max-items",
+    ),
+    "documents": (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "blendrag": {"documents": [f"document {n}" for n in range(100_000)]},
+        },
+        "--max-items",
+    ),
+    "tokens": ("/v1/kb/tokens", {"texts": ["It has many streets. " * 1_000_000]}, "--max-text-mib"),
+    "bytes": (KB, {"documents": {"one": "It has many streets. " * 4_000_000}}, "--max-body-mib"),
+}
+
+
+@pytest.mark.parametrize("long", LONG.values(), ids=LONG)
+def test_request_that_holds_too_much_is_refused_while_others_are_answered(
+    server: Server, long: tuple[str, dict[str, Any], str]
+) -> None:
+    path, body, option = long
+    content = json.dumps({"model": DEFAULT_MODEL, **body}).encode()
+    method, headers = "PUT" if path == KB else "POST", {"content-type": "application/json"}
+    with ThreadPoolExecutor(1) as pool, server.connect() as beside:
+        asked = pool.submit(server.client.request, method, path, content=content, headers=headers)
+        slowest = 0.0
+        while not asked.done():
+            begun = time.monotonic()
+            assert beside.get("/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - begun)
+        assert asked.result().status_code in (400, 413)
+        assert option in asked.result().text
+    assert slowest < 1.0  # 0.25, and the machine may be busy
+
+
 @pytest.mark.variant
 def test_server_computes_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
     shared = {"kind": "object", "url": f"file://{tmp_path}/shared", "write": "through"}

@@ -96,7 +96,7 @@ def test_chunks_of_one_batch_do_not_see_each_other(behind: Behind, settings: Set
 def test_index_answers_from_one_document_behind_its_prompt_as_full_prefill_does(
     open_index: Callable[..., BlendIndex], folder: Path, bench: Bench
 ) -> None:
-    options = {"shared_prefix": "system", "top_k": 1, "recompute_ratio": 0.0, "max_tokens": 16}
+    options = {"shared_prefix": "system", "similarity_top_k": 1, "recompute_ratio": 0.0, "max_tokens": 16}
     index = open_index("shared", **options)
     index.ingest(folder)
     bench.reset()

@@ -22,7 +22,7 @@ QUESTION = "What are these about?"
 
 @pytest.fixture
 def chat(bench: Bench, engine_options: dict[str, Any], texts: list[str], tmp_path: Path) -> Iterator[Chat]:
-    settings = Settings.load(**engine_options, min_cached_tokens=16, max_tokens=24, outcome_log=True)
+    settings = Settings.load(**{**engine_options, "max_tokens": 24}, min_cached_tokens=16, outcome_log=True)
     made = Chat(settings, tmp_path / "kv")
     made.collection("kb").add({str(at): text for at, text in enumerate(texts)})
     yield made

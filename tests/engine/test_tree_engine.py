@@ -29,8 +29,9 @@ def index(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, engine_options: dict[str, Any]
 ) -> Iterator[BlendIndex]:
     own = {"tree_ram_bytes": 1 << 28, "tree_disk_bytes": 1 << 30, "reorder_window": 8, "max_num_seqs": 1}
+    own |= {"chunk_tokens": 64, "similarity_top_k": 4}
     folder = tmp_path_factory.mktemp("tree")
-    with BlendIndex.open(folder / "index", **engine_options, **own, chunk_tokens=64, top_k=4) as opened:
+    with BlendIndex.open(folder / "index", **engine_options, **own) as opened:
         opened.ingest("\n\n".join(tokenizer.decode(ids) for ids in [*real_texts(tokenizer)][:6]))
         assert opened.warm(QUESTION)
         yield opened

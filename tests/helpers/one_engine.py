@@ -27,6 +27,7 @@ ENGINE = {
     "max_model_len": 4096,
     "kv_cache_gib": 1,
     "max_num_batched_tokens": 512,
+    "max_tokens": 256,  # of a request that says nothing: else one that rambles does so for a whole window
 }
 
 

@@ -78,7 +78,7 @@ def scripted() -> Iterator[Script]:
             body = json.loads(self.rfile.read(length)) if length else None
             script.asked.append((self.command, self.path, body))
             script.keys.append(self.headers.get("authorization"))
-            if self.path == "/v1/kb/model":
+            if self.path.partition("?")[0] == "/v1/kb/model":
                 self.reply(Reply(lines=[json.dumps(MODEL)]))
             else:
                 self.reply(script.always(self.command, self.path, body) or script.replies.pop(0))

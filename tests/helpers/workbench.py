@@ -96,10 +96,16 @@ class Bench:
     def prompt(
         self, pieces: Iterable[NewChunk], question: str = "\nIn short, the packages above are"
     ) -> Prompt:
-        """System text, the chunks with blank lines between them, and a beginning to be continued."""
-        prompt = Prompt().fresh(self.encode("Read these descriptions of Python packages.\n\n"))
+        """System text, the chunks with blank lines between them, and a beginning to be continued.
+
+        The last chunk ends with a block of the paged cache, so that all that is stored of it is used.
+        """
+        pieces, between, line = list(pieces), self.encode("\n\n"), self.encode("\n")
+        opening = self.encode("Read these descriptions of Python packages.\n\n")
+        end = len(opening) + sum(len(piece.token_ids) + len(between) for piece in pieces) - len(between)
+        prompt = Prompt().fresh((*opening, *line * (-end % self.engine.facts.block_size)))
         for piece in pieces:
-            prompt = prompt.cached(piece).fresh(self.encode("\n\n"))
+            prompt = prompt.cached(piece).fresh(between)
         return prompt.fresh(self.encode(question))
 
     def recipe(self, prompt: Prompt, ratio: float = 0.15, selector: str = "hkvd", **options: Any) -> Recipe:

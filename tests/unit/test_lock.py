@@ -41,7 +41,7 @@ def test_no_package_is_pinned_twice() -> None:
     assert not set(CPU) & set(DEV)
 
 
-RUNTIME = [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["lab"], *EXTRAS["smollm2"]]
+RUNTIME = [*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["documents"], *EXTRAS["lab"], *EXTRAS["smollm2"]]
 
 
 @pytest.mark.parametrize("text", RUNTIME)

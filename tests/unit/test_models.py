@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from blendrag import models
-from blendrag.errors import MissingDependencyError, ModelNotFoundError
+from blendrag.errors import ConfigError, MissingDependencyError, ModelNotFoundError
 from blendrag.models import (
     DEFAULT_EMBEDDER,
     DEFAULT_MODEL,
@@ -108,6 +109,38 @@ def test_interrupted_unpacking_leaves_nothing_that_counts_as_done(
     with pytest.raises(KeyboardInterrupt):
         resolve_model(DEFAULT_MODEL, tmp_path)
     assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("folder", ["/proc/blendrag", "/dev/null/cache"])
+def test_cache_folder_that_cannot_be_written_is_named_with_its_setting(folder: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{folder}/models.*cache_dir, BLENDRAG_CACHE_DIR"):
+        resolve_model(DEFAULT_MODEL, Path(folder))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_disk_without_room_for_the_packaged_model_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(models, "_dequantise", full)
+    if when == "before":
+        room = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: room)
+    with pytest.raises(ConfigError, match=r"MiB\) into .*No space left.*cache_dir"):
+        resolve_model(DEFAULT_MODEL, tmp_path)
+    assert not list(tmp_path.glob("models/*smollm2*/")) and not list(tmp_path.glob("models/.*"))
+
+
+def test_user_without_a_home_has_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> Any:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert Settings.load().cache_dir == Path("/.cache/blendrag")
 
 
 def test_missing_package_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,27 +72,29 @@ def test_quality_that_there_is_not_is_no_clear_error(wrong: Any) -> None:
 def test_keyword_beats_environment_beats_file_beats_default(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (empty_folder / "blendrag.yaml").write_text("top_k: 2\nmax_tokens: 22\nmin_cached_tokens: 222\n")
-    monkeypatch.setenv("BLENDRAG_TOP_K", "3")
+    file = empty_folder / "blendrag.yaml"
+    file.write_text("similarity_top_k: 2\nmax_tokens: 22\nmin_cached_tokens: 222\n")
+    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOP_K", "3")
     monkeypatch.setenv("BLENDRAG_MAX_TOKENS", "33")
-    settings = Settings.load(top_k=4)
-    assert (settings.top_k, settings.max_tokens, settings.min_cached_tokens) == (4, 33, 222)
+    settings = Settings.load(similarity_top_k=4)
+    assert (settings.similarity_top_k, settings.max_tokens, settings.min_cached_tokens) == (4, 33, 222)
     assert settings.chunk_tokens == Settings.model_fields["chunk_tokens"].default
 
 
 def test_none_means_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLENDRAG_TOP_K", "3")
-    assert Settings.load(top_k=None).top_k == 3
+    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOP_K", "3")
+    assert Settings.load(similarity_top_k=None).similarity_top_k == 3
 
 
 def test_named_config_file_replaces_the_one_in_the_folder(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (empty_folder / "blendrag.yaml").write_text("top_k: 2\n")
+    (empty_folder / "blendrag.yaml").write_text("similarity_top_k: 2\n")
     (empty_folder / "other.yaml").write_text("max_tokens: 9\n")
     monkeypatch.setenv("BLENDRAG_CONFIG", "other.yaml")
     settings = Settings.load()
-    assert settings.max_tokens == 9 and settings.top_k == Settings.model_fields["top_k"].default
+    assert settings.max_tokens == 9
+    assert settings.similarity_top_k == Settings.model_fields["similarity_top_k"].default
 
 
 def test_missing_named_config_file_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +115,16 @@ def test_misspelt_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_misspelt_key_in_the_file_is_not_ignored(empty_folder: Path) -> None:
-    (empty_folder / "blendrag.yaml").write_text("topk: 2\n")
-    with pytest.raises(ConfigError, match="did you mean top_k"):
+    (empty_folder / "blendrag.yaml").write_text("similarity_topk: 2\n")
+    with pytest.raises(ConfigError, match="did you mean similarity_top_k"):
+        Settings.load()
+
+
+def test_number_of_chunks_is_told_by_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="is called similarity_top_k now"):
+        Settings.load(top_k=3)
+    monkeypatch.setenv("BLENDRAG_TOP_K", "3")
+    with pytest.raises(ConfigError, match="is called similarity_top_k now"):
         Settings.load()
 
 
@@ -143,7 +153,7 @@ def test_broken_config_file_is_named_and_not_shown(
 
 
 def test_empty_config_file_is_none(empty_folder: Path) -> None:
-    (empty_folder / "blendrag.yaml").write_text("# top_k: 2\n")
+    (empty_folder / "blendrag.yaml").write_text("# similarity_top_k: 2\n")
     assert Settings.load() == Settings()
 
 
@@ -176,7 +186,7 @@ def test_check_layers_out_of_order_are_refused(layers: tuple[int, ...]) -> None:
 
 def test_settings_cannot_change_under_a_running_engine() -> None:
     with pytest.raises(ValidationError):
-        Settings.load().top_k = 1
+        Settings.load().similarity_top_k = 1
 
 
 def test_misspelt_eviction_policy_is_found_out_when_a_tier_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,8 @@ class Continuation:
         if "min_tokens" in other:
             other["min_tokens"] = max(0, other["min_tokens"] - len(given))
         self.token_ids = [*prompt, *given]
-        self.sampling = replace(
-            sampling, max_tokens=sampling.max_tokens - len(given), stop=(), other=other, given=()
-        )
+        left = None if sampling.max_tokens is None else sampling.max_tokens - len(given)
+        self.sampling = replace(sampling, max_tokens=left, stop=(), other=other, given=())
         """What the engine is asked for: stops may begin in what was given, so they are looked for here."""
 
     def read(self, delta: Delta) -> Delta:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from blendrag import errors
+from blendrag.engine.client.engine_log import log_there, open_log
 from blendrag.engine.client.launch import (
     SERVING,
     WorkerExtension,
@@ -24,6 +25,7 @@ from blendrag.engine.client.launch import (
     engine_args,
     engine_environment,
     engine_key,
+    import_rich,
     main_not_imported_again,
 )
 from blendrag.engine.client.requirement import check_vllm, require_vllm
@@ -58,6 +60,7 @@ class Engine(RunningEngine):
             settings.model, cache_dir=settings.cache_dir, revision=settings.revision, progress=note
         )
         self._sockets = tempfile.TemporaryDirectory(prefix="blendrag-", ignore_cleanup_errors=True)
+        self.log = open_log(settings.cache_dir)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="blendrag-engine", daemon=True)
         self._thread.start()
@@ -79,7 +82,7 @@ class Engine(RunningEngine):
             self._stop_loop()
             raise EngineStartError(
                 f"the engine did not start with {settings.model}: {error}"
-                " (VLLM_LOGGING_LEVEL=INFO shows vLLM's own log)"
+                f" ({self.log or 'its log'} says more; with VLLM_LOGGING_LEVEL=INFO, the terminal does)"
             ) from error
         except BaseException:  # Ctrl-C: nobody would own it
             self._give_up(start)
@@ -91,14 +94,16 @@ class Engine(RunningEngine):
     def _run_loop(self) -> None:
         # A terminal sends Ctrl-C to every process in the foreground. It is meant for this one, which tells
         # the engine what to stop; the engine's processes inherit the mask of the thread that starts them.
-        with engine_environment(self.settings, self._sockets.name):
+        with engine_environment(self.settings, self._sockets.name, self.log):
             resource_tracker.ensure_running()  # started later, it would lift the mask
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._loop.run_forever()
 
     async def _start(self) -> EngineFacts:
-        with engine_environment(self.settings, self._sockets.name):
+        with engine_environment(self.settings, self._sockets.name, self.log):
+            import_rich()
             check_vllm()
+            from blendrag.engine.compat.platform import LOGGER
             from blendrag.engine.compat.start import start_llm
 
             args = engine_args(self.settings, self.model_path, self.extension)
@@ -114,6 +119,9 @@ class Engine(RunningEngine):
                 if how := quantisation(self.model_path):
                     cause += f"; its weights are quantised ({how}): in another format they may load"
                 raise RuntimeError(cause) from error
+            finally:
+                if self.log is not None:
+                    log_there(LOGGER, self.log)  # vLLM has made its handlers by now
         try:
             return await self.bound()
         except BaseException:

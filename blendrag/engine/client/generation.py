@@ -29,17 +29,18 @@ class Grammar:
 class Sampling:
     """How a completion is generated.
 
-    logprobs: number of top log probabilities wanted per token. timeout_s: seconds the whole generation may
-    take. grammar: what the text has to match. forced: the tokens that are generated, instead of any limit
-    and stop, by an engine of the laboratory; ``Delta.logprobs`` has their log probabilities, which are the
-    model's own. conversation: which one the request belongs to, for forecasts of whether it goes on.
-    thinks_first: ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds;
-    None: it holds from the first token. path: through a tree of exact prefixes, for a prompt that is not
-    blended. given: tokens of the answer that an engine which died has given out, and behind which another is
-    to go on. other: any more of vLLM's ``SamplingParams``.
+    max_tokens: of the completion; None: the rest of the window. logprobs: number of top log probabilities
+    wanted per token. timeout_s: seconds the whole generation may take. grammar: what the text has to match.
+    forced: the tokens that are generated, instead of any limit and stop, by an engine of the laboratory;
+    ``Delta.logprobs`` has their log probabilities, which are the model's own. conversation: which one the
+    request belongs to, for forecasts of whether it goes on. thinks_first: ``chat_template_kwargs`` of a
+    prompt behind which the model thinks before the grammar holds; None: it holds from the first token. path:
+    through a tree of exact prefixes, for a prompt that is not blended. given: tokens of the answer that an
+    engine which died has given out, and behind which another is to go on. other: any more of vLLM's
+    ``SamplingParams``.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
@@ -120,7 +121,7 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:
         return SamplingParams(
-            max_tokens=min(len(forced) or sampling.max_tokens, room),
+            max_tokens=min(len(forced) or sampling.max_tokens or room, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             stop=[] if forced else list(sampling.stop),

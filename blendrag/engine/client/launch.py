@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +15,16 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_path
+
 from blendrag.adapter import adapter_for
 from blendrag.engine import start_error
+from blendrag.engine.client import engine_log
 from blendrag.engine.client.reasoning import engine_parser
 from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
 from blendrag.names import closest
+from blendrag.private import can_make
 from blendrag.settings import Settings
 
 # Settings that an engine is started with; the others may differ from request to request.
@@ -51,11 +57,8 @@ _OTHER_MODEL = frozenset(
 # Requests in one engine step on CPU: what vLLM would choose is made for GPUs.
 _CPU_SEQS = 32
 
-# Tokens in a block where KV is evicted, which is by blocks: the fewest that vLLM's CPU kernels take.
+# Tokens in a block on CPU, the fewest that vLLM's kernels take: reuse, and eviction, is by whole blocks.
 _CPU_BLOCK = 32
-
-# Below this many tokens, a prompt whose recipe hit the prefix cache is finished by the engine itself.
-_EXACT_TAIL = 256
 
 # vLLM keeps one core free for its own processes; on a small machine that halves the compute.
 _SMALL_MACHINE_CORES = 4
@@ -111,7 +114,26 @@ def server_environment(settings: Settings) -> dict[str, str]:
         defaults["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
     if _memory_nodes() < settings.tensor_parallel_size:  # vLLM would want one for each rank
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_ranks(settings.tensor_parallel_size))
+    defaults |= _caches(settings.cache_dir)
     return {name: value for name, value in defaults.items() if name not in os.environ}
+
+
+def _caches(cache_dir: Path) -> dict[str, str]:
+    """Folders for what vLLM and torch keep for later, where nothing can be written to those of their own."""
+    if can_make(_own_caches() / "vllm"):
+        return {}
+    folder = cache_dir.expanduser().absolute()
+    if not can_make(folder):
+        folder = Path(tempfile.mkdtemp(prefix="blendrag-"))
+    names = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}
+    return {variable: str(folder / name) for variable, name in names.items()}
+
+
+def _own_caches() -> Path:
+    try:
+        return user_cache_path()
+    except RuntimeError:  # a user without a home folder
+        return Path("/.cache")
 
 
 def _memory_nodes() -> int:
@@ -127,11 +149,25 @@ def _cores_of_ranks(ranks: int) -> list[str]:
     return [",".join(map(str, part)) for part in parts]
 
 
+def import_rich() -> None:
+    """Import what vLLM will, without the draw from the program's random numbers that this takes: who has
+    seeded them counts on what comes next."""
+    state = random.getstate()
+    import rich.style  # noqa: F401
+
+    random.setstate(state)
+
+
+_imported: dict[str, str] = {}
+
+
 @contextmanager
-def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
-    """What vLLM and its processes read while they start, except what the user has set.
+def engine_environment(settings: Settings, sockets: str, log: Path | None) -> Iterator[None]:
+    """What vLLM and its processes read while they start, except what the user has set. Afterwards the
+    environment is the program's own again, whatever vLLM, torch and what they import have put into it.
 
     ``sockets``: folder for the sockets between them, which vLLM does not remove, and for a worker's error.
+    ``log``: the file that they print to; None: the terminal.
     """
     defaults = server_environment(settings) | {
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -140,14 +176,23 @@ def engine_environment(settings: Settings, sockets: str) -> Iterator[None]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TORCH_LOGS": "-all",
         "PYTHONWARNINGS": "ignore",
+        **({} if log is None else {engine_log.VARIABLE: str(log)}),
     }
-    ours = {name: value for name, value in defaults.items() if name not in os.environ}
+    before = dict(os.environ)
+    ours = {name: value for name, value in (_imported | defaults).items() if name not in before}
     os.environ.update(ours)
     try:
         yield
     finally:
-        for name in ours:
-            os.environ.pop(name, None)
+        after = dict(os.environ)
+        changed = {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)}
+        # An import changes it once, and later engines are to start as the first.
+        _imported.update({name: after[name] for name in changed - ours.keys() if name in after})
+        for name in changed:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def engine_args(
@@ -195,7 +240,7 @@ def engine_args(
         "worker_extension_cls": extension.worker,
         "logits_processors": list(extension.logits_processors),
     }
-    if on_cpu and settings.kv_budget is not None and "block_size" not in settings.engine_args:
+    if on_cpu and "block_size" not in settings.engine_args:
         args["block_size"] = _CPU_BLOCK
     check_budget(settings.blending, args.get("block_size", settings.engine_args.get("block_size")))
     if settings.lora is not None:
@@ -235,7 +280,6 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "exact_tail": _EXACT_TAIL,
             "mask": settings.mask,
             "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from blendrag import errors
@@ -41,6 +42,8 @@ T = TypeVar("T")
 
 _TRANSFER = "kv_transfer_params"
 
+_LOOK_S = 0.25  # how often a call that waits looks whether the engine is still there
+
 
 class RunningEngine:
     """Over a vLLM ``AsyncLLM`` and the event loop that it runs in. Safe to use from any thread or loop but,
@@ -49,6 +52,8 @@ class RunningEngine:
     _llm: Any
     _loop: asyncio.AbstractEventLoop
     facts: EngineFacts
+    log: Path | None = None
+    """The file that has what vLLM says; None: it says it on the terminal, or in the server's own log."""
 
     def __init__(
         self, settings: Settings, extension: WorkerExtension = SERVING, *, alone: bool = True
@@ -60,6 +65,7 @@ class RunningEngine:
         self._slicing = asyncio.Lock()
         self._name = uuid.uuid4().hex
         self._closed = False
+        self._waiting = set[Future[Any]]()
 
     def release(self) -> None:
         """Give the engine back."""
@@ -69,7 +75,8 @@ class RunningEngine:
         not go with it."""
         from blendrag.compress import check_budget
 
-        facts = EngineFacts(**(await self._llm.collective_rpc("blendrag_bind"))[0])
+        bound = await self._while_alive(self._llm.collective_rpc("blendrag_bind"), "its start")
+        facts = EngineFacts(**bound[0])
         check_budget(self.settings.blending, facts.block_size)
         return facts
 
@@ -95,11 +102,51 @@ class RunningEngine:
         if self._closed:
             work.close()
             raise EngineClosedError("this engine was closed: open a new one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
+        return future
+
+    def _end_calls(self) -> None:
+        """Take no more, and have those who wait for one hear that it is closed."""
+        self._closed = True
+        for future in list(self._waiting):
+            future.cancel()
 
     def call(self, operation: str, *args: Any) -> Any:
         """Run one of the worker's operations on plain data, and wait for it (see :class:`StoreClient`)."""
-        return self._submit(self.acall(operation, *args)).result()
+        return self._result(self.acall(operation, *args))
+
+    def _result(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._submit(work).result()
+        except CancelledError:
+            raise _closed_meanwhile() from None
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """What an answer of the engine's processes is. Raises EngineError within a second of their end, after
+        which vLLM leaves calls unanswered."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+                if self._llm.errored:
+                    raise self._died(what)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _has_died(self) -> bool:
+        """Of an engine that has failed at something. A worker's end fails its calls a moment before it ends
+        the engine."""
+        ends = time.monotonic() + 4 * _LOOK_S
+        while not self._llm.errored and time.monotonic() < ends:
+            await asyncio.sleep(_LOOK_S / 10)
+        return bool(self._llm.errored)
+
+    def _died(self, what: str) -> EngineError:
+        if self._closed:
+            return _closed_meanwhile()
+        return EngineError(f"the engine died at {what}: {self.log or 'its log'} says why")
 
     def call_later(self, operation: str, *args: Any) -> Future[Any]:
         """``call`` without waiting."""
@@ -120,7 +167,8 @@ class RunningEngine:
         limit, number = self.settings.call_timeout_s, next(self._ids)
 
         async def ask(method: str, *about: Any) -> list[dict[str, Any]]:
-            return await answers_of_all(self._llm, method, (self._name, number, *about))
+            call = answers_of_all(self._llm, method, (self._name, number, *about))
+            return await self._while_alive(call, operation)
 
         try:
             async with asyncio.timeout(limit):
@@ -138,7 +186,11 @@ class RunningEngine:
                 f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
                 " it less at once (ingest_batch_tokens)"
             ) from None
+        except EngineError:
+            raise
         except Exception as error:
+            if await self._has_died():
+                raise self._died(operation) from error
             raise EngineError(f"the engine failed at {operation}: {error}") from error
         for answer in answers:
             if "error" in answer:
@@ -155,7 +207,7 @@ class RunningEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all exact and blended prefixes; False, and nothing done, while a request holds any KV."""
-        return self._submit(self._llm.reset_prefix_cache()).result()
+        return self._result(self._while_alive(self._llm.reset_prefix_cache(), "forgetting prefixes"))
 
     # -- generation ---------------------------------------------------------------------------------------
 
@@ -165,10 +217,7 @@ class RunningEngine:
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
     ) -> Delta:
         """The whole completion as one piece."""
-        try:
-            return self._submit(self._whole(token_ids, sampling, recipe, namespace)).result()
-        except CancelledError:
-            raise _closed_meanwhile() from None
+        return self._result(self._whole(token_ids, sampling, recipe, namespace))
 
     async def agenerate(
         self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None = None, namespace: str = ""
@@ -240,7 +289,7 @@ class RunningEngine:
         if room < 1:
             raise PromptTooLongError(
                 f"the prompt has {len(token_ids)} tokens, the model's window {self.max_model_len}:"
-                " ask for fewer documents (top_k) or use a model with a longer window"
+                " ask for fewer documents, or use a model with a longer window"
             )
         ticket = f"blendrag-{next(self._ids)}"
         prompt = vllm_prompt(list(token_ids), recipe, self.turns, namespace)
@@ -273,8 +322,10 @@ class RunningEngine:
         except errors.BlendragError:
             raise
         except Exception as error:
+            if await self._has_died():
+                raise self._died("generating") from error
             raise EngineError(f"the engine stopped while generating: {error}") from error
 
 
 def _closed_meanwhile() -> EngineError:
-    return EngineClosedError("the engine was closed while it was generating")
+    return EngineClosedError("the engine was closed meanwhile")

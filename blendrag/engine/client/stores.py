@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -58,9 +59,10 @@ class StoreClient:
         profile: with it, chunks are loaded only where that is faster than computing them (decision D13).
         lock: have the worker hold the folder's lock. Raises StoreInUseError then.
         """
+        holds = os.getpid() if lock else 0  # for whom
         measured = profile and profile.model_dump(mode="json")
         tiers = [spec.plain() for spec in stack]
-        opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured, lock)
+        opened = engine.call("open_store", str(root), asdict(identity), tiers, list(prefix), measured, holds)
         return cls(engine, opened)
 
     def close(self) -> None:

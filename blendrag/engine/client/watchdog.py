@@ -1,9 +1,9 @@
 """No engine process outlives the process that started it, however that one ends.
 
 Every engine process runs this module as its main module (``launch.main_not_imported_again``), before it
-imports anything else; those of a server begin it as a plugin (``server/plugin.py``). Without it, a process
-whose parent is killed while vLLM starts waits for ever, and so does one whose client is killed later: vLLM
-only notices sockets that are closed.
+imports anything that takes long; those of a server begin it as a plugin (``server/plugin.py``). Without it,
+a process whose parent is killed while vLLM starts waits for ever, and so does one whose client is killed
+later: vLLM only notices sockets that are closed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import signal
 import threading
 import time
 from typing import Any
+
+from blendrag.engine.client import engine_log
 
 _INTERVAL_S = 0.25
 _GRACE_S = 2.5  # for workers and for what is being written
@@ -54,4 +56,5 @@ def _children(pid: int | None) -> list[Any]:
 
 
 if __name__ == "__mp_main__":  # the main module of a process that multiprocessing has spawned
+    engine_log.print_there()
     exit_with_parent()

@@ -31,6 +31,7 @@ __all__ = [
     "KVConnectorWorkerMetadata",
     "RequestBlocks",
     "evict_blocks",
+    "least_rows",
     "own_connector",
     "takes_back_steps",
 ]
@@ -47,6 +48,12 @@ def takes_back_steps(vllm_config: Any) -> bool:
     scheduling keeps the place of the token that the step gave; the second model runner counts on from it."""
     scheduled_ahead = vllm_config.scheduler_config.async_scheduling
     return is_cpu() and not scheduled_ahead and not vllm_config.use_v2_model_runner
+
+
+def least_rows() -> int:
+    """Return how many rows of a prompt the engine's own forward is left: a CPU's kernels round a row that is
+    alone in a step otherwise than one among others, as it is when the prompt comes again."""
+    return 2 if is_cpu() else 1
 
 
 def evict_blocks(pool: Any, block_ids: set[int]) -> None:

@@ -13,7 +13,6 @@ from vllm.config import set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -141,28 +140,11 @@ def rotate(rotary: Any, positions: torch.Tensor, heads: torch.Tensor) -> torch.T
     return rotated
 
 
-def rms_norm(
+def normed(
     norm: Any, hidden: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``norm(hidden + residual)`` and the new residual stream. Both inputs may be overwritten.
-
-    vLLM's CPU platform runs RMSNorm as several PyTorch kernels; its own fused kernel is 20 times faster.
-    """
-    plain = type(norm) is RMSNorm and norm.has_weight and norm.variance_size_override is None
-    if not plain or not _has_fused_norm():
-        if residual is None:
-            return norm(hidden), hidden
-        return norm(hidden, residual)
-    if residual is None:
-        out = torch.empty_like(hidden)
-        torch.ops._C.rms_norm(out, hidden, norm.weight, norm.variance_epsilon)
-        return out, hidden
-    torch.ops._C.fused_add_rms_norm(hidden, residual, norm.weight, norm.variance_epsilon)
-    return hidden, residual
-
-
-def _has_fused_norm() -> bool:
-    return hasattr(torch.ops._C, "fused_add_rms_norm") and hasattr(torch.ops._C, "rms_norm")
+    """Return ``norm(hidden + residual)`` and the new residual stream. Both inputs may be overwritten."""
+    return (norm(hidden), hidden) if residual is None else norm(hidden, residual)
 
 
 def scale_of(attention: Any) -> float:

@@ -32,6 +32,7 @@ __all__ = [
     "answers_of_all",
     "content_parts",
     "detokenizer",
+    "end_answers",
     "has_other_than_text",
     "has_unfinished",
     "incremental_detokenizer",
@@ -57,6 +58,11 @@ async def answers_of_all(llm: Any, method: str, args: tuple[Any, ...]) -> list[A
 def has_unfinished(llm: Any) -> bool:
     """Whether an ``AsyncLLM`` is answering anything."""
     return bool(llm.output_processor.has_unfinished_requests())
+
+
+async def end_answers(llm: Any) -> None:
+    """Have an ``AsyncLLM`` end all that it is answering, with what there is of each."""
+    await llm.abort(list(llm.output_processor.request_states), internal=True)
 
 
 def tokenizer_of(llm: Any) -> Any:

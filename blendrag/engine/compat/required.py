@@ -11,10 +11,10 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from blendrag.engine.compat import connector, head_attention, model, requests, start
+from blendrag.engine.compat import connector, head_attention, model, norms, requests, start
 
 # They import the rest: a name that is not there is an ImportError here, and not in a worker.
-_PARTS = (connector, head_attention, model, requests, start)
+_PARTS = (connector, head_attention, model, norms, requests, start)
 
 
 def missing() -> list[str]:

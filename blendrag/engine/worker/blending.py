@@ -6,12 +6,14 @@ What turns out unusable on the way is computed like fresh tokens.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
+import xxhash
 
 from blendrag.control.choose import ChunkCost, Controller, Decision
 from blendrag.control.estimate import Estimator
@@ -19,6 +21,7 @@ from blendrag.engine.recipe import BlendOrder
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.fused_prefill import FusedPrefill
+from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.prompt_forward import CachedSpan, Note, PromptForward, PromptTokens, Stopwatch
 from blendrag.engine.worker.question_pass import QuestionPass
@@ -29,12 +32,14 @@ from blendrag.load.layers import SteadyLayers, StoredLayers
 from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan, own_rows
 from blendrag.load.trace import Trace
 from blendrag.options import BlendOptions
-from blendrag.select import Selector, make_selector
+from blendrag.select import CachedTokens, Selector, make_selector
 from blendrag.store.kv_reader import KVReader
 from blendrag.store.record import Miss
 from blendrag.store.tiers import Opened
 
 WITHOUT_QUESTION = "gradual"  # the best of those that need none (docs/results.md)
+
+_KEPT_CHOICES = 256
 
 Chunk = tuple[CachedSpan, Opened]  # where it stands in the prompt, and its record
 Lost = tuple[str, str, str]  # a chunk that cannot be used: its key, the tier that was read, why
@@ -51,6 +56,30 @@ class LoadedModel:
     ranks: Ranks = ALONE
 
 
+class Choices:
+    """The positions that were chosen for the latest prompts by their questions.
+
+    Of a prompt that comes again, a part may be in the prefix cache still: read over KV that is repaired in
+    part, its question would choose others, and the answer hang on who has asked before.
+    """
+
+    def __init__(self) -> None:
+        self._latest: OrderedDict[bytes, Ints] = OrderedDict()
+
+    def of(self, order: BlendOrder) -> Ints | None:
+        return self._latest.get(_name(order))
+
+    def keep(self, order: BlendOrder, chosen: Ints) -> None:
+        self._latest[_name(order)] = chosen.astype(np.int32)
+        if len(self._latest) > _KEPT_CHOICES:
+            self._latest.popitem(last=False)
+
+
+def _name(order: BlendOrder) -> bytes:
+    said = order.recipe.spans, order.recipe.untraced.options, order.token_ids
+    return xxhash.xxh3_128_digest(repr(said).encode())
+
+
 class RequestBlend:
     """Use once: ``yield from RequestBlend(...).run()``."""
 
@@ -63,9 +92,13 @@ class RequestBlend:
         estimate: Estimator | None,
         pace: Pace,
         note: Note | None = None,
+        choices: Choices | None = None,
     ) -> None:
+        """note: told of queries. choices: those made for earlier prompts."""
         self._model, self._loader, self._kv, self._order = model, loader, kv, order
         self._estimate, self._pace, self._note_queries = estimate, pace, note
+        self._choices = Choices() if choices is None else choices
+        self._chosen = self._choices.of(order) if order.written else None
         self._options = order.recipe.options
         self._trace = Trace(self._options.trace)
         self._ranks = model.ranks
@@ -77,9 +110,9 @@ class RequestBlend:
     @property
     def _asks(self) -> bool:
         """Whether the question is read. A long text behind the last document is left to the engine, and the
-        question with it."""
+        question with it; and what was chosen for this prompt before is chosen again."""
         asked = self._order.recipe.cached_end < len(self._order.token_ids)
-        return asked and self._selector_of(self._options).reads_question
+        return asked and self._chosen is None and self._selector_of(self._options).reads_question
 
     @property
     def forward_type(self) -> type[PromptForward]:
@@ -154,12 +187,14 @@ class RequestBlend:
     def _found(self) -> list[Chunk]:
         """The chunks that are there, but for those that were found unusable; ascending."""
         ids, again = self._order.token_ids, bool(self._missing)
-        # The prompt's last token is the engine's, whatever it belongs to.
-        wanted = [
-            (key, CachedSpan(at, min(n, len(ids) - at)))
+        end = self._order.recipe.reused_end(len(ids), self._model.cache.block_size)
+        spans = [
+            (key, CachedSpan(at, min(n, end - at)))
             for at, key, n in sorted((at, key, n) for key, at, n in self._order.recipe.spans)
-            if key not in self._missing and (self._asks or at + n > self._order.written)
+            if at < end and key not in self._missing
         ]
+        written = 0 if self._asks else self._order.written
+        wanted = [(key, span) for key, span in spans if span.start + span.length > written]
         tokens = [(key, ids[span.start : span.start + span.length]) for key, span in wanted]
         chunks: list[Chunk] = []
         for (key, span), found in zip(wanted, self._kv.open_records(tokens, use=not again), strict=True):
@@ -212,13 +247,15 @@ class RequestBlend:
         model, order = self._model, self._order
         options = self._options if chunks else replace(self._options, selector="none")
         selector = self._selector_of(options)
-        if selector.reads_question and not self._asks:
+        if selector.reads_question and not self._asks and self._chosen is None:
             options = replace(options, selector=WITHOUT_QUESTION)
             selector = self._selector_of(options)
         tokens = PromptTokens.of(order.token_ids, [span for span, _ in chunks])
-        begin = _first_needed(order.written, [span for span, _ in chunks])
+        reads = selector.reads_question and self._chosen is None
+        # A question is put to all that stands before, which is written.
+        begin = order.written if reads else _first_needed(order.written, [span for span, _ in chunks])
         left = tokens.behind(begin)
-        only_left = begin > 0 and not selector.reads_question  # else it asks all that stands before
+        only_left = begin > 0 and not reads
         if only_left:
             kept = [chunk for chunk in chunks if chunk[0].start >= begin]
             self._close_all_but(kept, chunks)
@@ -259,16 +296,20 @@ class RequestBlend:
         """Returns how many cached tokens were recomputed, of those at ``begin`` and behind it."""
         with self._load(chunks) as layers:
             stored = StoredKV(forward, layers)
-            if not selector.reads_question:
-                return (yield from FusedPrefill(forward, stored, selector).run())
+            if self._chosen is not None or not selector.reads_question:
+                return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
             attention = yield from QuestionPass(forward, stored, question).run()
+        tokens = forward.tokens
+        offsets, lengths = torch.from_numpy(tokens.offsets), torch.from_numpy(tokens.lengths)
+        asked = CachedTokens(offsets, lengths, tokens.cached.size, attention=attention)
+        chosen = self._ranks.choose(tokens.cached[selector.select(0, asked).numpy()])
+        self._choices.keep(self._order, chosen)
         # What stands before all that is cached is not changed by any repair.
-        tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
-        attention = attention[attention.numel() - tokens.cached.size :]
+        behind = tokens.behind(max(begin, int(tokens.cached[0])))
         # Not dense: for that, all of the stored KV would be needed again.
-        behind = replace(forward, tokens=tokens, dense=False)
-        return (yield from FusedPrefill(behind, None, selector, attention).run())
+        forward = replace(forward, tokens=behind, dense=False)
+        return (yield from FusedPrefill(forward, None, selector, chosen).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:
         return make_selector(options)

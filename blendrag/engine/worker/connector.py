@@ -23,6 +23,7 @@ from blendrag.engine.compat.connector import (
     KVConnectorWorkerMetadata,
     RequestBlocks,
     evict_blocks,
+    least_rows,
     takes_back_steps,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
@@ -109,7 +110,7 @@ class BlendConnector(KVConnectorBase_V1):
         self.options: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
         extra = self.options
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
-        self._min_cached = int(extra.get("exact_tail", 0))
+        self._block_size = int(vllm_config.cache_config.block_size)
         self._share = float(extra.get("blend_share", 1.0))
         self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
         self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
@@ -187,12 +188,9 @@ class BlendConnector(KVConnectorBase_V1):
                 cause="salt", fallback="no cache salt while prefix caching is on"
             )
             return 0, False
-        claimed = recipe.claim(request.num_prompt_tokens)
+        claimed = self._claim(recipe, request)
         new = claimed - num_computed_tokens
-        if new <= 0 or num_computed_tokens >= recipe.cached_end:
-            return 0, False
-        if new <= self._min_cached and num_computed_tokens:
-            # A hit on the same recipe covers all but a few tokens: computing them exactly is the faster way.
+        if new <= 0 or 0 < recipe.reused_end(claimed, self._block_size) <= num_computed_tokens:
             return 0, False
         if len(self._blending) >= _BLENDS_AHEAD:
             return None, False  # it would hold its blocks, and do nothing with them
@@ -202,6 +200,9 @@ class BlendConnector(KVConnectorBase_V1):
         waits = self._always_beside or others
         (self._beside.add if waits else self._beside.discard)(request.request_id)
         return new, waits
+
+    def _claim(self, recipe: Recipe, request: Any) -> int:
+        return recipe.claim(request.num_prompt_tokens, self._block_size, own=least_rows())
 
     def _recipe_of(self, request: Any) -> Recipe | None:
         """Raises what it likes for one that is broken, or not this server's."""
@@ -227,7 +228,7 @@ class BlendConnector(KVConnectorBase_V1):
             return
         if not num_external_tokens:
             return
-        claimed = recipe.claim(request.num_prompt_tokens)
+        claimed = self._claim(recipe, request)
         waits = request.request_id in self._beside
         self._ordered.add(request.request_id)
         self._freeing.expect(request, recipe)
@@ -358,7 +359,7 @@ class BlendConnector(KVConnectorBase_V1):
 
     def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
-            first = order.written // self._block_size()
+            first = order.written // self._block_size
             self._failed_blocks.update(order.block_ids[first:])
             outcome = BlendReport.failed(outcome, order.written)
         self._reports[order.request_id] = outcome
@@ -370,9 +371,6 @@ class BlendConnector(KVConnectorBase_V1):
         whose blocks the scheduler keeps until it hears of them."""
         arrived, self._arrived = self._arrived, set()
         return None, arrived or None
-
-    def _block_size(self) -> int:
-        return int(self._vllm_config.cache_config.block_size)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()

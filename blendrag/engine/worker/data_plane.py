@@ -21,7 +21,7 @@ from blendrag.engine.operations import Deleted, Ingested, StoreStats
 from blendrag.engine.prefixes import NodeLoad
 from blendrag.engine.recipe import BlendOrder, EvictionOrder
 from blendrag.engine.report import BlendReport, Eviction
-from blendrag.engine.worker.blending import LoadedModel, RequestBlend
+from blendrag.engine.worker.blending import Choices, LoadedModel, RequestBlend
 from blendrag.engine.worker.chunk_prefill import ChunkPrefill, ChunkTokens
 from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
@@ -71,6 +71,7 @@ class DataPlane:
         self._loader = LayerLoader(layers_in_flight)
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
+        self._choices = Choices()
         self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         dtype = str(model.decoder.dtype).removeprefix("torch.")
@@ -86,7 +87,7 @@ class DataPlane:
         stack: Sequence[dict[str, Any]],
         prefix: Sequence[int] = (),
         profile: dict[str, Any] | None = None,
-        lock: bool = False,
+        lock: int = 0,
     ) -> str:
         """Open the store in folder ``root``; its id. Arguments as :meth:`StoreClient.open` sends them."""
         kind = KVIdentity(**identity)
@@ -111,7 +112,7 @@ class DataPlane:
         assert kv is not None
         return kv
 
-    def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: bool) -> KVReader:
+    def _open_kv(self, root: Path, kind: KVIdentity, stack: Sequence[TierSpec], lock: int) -> KVReader:
         """The owner's first, with the lock: the others find what it has made."""
         ranks, heads = self.ranks, kind.num_kv_heads
         own, shards = ranks.heads(heads), ranks.shards(heads)
@@ -121,8 +122,8 @@ class DataPlane:
             if all(spec.kind == "ram" for spec in stack):
                 raise ConfigError("data parallel engines cannot share KV by RAM alone: add a tier below it")
             return KVReader.open(root, kind, dtype, stack, own, shards)
-        opened, lock_s = list[KVReader](), ENDS_WITHIN_S if lock else None
-        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, lock_s)))
+        opened, holds = list[KVReader](), (ENDS_WITHIN_S if lock else None, lock)
+        ranks.outcome(lambda: opened.append(KVStore.open(root, kind, dtype, stack, own, shards, *holds)))
         return opened[0] if ranks.first else KVReader.open(root, kind, dtype, stack, own, shards)
 
     def _opened(self, store: str) -> _OpenStore:
@@ -285,7 +286,8 @@ class DataPlane:
         request = self.blend_of(order)
         window = self.compression.window(order)
         note = None if window is None else window.note
-        blend = request(self.model, self._loader, opened.kv, order, opened.estimate, pace, note)
+        told = opened.estimate, pace, note, self._choices
+        blend = request(self.model, self._loader, opened.kv, order, *told)
         report = yield from blend.run()
         if exact is not None:
             report = behind(exact, report)

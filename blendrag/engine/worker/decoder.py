@@ -16,7 +16,7 @@ from blendrag.engine.compat.model import (
     attention_of,
     decoder_layers,
     layer_context,
-    rms_norm,
+    normed,
     rotary_of,
     rotate,
 )
@@ -125,7 +125,7 @@ class KnownDecoder(Decoder):
     def prefill_layer(self, layer: int, rows: Rows, attention: Attention, raw_keys: bool = False) -> Rows:
         block = self.layers[layer]
         module = block.self_attn
-        x, residual = rms_norm(block.input_layernorm, rows.states, rows.residual)
+        x, residual = normed(block.input_layernorm, rows.states, rows.residual)
         qkv, _ = module.qkv_proj(x)
         query, key, value = qkv.split([module.q_size, module.kv_size, module.kv_size], dim=-1)
         kv_shape = (x.shape[0], *self.kv_shape)
@@ -142,7 +142,7 @@ class KnownDecoder(Decoder):
         if done.kept is not None:
             positions, residual = positions[done.kept], residual[done.kept.device]
         x, _ = module.o_proj(done.output.view(len(positions), -1))
-        x, residual = rms_norm(block.post_attention_layernorm, x, residual)
+        x, residual = normed(block.post_attention_layernorm, x, residual)
         return Rows(positions, block.mlp(x), residual)
 
     def _per_head(self, norm: Any, heads: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from blendrag.engine import start_error
-from blendrag.engine.compat import head_attention, weights
+from blendrag.engine.compat import head_attention, norms, weights
 from blendrag.engine.compat.connector import own_connector
 from blendrag.engine.compat.model import leave_rows_whole, unsupported_reason
 from blendrag.engine.compat.parallel import tensor_group
@@ -28,6 +28,7 @@ from blendrag.errors import BlendragError
 start_error.keep(LOGGER)
 weights.register()
 head_attention.register()
+norms.register()
 
 
 class BlendWorker:
@@ -50,6 +51,7 @@ class BlendWorker:
     def _bind(self) -> dict[str, Any]:
         model = self.model_runner.get_model()
         leave_rows_whole(model)
+        norms.fuse()
         size = self.vllm_config.parallel_config.tensor_parallel_size
         device = device_name(self.model_runner.device)
         facts: dict[str, Any] = {

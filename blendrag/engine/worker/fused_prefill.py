@@ -26,8 +26,8 @@ from blendrag.select.interface import CachedTokens, Selector
 class FusedPrefill:
     """One request's fused prefill. Use once: ``yield from FusedPrefill(...).run()``.
 
-    stored: None where it is in the pages already. attention: the question's, [cached], on the CPU, for
-    selectors that read it.
+    stored: None where it is in the pages already. chosen: positions that are recomputed, decided before; else
+    the selector is asked.
     """
 
     def __init__(
@@ -35,18 +35,20 @@ class FusedPrefill:
         forward: PromptForward,
         stored: StoredKV | None,
         selector: Selector,
-        attention: torch.Tensor | None = None,
+        chosen: Ints | None = None,
     ) -> None:
         self._forward, self._stored, self._selector = forward, stored, selector
-        self._attention, self._ranks = attention, forward.pace.ranks
+        self._chosen, self._ranks = chosen, forward.pace.ranks
 
     def run(self) -> Generator[None, None, int]:
         """Compute and write the KV of all tokens given, with a pause where the pace says so. Returns how many
         cached tokens were recomputed, mean over the layers from the selector's first choice on."""
         forward, tokens, layers = self._forward, self._forward.tokens, self._forward.decoder.num_layers
-        checks = self._selector.check_layers(layers)
+        checks = self._selector.check_layers(layers) if self._chosen is None else (0,)
         repaired: Ints = np.arange(tokens.cached.size)
-        if checks[0] == 0:
+        if self._chosen is not None:
+            repaired = tokens.repaired(self._chosen)
+        elif checks[0] == 0:
             repaired = self._selected(0, self._candidates(repaired))
         if self._stored is not None:
             self._stored.begin(checks[0])  # layers below are all fresh
@@ -94,10 +96,6 @@ class FusedPrefill:
 
     def _candidates(self, repaired: Ints) -> CachedTokens:
         """The cached tokens that were not dropped yet."""
-        tokens, attention = self._forward.tokens, self._attention
-        return CachedTokens(
-            torch.from_numpy(tokens.offsets[repaired]),
-            torch.from_numpy(tokens.lengths[repaired]),
-            tokens.cached.size,
-            attention=None if attention is None else attention[torch.from_numpy(repaired)],
-        )
+        tokens = self._forward.tokens
+        offsets, lengths = (torch.from_numpy(each[repaired]) for each in (tokens.offsets, tokens.lengths))
+        return CachedTokens(offsets, lengths, tokens.cached.size)

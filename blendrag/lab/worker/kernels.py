@@ -12,7 +12,7 @@ import torch
 
 from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import find_runs
-from blendrag.engine.compat.model import rms_norm, scores_of
+from blendrag.engine.compat.model import normed, scores_of
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.decoder import Attended, KnownDecoder, Rows
 from blendrag.engine.worker.indices import Indices, Ints, upload
@@ -151,7 +151,7 @@ class LayerPieces:
 
     def _feed(self, layer: int, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         block = self._decoder.layers[layer]
-        x, _ = rms_norm(block.post_attention_layernorm, states, residual)
+        x, _ = normed(block.post_attention_layernorm, states, residual)
         return block.mlp(x)
 
     def _select(self) -> Indices:

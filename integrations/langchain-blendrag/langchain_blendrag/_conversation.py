@@ -61,11 +61,6 @@ class InConversation(BaseChatModel):
     ) -> AsyncIterator[AIMessageChunk]:
         return super().astream(input, config, stop=stop, **with_conversation(config, kwargs))
 
-    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """What LangChain's response cache goes by: a conversation does not change an answer."""
-        kwargs.pop("conversation", None)
-        return super()._get_llm_string(stop, **kwargs)
-
 
 def with_conversation(config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     """``kwargs`` with the ``conversation`` of the config, or of the config around it (a chain's, a graph's),

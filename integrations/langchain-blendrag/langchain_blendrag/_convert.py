@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,35 +14,75 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    HumanMessage,
     InvalidToolCall,
+    RemoveMessage,
     ToolMessage,
 )
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCall, ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
+from langchain_blendrag._content import CALLS, is_media, kind_of, text_of
 
 if TYPE_CHECKING:
     from blendrag import Answer, Piece
 
-_ROLES = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool", "function": "tool"}
+PROVIDER = "blendrag"
+
+# LangChain's types of messages, and roles of other providers.
+_ROLES = {
+    "human": "user", "ai": "assistant", "function": "tool", "developer": "system", "model": "assistant"
+}  # fmt: skip
 
 
 def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Role, text, tool calls and thinking. Raises ConfigError for content that is not text."""
-    return [_plain(message) for message in messages]
+    """Role, text, tool calls and thinking of each. What has no text is left out of turns that were answered
+    already, with a warning that counts it.
+
+    Raises ConfigError for a picture, a recording or a file in what the user asks now.
+    """
+    left_out: Counter[str] = Counter()
+    asked, plain = _asked_from(messages), []
+    for place, message in enumerate(messages):
+        if isinstance(message, RemoveMessage):
+            continue
+        missed: Counter[str] = Counter()
+        plain.append(_plain(message, missed))
+        if isinstance(message, HumanMessage) and place >= asked:
+            for kind in filter(is_media, missed):
+                raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
+        left_out += missed
+    if left_out:
+        counted = ", ".join(f"{kind} ({count})" for kind, count in sorted(left_out.items()))
+        warnings.warn(f"left out, as having no text: {counted}", BlendragWarning, stacklevel=5)
+    return plain
 
 
-def _plain(message: BaseMessage) -> dict[str, Any]:
-    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type, message.type)
-    plain: dict[str, Any] = {"role": role, "content": text_of(message.content)}
-    if isinstance(message, AIMessage) and message.tool_calls:
-        plain["tool_calls"] = [
-            {"id": call["id"], "name": call["name"], "arguments": call["args"]} for call in message.tool_calls
-        ]
-    if isinstance(message, AIMessage) and (thought := _thinking_of(message)):
-        plain["reasoning_content"] = thought
+def _asked_from(messages: Sequence[BaseMessage]) -> int:
+    """The place of the first message that no answer has followed; calls of tools are none."""
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if isinstance(message, AIMessage) and not message.tool_calls:
+            return place + 1
+    return 0
+
+
+def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
+    role = message.role if isinstance(message, ChatMessage) else message.type
+    plain: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message.content, left_out)}
+    if isinstance(message, AIMessage):
+        left_out.update("invalid_tool_call" for _ in message.invalid_tool_calls)
+        if message.tool_calls:
+            plain["tool_calls"] = [
+                {"id": call["id"], "name": call["name"], "arguments": call["args"]}
+                for call in message.tool_calls
+            ]
+        elif isinstance(message.content, list):  # of a history that was written by hand
+            left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
+        if thought := _thinking_of(message):
+            plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):
         plain["tool_call_id"] = message.tool_call_id
     if message.name:
@@ -50,30 +92,11 @@ def _plain(message: BaseMessage) -> dict[str, Any]:
 
 def _thinking_of(message: AIMessage) -> str:
     """What the model thought, whichever provider's class says so."""
-    return "".join(
-        str(block.get("reasoning", "")) for block in message.content_blocks if block["type"] == "reasoning"
-    )
-
-
-def text_of(content: str | Sequence[str | dict[str, Any]]) -> str:
-    """The text of a message's content, blocks one after the other."""
-    if isinstance(content, str):
-        return content
-    return "".join(_block_text(block) for block in content)
-
-
-def _block_text(block: str | dict[str, Any]) -> str:
-    if isinstance(block, str):
-        return block
-    match block.get("type"):
-        case "text":
-            return str(block.get("text", ""))
-        case "tool_use" | "tool_call" | "reasoning" | "thinking":  # calls are taken from the message itself
-            return ""
-        case "json":
-            return json.dumps(block.get("json"), ensure_ascii=False)
-        case kind:
-            raise ConfigError(f"a message holds content of type {kind!r}; this model reads text only")
+    try:
+        blocks = message.content_blocks
+    except Exception:  # providers' translators fail in their own ways at what they do not know
+        return ""
+    return "".join(str(block.get("reasoning", "")) for block in blocks if block["type"] == "reasoning")
 
 
 def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document | str]) -> tuple[str, ...]:
@@ -89,8 +112,9 @@ def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document
     return tuple(dict.fromkeys(filter(None, (text.strip() for text in texts))))
 
 
-def usage_metadata(answer: Answer) -> UsageMetadata:
-    usage = answer.usage
+def usage_metadata(answers: Sequence[Answer]) -> UsageMetadata:
+    """What several answers to one prompt took: the prompt counts once."""
+    usage, output = answers[0].usage, sum(answer.usage.output for answer in answers)
     details = {
         "cache_read": usage.cache_read,
         "cache_creation": usage.cache_creation,
@@ -98,8 +122,8 @@ def usage_metadata(answer: Answer) -> UsageMetadata:
     }
     return UsageMetadata(
         input_tokens=usage.input,
-        output_tokens=usage.output,
-        total_tokens=usage.total,
+        output_tokens=output,
+        total_tokens=usage.input + output,
         input_token_details=InputTokenDetails(**details),  # type: ignore[typeddict-item]
     )
 
@@ -108,6 +132,7 @@ def response_metadata(answer: Answer) -> dict[str, Any]:
     """Model, why it ended, log probabilities if asked for, and the evidence of what was computed."""
     metadata: dict[str, Any] = {
         "model_name": answer.model,
+        "model_provider": PROVIDER,
         "finish_reason": answer.finish_reason,
         "blendrag": answer.facts(),
     }
@@ -159,17 +184,21 @@ def _thinking(reasoning: str | None) -> dict[str, str]:
     return {"reasoning_content": reasoning} if reasoning else {}
 
 
-def chat_result(answer: Answer) -> ChatResult:
-    """The whole answer."""
-    message = AIMessage(
+def chat_result(answers: Sequence[Answer]) -> ChatResult:
+    """Whole answers to one prompt. As with other providers, each says what all of them took."""
+    usage = usage_metadata(answers)
+    return ChatResult(generations=[ChatGeneration(message=_message(answer, usage)) for answer in answers])
+
+
+def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
+    return AIMessage(
         content=answer.text,
         additional_kwargs=_thinking(answer.reasoning),
         tool_calls=tool_calls(answer),
         invalid_tool_calls=invalid_tool_calls(answer),
-        usage_metadata=usage_metadata(answer),
+        usage_metadata=usage,
         response_metadata=response_metadata(answer),
     )
-    return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def chat_chunk(piece: Piece) -> ChatGenerationChunk:
@@ -183,7 +212,7 @@ def chat_chunk(piece: Piece) -> ChatGenerationChunk:
             additional_kwargs=_thinking(piece.reasoning),
             tool_call_chunks=tool_call_chunks(piece.answer),
             invalid_tool_calls=invalid_tool_calls(piece.answer, quoted=True),
-            usage_metadata=usage_metadata(piece.answer),
+            usage_metadata=usage_metadata([piece.answer]),
             response_metadata=response_metadata(piece.answer),
             chunk_position="last",
         )

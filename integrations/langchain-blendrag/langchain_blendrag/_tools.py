@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import itemgetter
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableMap,
+)
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
@@ -37,7 +45,8 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
 def structured(
     llm: BaseChatModel, schema: Any, method: str, include_raw: bool, kwargs: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model, held to a schema, and a parser behind it."""
+    """The model, held to a schema, and a parser behind it. An answer that was cut off is an
+    OutputParserException, at the end of a stream that may have given out beginnings of a dictionary."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: BaseOutputParser[Any]
     if schema is None and method != "json_mode":
@@ -67,8 +76,62 @@ def structured(
     held = llm.bind(
         **bound, **kept, ls_structured_output_format={"kwargs": {"method": method}, "schema": described}
     )
-    if not include_raw:
-        return held | parser
-    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
-    failed = RunnablePassthrough.assign(parsed=lambda _: None)
-    return RunnableMap(raw=held) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+    whole = _whole(_check_call if method == "function_calling" else _check_json)
+    # A class says nothing of a field that has not come yet, if it has a default: its objects come whole.
+    read = whole | (RunnableLambda(parser.invoke, parser.ainvoke) if is_class else parser)
+    return RunnableMap(raw=held) | RunnableLambda(_with_raw(read)) if include_raw else held | read
+
+
+def _with_raw(read: Runnable[Any, Any]) -> Callable[..., dict[str, Any]]:
+    def parse(found: dict[str, Any], config: RunnableConfig) -> dict[str, Any]:
+        try:
+            return {**found, "parsed": read.invoke(found["raw"], config), "parsing_error": None}
+        except Exception as error:  # whatever it is, it is the user's to look at
+            return {**found, "parsed": None, "parsing_error": error}
+
+    return parse
+
+
+def _whole(check: Callable[[AIMessage], None]) -> Runnable[Any, Any]:
+    """Hands on a message, or the chunks of one, and looks at the whole behind the last."""
+
+    def checked(chunks: Iterator[Any]) -> Iterator[Any]:
+        whole: Any = None
+        for chunk in chunks:
+            whole = chunk if whole is None else whole + chunk
+            yield chunk
+        check(whole)
+
+    async def achecked(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        whole: Any = None
+        async for chunk in chunks:
+            whole = chunk if whole is None else whole + chunk
+            yield chunk
+        check(whole)
+
+    return RunnableGenerator(checked, achecked)
+
+
+def _check_call(message: AIMessage) -> None:
+    if not message.tool_calls:
+        raise _not_whole(message, "call", "".join(str(one["args"]) for one in message.invalid_tool_calls))
+
+
+def _check_json(message: AIMessage) -> None:
+    text = str(message.text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _not_whole(message, "JSON", text) from None
+    if isinstance(value, int | float) and _is_cut(message):  # digits may be missing
+        raise _not_whole(message, "JSON", text)
+
+
+def _is_cut(message: AIMessage) -> bool:
+    return message.response_metadata.get("finish_reason") == "length"
+
+
+def _not_whole(message: AIMessage, wanted: str, text: str) -> OutputParserException:
+    why = "max_tokens, or the model's window, cut it off" if _is_cut(message) else "it ended before"
+    came = f"came: {text}" if text else "nothing of it came"
+    return OutputParserException(f"the answer is no whole {wanted}: {why}; {came}", llm_output=text)

@@ -11,13 +11,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from blendrag import progress_bar
+from blendrag import progress_bar, spellings
 from blendrag.errors import BlendragError, ConfigError
 from langchain_blendrag._ingest import ChunkIngestReport, Notes, identified, token_splitter
 
@@ -130,11 +131,15 @@ class WarmingStore(VectorStore):
         """All documents by id, in order. Raises ConfigError if they cannot be listed."""
 
     def _present(self, ids: Iterable[str]) -> set[str] | None:
-        """Those of ``ids`` that are stored; None if the store cannot tell."""
+        """Those of ``ids`` that are stored, maybe with other dashes; None if the store cannot tell."""
+        wanted = list(ids)
         try:
-            return {document.id for document in self.get_by_ids(list(ids)) if document.id is not None}
+            found = self.get_by_ids(wanted)
         except NotImplementedError:
             return None
+        named = (one.id or one.metadata.get("_id") for one in found)  # where Qdrant's documents have theirs
+        forms = {form for id in named if id is not None for form in spellings(str(id))}
+        return {id for id in wanted if id in forms}
 
     # -- the KV of its documents --------------------------------------------------------------------------
 
@@ -167,7 +172,12 @@ class WarmingStore(VectorStore):
     def _forget(self, ids: Iterable[str]) -> None:
         if self._warms:
             with _stored_already("The documents are removed; sync() releases their KV."):
-                self._collection_of_kv().remove(ids)
+                self._collection_of_kv().remove(form for id in ids for form in spellings(id))
+
+    def _forget_all(self) -> None:
+        if self._warms:
+            with _stored_already("The documents are removed; sync() releases their KV."):
+                self._collection_of_kv().clear()
 
     def _forget_missing(self) -> None:
         """Forget the documents that are not in the store any more."""
@@ -215,7 +225,7 @@ def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> 
 def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
     """A store's method with ``then`` after it succeeded; in a thread if the method is async."""
     signature = inspect.signature(method)
-    _, first, *_ = signature.parameters
+    first = next(islice(signature.parameters, 1, None), "")
 
     def bind(*args: Any, **kwargs: Any) -> tuple[inspect.BoundArguments, Mapping[str, Any]]:
         bound = signature.bind(*args, **kwargs)

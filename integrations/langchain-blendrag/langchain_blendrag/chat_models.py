@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import difflib
+import hashlib
+import json
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -15,23 +18,42 @@ from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
-from blendrag import ChatModel, Settings, open_chat, without_password
-from blendrag.errors import BlendragWarning
+from blendrag import ChatModel, Settings, foreign, open_chat, plain, without_password
+from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation, with_conversation
-from langchain_blendrag._request import chat_request
+from langchain_blendrag._errors import as_langchain_has_them
+from langchain_blendrag._request import SYNONYMS, chat_request, without_tracing
 from langchain_blendrag._tools import bound_tools, structured
 
 if TYPE_CHECKING:  # imports torch
     from blendrag import ChatRequest, Speculation
 
-# Fields that are settings of blendrag's under the same name; and those that are options of a call only.
+# Fields that are settings of blendrag's under the same name; options of a call only; how to reach a server;
+# and those that change no answer.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
 _PER_CALL = (
-    "top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs", "model_kwargs"
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "n", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs", "reasoning_effort",
+    "extra_body", "model_kwargs",
+)  # fmt: skip
+_HTTP = {
+    "default_headers": "headers",
+    "default_query": "query",
+    "http_client": "client",
+    "http_async_client": "async_client",
+}
+_SECRETS = ("api_key", "default_headers", "default_query")
+_HARMLESS = frozenset(
+    {
+        "cache", "callbacks", "custom_get_token_ids", "disable_streaming", "http_async_client", "http_client",
+        "max_retries", "metadata", "name", "profile", "rate_limiter", "streaming", "tags", "timeout",
+        "verbose",
+    }
 )  # fmt: skip
 
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
@@ -72,18 +94,28 @@ class ChatBlend(InConversation):
     temperature: float | None = None
     """0 (the default) always takes the most probable token."""
     max_tokens: int | None = None
-    """Most tokens of an answer."""
+    """Most tokens of an answer, thinking included; by default the rest of the model's window."""
     top_p: float | None = None
-    stop: list[str] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    n: int | None = Field(None, ge=1)
+    """Answers to a prompt; ``generate`` gives them all, ``invoke`` the first."""
+    stop: list[str] | str | None = None
     """Texts that end an answer; they are not part of it."""
     seed: int | None = None
     timeout: float | None = None
     """Seconds that an answer may take."""
-    max_retries: int = 1
-    """How often a request is sent again after the engine failed."""
-    logprobs: bool = False
+    max_retries: int | None = None
+    """How often a request is sent again after the engine failed; by default once."""
+    logprobs: bool | None = None
     top_logprobs: int | None = None
     """Most probable tokens whose log probabilities are given for each place."""
+    reasoning_effort: str | None = None
+    """How long the model thinks, in its chat template's words, if that has a variable of this name."""
     streaming: bool = False
     blend: bool | None = None
     """False prefills every prompt plainly, on the same engine."""
@@ -94,7 +126,16 @@ class ChatBlend(InConversation):
     kv_dir: Path | None = None
     """Folder of the documents' KV; by default one per model in the cache folder."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """More of vLLM's sampling parameters, such as ``repetition_penalty``."""
+    """More of vLLM's sampling parameters, such as ``stop_token_ids``."""
+    extra_body: dict[str, Any] | None = None
+    """The same as vLLM's server reads it, with ``chat_template_kwargs``, ``structured_outputs`` and so on."""
+    default_headers: dict[str, SecretStr] | None = None
+    """Sent to the server with every request; and so is ``default_query``."""
+    default_query: dict[str, SecretStr] | None = None
+    http_client: Any = Field(None, exclude=True)
+    """An ``httpx2.Client`` that requests to the server go through; it stays its owner's to close."""
+    http_async_client: Any = Field(None, exclude=True)
+    """An ``httpx2.AsyncClient`` for those of an event loop."""
     more_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of blendrag's that are no fields here; given as arguments of their own, or as this."""
 
@@ -106,21 +147,27 @@ class ChatBlend(InConversation):
     def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        if "max_completion_tokens" in values:  # ChatOpenAI's other name for it
-            values = {**values, "max_tokens": values["max_completion_tokens"]}
+        values = foreign.by_our_names(values, SYNONYMS)
         fields = {*cls.model_fields, "model_name"}
-        ours = {*Settings.model_fields, "mode"} - fields  # mode: Settings say what it is called now
+        ours = Settings.model_fields.keys() - fields
+        renamed = foreign.FORMER - fields  # Settings say what they are called now
         given = {name: value for name, value in values.items() if name in fields}
-        more = {**values.get("settings", {}), **{name: values[name] for name in values if name in ours}}
-        # LangChain passes names of other providers: no error
-        for name in values.keys() - fields - ours - {"settings", "max_completion_tokens"}:
-            if close := difflib.get_close_matches(name, [*fields, *ours], n=1, cutoff=0.8):
-                warnings.warn(f"ignored {name!r}; did you mean {close[0]!r}?", BlendragWarning, stacklevel=2)
-        return given | {"more_settings": {**given.get("more_settings", {}), **more}}
+        more = {name: value for name, value in values.items() if name in ours | renamed}
+        unknown = values.keys() - fields - ours - renamed - {"settings"}
+        options = {name: values[name] for name in unknown & foreign.TAKEN}
+        unknown = without_tracing({name: values[name] for name in unknown - foreign.TAKEN}).keys()
+        foreign.warn_about(sorted(unknown), {*fields, *ours, *foreign.TAKEN}, stacklevel=5)
+        more = {**given.get("more_settings", {}), **values.get("settings", {}), **more}
+        options |= given.get("model_kwargs") or {}
+        return given | {"more_settings": more, "model_kwargs": options}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         _ = self.chat  # a wrong value is said now, not with the first question
+        idle = [name for name in _HTTP if self.base_url is None and getattr(self, name)]
+        if idle:
+            said = f"ignored {', '.join(idle)}: without a base_url, nothing is sent"
+            warnings.warn(said, BlendragWarning, stacklevel=4)
         return self
 
     @field_serializer("base_url")
@@ -139,13 +186,13 @@ class ChatBlend(InConversation):
     @property
     def chat(self) -> ChatModel:
         """The framework-free chat under this one."""
-        made_of = self.model_dump(include={*_SETTINGS, "more_settings", "kv_dir", "api_key"})
-        made_of["base_url"] = self.base_url
+        made_of = self.model_dump(include={*_SETTINGS, *_HTTP, "more_settings", "kv_dir", "api_key"})
+        made_of |= {name: getattr(self, name) for name in ("base_url", "http_client", "http_async_client")}
         if self._chat is None or self._chat_made_of != made_of:
             ours = {name: getattr(self, name) for name in _SETTINGS}
             given = {**self.more_settings, **ours, "model": self.model or None}
-            key = self.api_key.get_secret_value() if self.api_key else None
-            self._chat = open_chat(given, self.kv_dir, self.base_url, key)
+            http = {name: _told(getattr(self, field)) for field, name in _HTTP.items()}
+            self._chat = open_chat(given, self.kv_dir, self.base_url, _told(self.api_key), **http)
             self._chat_made_of = made_of
         return self._chat
 
@@ -158,7 +205,11 @@ class ChatBlend(InConversation):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _convert.chat_result(self.chat.complete(self._request(messages, stop, kwargs)))
+        requests, times = self._requests(messages, stop, kwargs)
+        with as_langchain_has_them(), ContextThreadPoolExecutor(len(requests)) as threads:
+            # One is computed in this thread: whoever interrupts it has it stopped.
+            answers = [*(threads.map if requests[1:] else map)(self.chat.complete, requests)]
+        return _convert.chat_result(answers * times)
 
     async def _agenerate(
         self,
@@ -167,7 +218,10 @@ class ChatBlend(InConversation):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return _convert.chat_result(await self.chat.acomplete(self._request(messages, stop, kwargs)))
+        requests, times = self._requests(messages, stop, kwargs)
+        with as_langchain_has_them():
+            answers = await asyncio.gather(*map(self.chat.acomplete, requests))
+        return _convert.chat_result(answers * times)
 
     def _stream(
         self,
@@ -176,8 +230,8 @@ class ChatBlend(InConversation):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        pieces = self.chat.stream(self._request(messages, stop, kwargs))
-        with contextlib.closing(pieces):
+        pieces = self.chat.stream(self._one_request(messages, stop, kwargs))
+        with as_langchain_has_them(), contextlib.closing(pieces):
             for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
                     yield _convert.chat_chunk(piece)
@@ -189,11 +243,12 @@ class ChatBlend(InConversation):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        pieces = self.chat.astream(self._request(messages, stop, kwargs))
-        async with contextlib.aclosing(pieces):
-            async for piece in pieces:
-                if piece.text or piece.reasoning or piece.answer:
-                    yield _convert.chat_chunk(piece)
+        pieces = self.chat.astream(self._one_request(messages, stop, kwargs))
+        with as_langchain_has_them():
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    if piece.text or piece.reasoning or piece.answer:
+                        yield _convert.chat_chunk(piece)
 
     def speculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
@@ -229,7 +284,8 @@ class ChatBlend(InConversation):
         """Answers that match ``schema``: the engine leaves the model no other choice, ``strict`` or not.
 
         ``method``: "json_schema" and "json_mode" show the model the schema, "function_calling" a tool of
-        that schema; "json_mode" without a schema promises JSON only.
+        that schema; "json_mode" without a schema promises JSON only. Raises OutputParserException, or with
+        ``include_raw`` gives it as ``parsing_error``, for an answer that was cut off.
         """
         return structured(self, schema, method, include_raw, kwargs)
 
@@ -250,8 +306,33 @@ class ChatBlend(InConversation):
     def _request(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> ChatRequest:
+        return chat_request(self.chat, messages, stop, self._options(kwargs))
+
+    def _one_request(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> ChatRequest:
+        options = self._options(kwargs)
+        if options.get("n", 1) != 1:
+            raise ConfigError("a stream is one answer: n is for generate and invoke")
+        return chat_request(self.chat, messages, stop, options)
+
+    def _requests(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> tuple[list[ChatRequest], int]:
+        """What to ask for the answers that are wanted, and how often each is one of them."""
+        options = self._options(kwargs)
+        request, count = chat_request(self.chat, messages, stop, options), options.get("n", 1)
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"n has to be a number of answers, not {count!r}")
+        sampling = request.sampling
+        if sampling.temperature == 0:
+            return [request], count
+        seeds = [None if sampling.seed is None else sampling.seed + number for number in range(count)]
+        return [replace(request, sampling=replace(sampling, seed=seed)) for seed in seeds], 1
+
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in _PER_CALL}
-        return chat_request(self.chat, messages, stop, {**fields, **kwargs})
+        return foreign.call_options(fields, without_tracing(kwargs), also=("model", "n"))
 
     def get_token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens."""
@@ -263,8 +344,11 @@ class ChatBlend(InConversation):
         self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the whole prompt, with what the chat template adds."""
+        if not messages:
+            return 0
         kwargs = bound_tools(tools, None) if tools else {}
-        return self.chat.count_tokens(self._request(messages, None, kwargs))
+        with as_langchain_has_them():
+            return self.chat.count_tokens(self._request(messages, None, kwargs))
 
     def close(self) -> None:
         """End the engine, for all objects that share it; or the connections to the server. The next use
@@ -282,28 +366,35 @@ class ChatBlend(InConversation):
 
     @property
     def _llm_type(self) -> str:
-        return "blendrag"
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        return {"api_key": "BLENDRAG__API_KEY"}
+        return _convert.PROVIDER
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        fields = {"model", "revision", "temperature", "max_tokens", "top_p", "stop", "seed", "blend"}
-        fields |= {"recompute_ratio", "selector", "model_kwargs", "more_settings", "base_url"}
-        return self.model_dump(include=fields)
+        """For traces: what changes an answer, without what is secret."""
+        return self.model_dump(exclude={*_HARMLESS, *_SECRETS})
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        """What LangChain's response cache goes by: a digest of all that may change an answer, secrets too."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in _HARMLESS}
+        of_call = {
+            name: value
+            for name, value in sorted(kwargs.items())
+            if name not in (*_HARMLESS, "conversation") and not name.startswith("ls_")
+        }
+        secrets = {name: _told(fields[name]) for name in _SECRETS}
+        whole = plain([{**fields, **secrets}, self.settings.model_dump(), stop, of_call])
+        return f"blendrag {hashlib.sha256(json.dumps(whole).encode()).hexdigest()}"
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         settings = self.settings
         params = LangSmithParams(
-            ls_provider="blendrag",
+            ls_provider=_convert.PROVIDER,
             ls_model_name=kwargs.get("model") or self.model or without_password(str(self.base_url)),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", settings.temperature),
             ls_max_tokens=kwargs.get("max_tokens") or settings.max_tokens,
         )
-        if stop := stop or self.stop:
+        if stop := stop or ([self.stop] if isinstance(self.stop, str) else self.stop):
             params["ls_stop"] = stop
         return params
 
@@ -317,8 +408,17 @@ class ChatBlend(InConversation):
             tool_calling=True,
             tool_choice=True,
             structured_output=True,
-            max_output_tokens=self.settings.max_tokens,
         )
-        if window := self.chat.context_window_at_hand():
+        window = self.chat.context_window_at_hand()
+        if window:
             profile["max_input_tokens"] = window
+        if most := self.settings.max_tokens or window:
+            profile["max_output_tokens"] = most
         return profile
+
+
+def _told(secret: Any) -> Any:
+    """What a field keeps to itself."""
+    if isinstance(secret, dict):
+        return {name: _told(value) for name, value in secret.items()}
+    return secret.get_secret_value() if isinstance(secret, SecretStr) else secret

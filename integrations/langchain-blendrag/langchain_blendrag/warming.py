@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import uuid
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ def _warm_class(base: type[VectorStore]) -> type[WarmingStore]:
     for name, then in _HOOKS.items():
         method = getattr(base, name, None)
         # LangChain's defaults call those that a store has.
-        if method is not None and method is not getattr(VectorStore, name, None):
+        if inspect.isfunction(method) and method is not getattr(VectorStore, name, None):
             hooks[name] = followed(method, then)
     return type(f"Warm{base.__name__}", (_Warm, base), hooks)
 
@@ -81,9 +82,10 @@ class _Warm(WarmingStore):
 
 
 def _added(store: WarmingStore, arguments: Mapping[str, Any], ids: Any) -> None:
+    items = arguments.get("documents") or arguments["first"]  # Milvus: behind the ids
     metadatas = chain(arguments.get("metadatas") or (), repeat(None))
-    items = map(_document, arguments["first"], metadatas)
-    store._warm(dict(zip(ids or (), items, strict=False)))
+    given = ids if isinstance(ids, list) else arguments.get("ids")
+    store._warm(dict(zip(map(str, given or ()), map(_document, items, metadatas), strict=False)))
 
 
 def _document(item: Any, metadata: dict[str, Any] | None) -> Document:
@@ -96,13 +98,34 @@ def _document(item: Any, metadata: dict[str, Any] | None) -> Document:
 def _deleted(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
     if success is False:
         return
-    if (ids := arguments["first"]) is None:  # some remove all then, some by other arguments, some nothing
+    if arguments.get("delete_all"):  # Pinecone
+        store._forget_all()
+    elif (ids := arguments["first"]) is None:  # some remove all then, some by other arguments, some nothing
         store._forget_missing()
     else:
-        store._forget(ids)
+        store._forget([ids] if isinstance(ids, str) else map(str, ids))
 
 
+def _deleted_some(store: WarmingStore, arguments: Mapping[str, Any], result: Any) -> None:
+    store._forget_missing()
+
+
+def _deleted_all(store: WarmingStore, arguments: Mapping[str, Any], success: Any) -> None:
+    if success is not False and arguments["first"] is None:  # else of another index
+        store._forget_all()
+
+
+_ADDING = ("add_texts", "add_documents", "add_embeddings", "upsert")
+_DELETING = ("delete", "delete_by_document_id")
+_DELETING_ALL = ("clear", "delete_collection", "delete_index", "drop", "drop_tables")
 _HOOKS = {
-    **dict.fromkeys(("add_texts", "aadd_texts", "add_documents", "aadd_documents", "add_embeddings"), _added),
-    **dict.fromkeys(("delete", "adelete"), _deleted),
+    f"{kind}{name}": then
+    for names, then in (
+        (_ADDING, _added),
+        (_DELETING, _deleted),
+        (("delete_by_metadata_filter",), _deleted_some),
+        (_DELETING_ALL, _deleted_all),
+    )
+    for name in names
+    for kind in ("", "a")
 }

@@ -112,12 +112,14 @@ class ScriptedEngine:
     def _deltas(self, token_ids: Sequence[int], sampling: Sampling, recipe: Recipe | None) -> Iterator[Delta]:
         self.asked.append(Asked(tuple(token_ids), sampling, recipe))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        ids = self.tokenizer.encode(answer)[: sampling.max_tokens]
+        whole = self.tokenizer.encode(answer)
+        ids = whole[: sampling.max_tokens]
+        reason = "stop" if len(ids) == len(whole) else "length"
         cached = 0 if recipe is None else sum(length for _, _, length in recipe.spans)
         report = BlendReport(cached=cached, recomputed=cached // 10)
         for at, token in enumerate(ids, 1):
             self.given += 1
-            last = {"finish_reason": "stop", "report": report if recipe else None} if at == len(ids) else {}
+            last = {"finish_reason": reason, "report": report if recipe else None} if at == len(ids) else {}
             logprobs = [{token: -0.5, 1: -1.0}] if sampling.logprobs else []
             yield Delta(self.tokenizer.decode([token]), [token], 0.01, logprobs=logprobs, **last)
 

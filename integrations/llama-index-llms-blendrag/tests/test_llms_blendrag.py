@@ -126,7 +126,7 @@ def test_fields_that_are_changed_later_count(llm: BlendLLM, scripted: Any) -> No
         llm.model = "another"
 
 
-@pytest.mark.parametrize("wrong", [{"kv_cache_gb": 4}, {"context_window": 3}])
+@pytest.mark.parametrize("wrong", [{"kv_cache_gib": "four"}, {"context_window": 3}])
 def test_wrong_option_is_said_when_the_llm_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache_gib|max_model_len"):
         BlendLLM(**wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any, Literal
 
 import pytest
@@ -10,12 +11,18 @@ from llama_index.core import PromptTemplate
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ToolCallResult
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
+from llama_index.core.output_parsers.base import OutputParserException
+from llama_index.core.program import FunctionCallingProgram
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.tools import FunctionTool, ToolMetadata
 from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel
 
 from blendrag.chat.schema import json_grammar
+from blendrag.errors import BlendragError
 from llama_index.llms.blendrag import BlendLLM
+from llama_index.llms.blendrag.errors import AnswerCutError
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
@@ -187,3 +194,141 @@ def test_structure_by_tool_call_is_possible_too(llm: BlendLLM, scripted: Any) ->
     llm.pydantic_program_mode = PydanticProgramMode.FUNCTION
     assert llm.structured_predict(Warranty, PromptTemplate("?")) == Warranty(years=8, part="battery")
     assert scripted.asked[0].sampling.grammar.value["properties"]["name"] == {"const": "Warranty"}
+
+
+# -- what was cut --------------------------------------------------------------------------------------------
+
+
+class Leaflet(BaseModel):
+    """All of it may be missing, so any beginning of one is one."""
+
+    title: str = ""
+    pages: int | None = None
+    tags: list[str] = []
+
+
+LEAFLET = {"title": "Batteries", "pages": 12, "tags": ["warranty", "service", "care"]}
+SHORT = {"max_tokens": 14}
+PROMPT = PromptTemplate("?")
+
+
+@pytest.fixture(params=[PydanticProgramMode.LLM, PydanticProgramMode.FUNCTION], ids=lambda mode: mode.value)
+def cut_llm(request: Any, make_llm: Any, scripted: Any) -> BlendLLM:
+    """Never comes to the end of a leaflet, however it is asked for one."""
+    call = {"name": "Leaflet", "arguments": LEAFLET}
+    function = request.param is PydanticProgramMode.FUNCTION
+    scripted.answers = [json.dumps(call if function else LEAFLET)]
+    llm: BlendLLM = make_llm(**(SHORT if not function else {"max_tokens": 22}))
+    llm.pydantic_program_mode = request.param
+    return llm
+
+
+async def test_cut_structure_is_an_error_whichever_way_it_is_asked_for(cut_llm: BlendLLM) -> None:
+    structured, messages = cut_llm.as_structured_llm(Leaflet), [ChatMessage("?")]
+    for ask in (
+        lambda: cut_llm.structured_predict(Leaflet, PROMPT),
+        lambda: list(cut_llm.stream_structured_predict(Leaflet, PROMPT)),
+        lambda: structured.chat(messages),
+        lambda: structured.complete("?"),
+        lambda: list(structured.stream_chat(messages)),
+    ):
+        with pytest.raises(AnswerCutError, match=r"cut before it was whole.*Batteries"):
+            ask()
+    for answer in (
+        cut_llm.astructured_predict(Leaflet, PROMPT),
+        structured.achat(messages),
+        structured.acomplete("?"),
+    ):
+        with pytest.raises(AnswerCutError):
+            await answer
+    for stream in (
+        await cut_llm.astream_structured_predict(Leaflet, PROMPT),
+        await structured.astream_chat(messages),
+    ):
+        with pytest.raises(AnswerCutError):
+            _ = [one async for one in stream]
+
+
+def test_cut_structure_is_what_llama_index_takes_for_unreadable_output(cut_llm: BlendLLM) -> None:
+    with pytest.raises(AnswerCutError) as caught:
+        cut_llm.structured_predict(Leaflet, PROMPT)
+    assert isinstance(caught.value, BlendragError)
+    assert isinstance(caught.value, OutputParserException)
+    assert isinstance(caught.value, ValueError)
+    assert "Batteries" in caught.value.text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_stream_of_structure_shows_what_came_before_it_was_cut(cut_llm: BlendLLM) -> None:
+    came: list[Any] = []
+    with pytest.raises(AnswerCutError):
+        came.extend(iter(cut_llm.stream_structured_predict(Leaflet, PROMPT)))
+    if cut_llm.pydantic_program_mode is PydanticProgramMode.LLM:  # parts of calls are not shown
+        assert came[-1].title == "Batteries"
+
+
+def test_structure_that_a_stop_ends_is_an_error_too(make_llm: Any, scripted: Any) -> None:
+    scripted.answers = [json.dumps(LEAFLET).partition("}")[0]]
+    with pytest.raises(AnswerCutError):
+        list(make_llm().stream_structured_predict(Leaflet, PROMPT))
+
+
+def test_structure_that_just_fits_is_whole(make_llm: Any, scripted: Any) -> None:
+    scripted.answers = [json.dumps(LEAFLET)]
+    llm = make_llm()
+    llm.max_tokens = len(llm.token_ids(scripted.answers[0]))
+    assert llm.structured_predict(Leaflet, PROMPT) == Leaflet(**LEAFLET)
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "compact_accumulate"])
+@pytest.mark.parametrize("output_cls", [None, Leaflet])
+def test_query_engine_gives_no_part_of_a_cut_structure(cut_llm: BlendLLM, mode: Any, output_cls: Any) -> None:
+    llm = cut_llm if output_cls else cut_llm.as_structured_llm(Leaflet)
+    synthesizer = get_response_synthesizer(llm=llm, response_mode=mode, output_cls=output_cls)
+    nodes = [NodeWithScore(node=TextNode(text="Batteries last."), score=1.0)]
+    try:
+        given = str(synthesizer.synthesize("How long?", nodes=nodes))
+    except ValueError as error:  # LlamaIndex validates what it answers itself
+        given = str(error).partition("cut before")[0]
+    assert "Batteries" not in given
+
+
+async def test_program_that_calls_a_tool_ends_with_the_error(make_llm: Any, scripted: Any) -> None:
+    scripted.answers = [json.dumps({"name": "Leaflet", "arguments": LEAFLET})]
+    for parallel in (False, True):
+        program = FunctionCallingProgram.from_defaults(
+            Leaflet, prompt=PROMPT, llm=make_llm(max_tokens=22), allow_parallel_tool_calls=parallel
+        )
+        with pytest.raises(AnswerCutError):
+            program()
+        with pytest.raises(AnswerCutError):
+            await program.acall()
+        with pytest.raises(AnswerCutError):
+            list(program.stream_call())
+        with pytest.raises(AnswerCutError):
+            _ = [one async for one in await program.astream_call()]
+    grammars = {str(asked.sampling.grammar) for asked in scripted.asked}
+    assert len(grammars) == 1 and "Leaflet" in grammars.pop(), "a stream is held to the call, too"
+
+
+def test_list_of_calls_whose_last_was_cut_is_not_taken_for_whole(make_llm: Any, scripted: Any) -> None:
+    scripted.answers = [CALL + CALL]
+    llm = make_llm()
+    llm.max_tokens = len(llm.token_ids(CALL)) + 8
+    with pytest.raises(AnswerCutError):
+        llm.predict_and_call([ADD], user_msg="?", allow_parallel_tool_calls=True)
+    assert llm.predict_and_call([ADD], user_msg="?", allow_parallel_tool_calls=False).response == "5"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_agent_does_not_end_with_a_cut_call(make_llm: Any, scripted: Any, streaming: bool) -> None:
+    scripted.answers = ["Let me see. " + CALL]
+    agent = FunctionAgent(tools=[ADD], llm=make_llm(max_tokens=16), streaming=streaming)
+    with pytest.raises(AnswerCutError):
+        await agent.run("2 + 3?")
+
+
+async def test_long_text_beside_tools_is_no_cut_call(make_llm: Any, scripted: Any) -> None:
+    scripted.answers = ["A battery lasts for years, if it is kept in the cool, and is not run down."]
+    agent = FunctionAgent(tools=[ADD], llm=make_llm(max_tokens=6))
+    assert str(await agent.run("How long?")) == "A battery lasts for years,"

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+import uuid
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from qdrant_client import QdrantClient
 
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag import BlendLLM, WarmKV
@@ -94,3 +98,15 @@ def test_pipeline_with_workers_starts_no_engine_in_them(llm: BlendLLM) -> None:
 
 def test_llm_is_no_part_of_what_is_serialised(llm: BlendLLM) -> None:
     assert "llm" not in WarmKV(llm=llm).to_dict()
+
+
+def test_node_is_forgotten_by_the_id_that_a_store_makes_of_its_own(llm: BlendLLM) -> None:
+    store = QdrantVectorStore("kb", client=QdrantClient(":memory:"))
+    warm = WarmKV(llm=llm, collection="kb")
+    texts = ("One.", "Two.")
+    nodes = [TextNode(id_=uuid.uuid4().hex, text=text, embedding=[0.1, 0.2]) for text in texts]
+    store.add(list(warm(nodes)))
+    found = store.query(VectorStoreQuery(query_embedding=[0.1, 0.2], similarity_top_k=2)).ids
+    assert found and set(found).isdisjoint(node.node_id for node in nodes)
+    warm.remove(found)
+    assert not kept(llm)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blendrag import Answer, BlendIndex, Chat, Piece, Settings
+from blendrag.chat.request import ChatRequest
+from blendrag.chat.tools import TemplateFacts, with_tools
 from blendrag.engine.client.generation import Delta, Sampling
-from blendrag.errors import ConfigError, EngineError
+from blendrag.errors import BlendragWarning, ConfigError, EngineError
 from blendrag.prompt import assemble, decode
 from engine_facts import FACTS
 
@@ -183,6 +187,19 @@ def test_call_that_is_only_thought_of_is_made(make: Callable[..., Chat], engine:
     assert [call.name for call in answer.tool_calls] == ["clock"]
 
 
+@pytest.mark.parametrize("limit", [None, 10, 10**6])
+def test_answer_may_have_what_the_prompt_leaves_of_the_window(
+    make: Callable[..., Chat], engine: Saying, limit: int | None
+) -> None:
+    chat = make()
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    chat.complete(chat.request(HI, grammar=schema, max_tokens=limit))
+    (asked,), room = engine.asked, engine.max_model_len - chat.count_tokens(chat.request(HI))
+    most = min(limit or room, room)
+    assert asked.max_tokens == most and asked.grammar
+    assert asked.grammar.value["properties"]["a"]["maxLength"] == max(16, 2 * most)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"schema": {"type": "object"}}, {"tools": [TOOL], "tool_choice": "clock"}],
@@ -202,6 +219,40 @@ def test_grammar_holds_before_the_model_has_thought(
 
 
 # -- variables of the template -------------------------------------------------------------------------------
+
+
+def test_variable_that_the_template_lacks_is_warned_about(make: Callable[..., Chat]) -> None:
+    chat = make()
+    with pytest.warns(BlendragWarning, match="ignored verbosity: the model's chat template has no"):
+        chat.complete(chat.request(HI, chat_template_kwargs={"verbosity": "low"}))
+    effort = {"reasoning_effort": "low", "enable_thinking": True}  # as other clients' option becomes
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chat.complete(chat.request(HI, chat_template_kwargs={"enable_thinking": False}))
+        chat.complete(chat.request(HI, chat_template_kwargs=effort))
+
+
+def test_effort_is_warned_about_where_the_template_knows_nothing_of_it(tokenizer: Any) -> None:
+    request = ChatRequest(HI, chat_template_kwargs={"reasoning_effort": "low", "enable_thinking": True})
+    facts = replace(TemplateFacts.of(tokenizer), names=("messages",))
+    with pytest.warns(BlendragWarning) as caught:
+        with_tools(facts, request)
+    assert [str(one.message).split(":")[0] for one in caught] == ["ignored reasoning_effort"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with_tools(replace(facts, names=("reasoning_effort",)), request)
+        with_tools(replace(facts, names=None), request)
+
+
+def test_names_of_a_template_are_those_of_its_code(tokenizer: Any) -> None:
+    tokenizer = copy(tokenizer)
+    tokenizer.chat_template = {
+        "default": "in prose {% if reasoning_effort %}{{ a.b | tojson }}{% endif %}{% generation %}",
+        "tools": "{# in a comment #}{{ 'in a string' }}{{ tools }}",
+    }
+    names = TemplateFacts.of(tokenizer).names
+    assert names and {"reasoning_effort", "a", "b", "tools"} <= {*names}
+    assert not {"prose", "comment", "string"} & {*names}
 
 
 def test_variables_of_the_call_or_the_object_do_not_reach_the_template(

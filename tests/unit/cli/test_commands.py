@@ -12,6 +12,7 @@ import pytest
 from typer.testing import Result
 
 from blendrag import __version__
+from blendrag.cli.ask import _length
 
 Blendrag = Callable[..., Result]
 
@@ -92,9 +93,9 @@ def test_wrong_index_folder_is_corrected_and_not_made(
 
 
 def test_unknown_setting_is_named(blendrag: Blendrag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLENDRAG_TOPK", "3")
+    monkeypatch.setenv("BLENDRAG_SIMILARITY_TOPK", "3")
     result = blendrag("doctor")
-    assert result.exit_code == 1 and "BLENDRAG_TOP_K" in complaint(result)
+    assert result.exit_code == 1 and "BLENDRAG_SIMILARITY_TOP_K" in complaint(result)
 
 
 def test_brackets_in_a_message_are_not_markup(blendrag: Blendrag, workdir: Path) -> None:
@@ -138,3 +139,11 @@ def test_model_folder_with_a_typo_is_corrected(blendrag: Blendrag, workdir: Path
     (workdir / "my-model").mkdir()
     result = blendrag("stats", "--model", "./my-modle")
     assert result.exit_code == 1 and "my-model" in complaint(result)
+
+
+def test_answer_of_a_command_has_a_length_of_its_own_unless_a_setting_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (_length(None), _length(7)) == (1024, 7)
+    monkeypatch.setenv("BLENDRAG_MAX_TOKENS", "33")
+    assert (_length(None), _length(7)) == (33, 7)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from blendrag.cli.console import INTERRUPTED, Commands, heading, interruptible, out, print_json
+from blendrag.cli.ingest import _print
 from blendrag.errors import BlendragError, EngineError
+from blendrag.index.ingest import IngestReport
 from blendrag.tables import table_with
 
 
@@ -79,3 +83,9 @@ def test_heading_is_a_thousand_columns_long_where_nobody_looks(
     heading("1. Ingest", out())
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("1. Ingest ") and len(line) == 80
+
+
+def test_ingest_says_how_many_documents_a_newer_reader_read_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(IngestReport(added=1, changed=5, reread=4, unchanged=2), Path("kb"))
+    shown = capsys.readouterr().out
+    assert "5 changed (4 of them by a newer reader of the same file), 2 unchanged" in shown

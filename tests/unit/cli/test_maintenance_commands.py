@@ -39,8 +39,9 @@ def test_verify_exits_with_1_until_the_problem_is_repaired(blendrag: Blendrag, i
     report = json.loads(blendrag("verify", "--json").stdout)
     assert report["counts"] == {"damaged": 1} and report["records"] == 2
     assert [(problem["kind"], problem["name"]) for problem in report["problems"]] == [("damaged", A.key)]
+    (index / "kv" / "notes.txt").write_text("a file of somebody's")
     result = blendrag("verify", "--repair")
-    assert result.exit_code == 0 and "repaired: 1" in result.stdout
+    assert result.exit_code == 0 and "repaired: 1" in result.stdout and "notes.txt" in result.stderr
     assert states(index)[A.key] == "pending"
     result = blendrag("verify")
     assert result.exit_code == 0 and "1 files damaged before, kept aside" in result.stdout

@@ -68,7 +68,7 @@ def test_command_says_what_it_would_choose_and_why(plan: Plan) -> None:
     assert result.exit_code == 0, result.output
     for said in ("GB of KV", "mode A", "mode B", "mode C", "plain prefill", "paper", *SPEEDS):
         assert said in result.stdout, said
-    facts = json.loads(plan("--chunks", 1000, "--chunk-tokens", 256, "--top-k", 3, "--json").stdout)
+    facts = json.loads(plan("--chunks", 1000, "--chunk-tokens", 256, "-k", 3, "--json").stdout)
     assert facts["corpus"]["chunk_tokens"] == 256 and facts["corpus"]["top_k"] == 3
     assert facts["checked"] == []
 

@@ -14,23 +14,14 @@ from blendrag.attention.paged import PagedRows
 from blendrag.attention.runs import dense_attention
 from blendrag.attention.scores import Scores
 from blendrag.engine.compat.model import key_value_of
-from blendrag.engine.recipe import BlendOrder, Recipe
-from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import paged
-from blendrag.engine.worker.blending import LoadedModel, RequestBlend
+from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
-from blendrag.engine.worker.slices import Pace, exhaust
 from blendrag.load import loader, slots
-from blendrag.load.loader import LayerLoader
 from blendrag.options import BlendOptions
-from blendrag.store.identity import KVIdentity
-from blendrag.store.tiers import TierSpec
-from small_decoder import KV_HEADS, SIZE, small_model
+from chunked_prompt import BLOCK_IDS, TOKENS, ChunkedPrompt
+from small_decoder import small_model
 from stand_in_device import Crossings, DeviceTensor, stand_in
-from stores import make_chunk, open_stack, put, register
-
-TOKENS = (70, 96, 33)  # of the chunks
-BLOCK_IDS = [7, 3, 12, 0, 9, 30]
 
 
 def write(attention: Any, key: Any, value: Any, cache: torch.Tensor, slots: torch.Tensor) -> None:
@@ -67,32 +58,6 @@ def model_there(folder: Path, layers: int) -> LoadedModel:
     return model
 
 
-class Prompt:
-    """Three chunks between other tokens."""
-
-    def __init__(self, layers: int) -> None:
-        self.identity = KVIdentity("small", "weights-1", "float32", layers, KV_HEADS, SIZE)
-        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(TOKENS)]
-        self.ids, self.spans = list(range(20)), list[tuple[str, int, int]]()
-        for chunk in self.chunks:
-            self.spans.append((chunk.key, len(self.ids), len(chunk.token_ids)))
-            self.ids += [*chunk.token_ids, 500, 501]
-        self.ids += range(300, 330)
-
-    def blend(self, model: LoadedModel, root: Path, options: BlendOptions, written: int = 0) -> BlendReport:
-        """written: so many of its first tokens are there already."""
-        register(root, self.chunks, identity=self.identity)
-        tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
-        store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
-        for chunk in self.chunks:
-            put(store, chunk)
-        order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
-        try:
-            return exhaust(RequestBlend(model, LayerLoader(4), store, order, None, Pace()).run())
-        finally:
-            store.close()
-
-
 @pytest.mark.parametrize(
     ("choices", "options"),
     [
@@ -114,7 +79,7 @@ def test_host_waits_for_the_device_in_every_layer(
         folder = tmp_path / str(layers)
         model = model_there(folder, layers)
         crossings.forget()
-        report = Prompt(layers).blend(model, folder / "kv", options, written=40)
+        report = ChunkedPrompt(layers).blend(model, folder / "kv", options, written=40)
         assert report.recomputed or options.selector == "none"
         assert len(crossings.waits) == choices, crossings.waits
         uploads.append(len(crossings.uploads))
@@ -125,7 +90,7 @@ def test_host_waits_for_the_device_in_every_layer(
 def computed(tmp_path: Path) -> torch.Tensor:
     """KV of the prompt without a device, [layers, 2, tokens, kv_heads, head_size]."""
     model = small_model(tmp_path / "here", 4)
-    (kv,) = prefill_chunks(model.decoder, model.cache, [ChunkTokens("", tuple(Prompt(4).ids))])
+    (kv,) = prefill_chunks(model.decoder, model.cache, [ChunkTokens("", tuple(ChunkedPrompt(4).ids))])
     return kv
 
 
@@ -134,8 +99,8 @@ def test_prompt_that_is_computed_there_has_other_kv_than_here(
 ) -> None:
     """Else the counts would be of something else."""
     model = model_there(tmp_path / "there", 4)
-    report = Prompt(4).blend(model, tmp_path / "kv", BlendOptions(1.0))
-    assert report.recomputed == sum(TOKENS)
+    report = ChunkedPrompt(4).blend(model, tmp_path / "kv", BlendOptions(1.0))
+    assert report.recomputed == report.cached > sum(TOKENS) - model.cache.block_size
     for attention, (_, expected) in zip(model.decoder.attentions, computed, strict=True):
         views = key_value_of(attention, attention.kv_cache.held[BLOCK_IDS])
         assert views is not None

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +17,11 @@ import pytest
 from blendrag.engine.client.engine import Engine
 from blendrag.engine.client.launch import SERVING, WorkerExtension, engine_key
 from blendrag.engine.client.running import RunningEngine
-from blendrag.errors import EngineBusyError, EngineError, StoreFullError
+from blendrag.engine.client.stores import StoreClient
+from blendrag.engine.client.trees import TreeClient
+from blendrag.errors import EngineBusyError, EngineClosedError, EngineError, StoreFullError
 from blendrag.settings import Settings
+from blendrag.store.identity import KVIdentity
 
 LAB = WorkerExtension("some.Worker", ("some:Processor",))
 SETTINGS = Settings.load()
@@ -26,7 +34,7 @@ class Answering(RunningEngine):
         super().__init__(SETTINGS.model_copy(update={"call_timeout_s": 0.5}))
         self._engines, self._delay = engines, delay
         core = SimpleNamespace(core_engines=engines, call_utility_all_async=self._of_all)
-        self._llm = SimpleNamespace(collective_rpc=self._of_one, engine_core=core)
+        self._llm = SimpleNamespace(collective_rpc=self._of_one, engine_core=core, errored=False)
 
     async def _of_one(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         await asyncio.sleep(self._delay)
@@ -62,6 +70,59 @@ def test_answer_of_another_engine_than_the_first_is_lost() -> None:
 def test_worker_that_hangs_is_waited_for() -> None:
     with pytest.raises(EngineError, match=r"flush within 0\.5 s.*call_timeout_s"):
         call({"ok": 7}, delay=60.0)
+
+
+class Process(RunningEngine):
+    """An engine that is a process which answers nothing, and its client's loop."""
+
+    def __init__(self) -> None:
+        super().__init__(SETTINGS)
+        self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        self._llm = self
+        self.engine_core = self.output_processor = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    @property
+    def errored(self) -> bool:
+        return self.process.poll() is not None
+
+    async def collective_rpc(self, *_: Any, **__: Any) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+    reset_prefix_cache = collective_rpc  # type: ignore[assignment]
+
+
+WAITS = {
+    "a call": lambda engine: engine.call("ingest", "store", []),
+    "several calls": lambda engine: engine.calls_later(("check", "store"), ("flush", "store")).result(),
+    "a store that is opened": lambda engine: StoreClient.open(
+        engine, Path("kv"), KVIdentity("m", "w", "float32", 1, 1, 4), ()
+    ),
+    "a store": lambda engine: StoreClient(engine, "store").close(),
+    "a prefetch": lambda engine: StoreClient(engine, "store").prefetch(["key"]).result(),
+    "a tree": lambda engine: TreeClient(engine, "tree").stats(),
+    "a start": lambda engine: engine._submit(engine.bound()).result(),
+    "the prefix cache": lambda engine: RunningEngine.reset_prefix_cache(engine),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_wait_ends_with_the_engine(wait: Callable[[Any], Any]) -> None:
+    engine = Process()
+    threading.Timer(0.3, engine.process.kill).start()
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="died"):
+        wait(engine)
+    assert time.monotonic() - begun < 60  # a tenth of call_timeout_s
+
+
+def test_wait_ends_when_the_engine_is_closed() -> None:
+    engine = Process()
+    threading.Timer(0.3, engine._end_calls).start()
+    with pytest.raises(EngineClosedError):
+        engine.call("ingest", "store", [])
+    engine.process.kill()
 
 
 @pytest.fixture

@@ -219,7 +219,8 @@ def test_claim_is_synchronous_where_no_step_is_taken_back(
     monkeypatch.setitem(config.kv_transfer_config.kv_connector_extra_config, "claim", claim)
     monkeypatch.setattr(scheduling, "is_cpu", lambda: on_cpu)
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
-    assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - 1, asynchronous)
+    left = 2 if on_cpu else 1  # a CPU rounds a row otherwise that is alone in a step
+    assert scheduler.get_num_new_matched_tokens(request(), 0) == (PROMPT - left, asynchronous)
 
 
 def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ def test_argument_that_is_set_elsewhere_is_taken_twice(name: str, remedy: str) -
 
 
 def test_argument_of_ours_can_be_overruled() -> None:
-    for name in arguments():
+    for name in arguments().keys() - {"block_size"}:  # that of a CPU is ours if it is nobody else's
         with pytest.raises(ConfigError, match=name):
             arguments(engine_args={name: 1})
 
@@ -104,3 +107,46 @@ def test_ranks_of_a_cpu_compute_on_the_same_cores(
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND")
     monkeypatch.setattr(launch, "_memory_nodes", lambda: 2)
     assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "vLLM divides them by itself"
+
+
+def test_caches_of_vllm_are_ours_where_its_own_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    settings = Settings.load(cache_dir=tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert not server_environment(settings).keys() & set(names)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    for cache_dir, inside in ((tmp_path, tmp_path), (Path("/dev/null/x"), Path(tempfile.gettempdir()))):
+        found = server_environment(settings.model_copy(update={"cache_dir": cache_dir}))
+        assert all(inside in Path(found[name]).parents for name in names)
+
+
+def test_environment_is_the_programs_own_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever an import has put into it, which the next start gets again: an import does so once."""
+    monkeypatch.setattr(launch, "_imported", {})
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.setenv("THEIRS", "1")
+    before, settings = dict(os.environ), Settings.load(cache_dir=tmp_path)
+    with launch.engine_environment(settings, "sockets", None):
+        assert os.environ["VLLM_RPC_BASE_PATH"] == "sockets"
+        os.environ["LD_PRELOAD_OF_A_TEST"] = "a library"
+        os.environ["THEIRS"] = "2"
+        del os.environ["MINE"]
+    assert dict(os.environ) == before
+    with launch.engine_environment(settings, "sockets", None):
+        assert os.environ["LD_PRELOAD_OF_A_TEST"] == "a library"
+        assert os.environ["THEIRS"] == "1", "the program's own"
+    assert dict(os.environ) == before
+
+
+def test_random_numbers_of_the_program_are_what_they_would_be() -> None:
+    script = (
+        "import random; random.seed(7); before = random.getstate();"
+        " from blendrag.engine.client.launch import import_rich; import_rich();"
+        " import sys, vllm.v1.engine.async_llm; assert 'rich.style' in sys.modules;"
+        " raise SystemExit(random.getstate() != before)"
+    )
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

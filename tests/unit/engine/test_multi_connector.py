@@ -52,4 +52,4 @@ def test_connector_among_others_is_not_bound_to_its_model(
         prompt_token_ids=list(range(64)),
         mm_features=[],
     )
-    assert both[KVConnectorRole.SCHEDULER].get_num_new_matched_tokens(request, 0)[0] == 63
+    assert both[KVConnectorRole.SCHEDULER].get_num_new_matched_tokens(request, 0)[0] == 62

@@ -100,7 +100,7 @@ def test_failure_is_hidden_for_ever(index: BlendIndex, engine: Failing) -> None:
             {"recompute_ration": 0.3},
             "unknown option 'recompute_ration'; did you mean recompute_ratio?",
         ),
-        (HELLO, {"tpo_k": 3}, "did you mean top_k?"),
+        (HELLO, {"similarity_tpo_k": 3}, "did you mean similarity_top_k?"),
         (HELLO, {"hints": []}, "hints is called documents now"),
         (HELLO, {"mode": "off"}, "mode is called blend now: blend=False"),
         (HELLO, {"blend": "off"}, "blend must be True or False, not 'off'"),

@@ -1,84 +1,177 @@
+"""What a file is, its content says; whatever is in it, it ends in text or in a reason."""
+
 from __future__ import annotations
 
-import io
+import bz2
+import gzip
+import lzma
+import pickle
+import re
+import site
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blendrag.errors import ConfigError
-from blendrag.index.formats import (
-    READERS,
-    Content,
-    Unusable,
-    decode,
-    read_html,
-    read_markdown,
-    read_pdf,
-    reader,
-)
+from blendrag.index.formats import HEAD_BYTES, READERS, find_reader, read, read_text
+from blendrag.index.text import Content, Unusable
+from office_files import archive, docx, epub, pdf, png, pptx, xlsx
+
+READ = sorted(set(READERS.values()), key=lambda reader: reader.__name__)
 
 
+def content(data: bytes, suffix: str) -> Content:
+    reader = find_reader(suffix, data[:HEAD_BYTES])
+    assert reader is not None
+    return read(reader, data)
+
+
+# -- Markdown and text -------------------------------------------------------------------------------------
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1))
+@example("---\ntitle: Travel\n---\n1. close\n2. drain\n")
+@example("Put <script> first, <!-- and List<String> next: [form](forms/b7.pdf) ![crane, 40 t](c.png)\n")
+@example("```diff\n-a \n+ b\n\n one\n```\n" + "> " * 30 + "deep\n")
+def test_markdown_is_its_source(source: str) -> None:
+    assert content(source.encode("utf-8-sig"), ".md").text == source
+
+
+FENCE = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ ]*$", re.MULTILINE | re.DOTALL)
+
+
+def markdown_of_installed_packages() -> Iterator[bytes]:
+    for folder in site.getsitepackages():
+        yield from (path.read_bytes() for path in Path(folder).rglob("*.md"))
+    for package in distributions():
+        if "markdown" in package.metadata.get("Description-Content-Type", ""):
+            yield str(package.metadata.get_payload() or package.metadata["Description"]).encode()
+
+
+def test_markdown_of_installed_packages_is_kept_with_its_code_byte_for_byte() -> None:
+    files = [data for data in markdown_of_installed_packages() if data]
+    fences = 0
+    for data in files:
+        source = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        text = content(data, ".md").text
+        assert text == source
+        fences += len(FENCE.findall(text))
+    assert len(files) > 200 and fences > 500
+
+
+# -- which reader ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["", ".txt", ".md", ".pdf", ".html", ".docx", ".png", ".PDF", ".bak"])
+def test_content_and_not_the_suffix_decides(suffix: str) -> None:
+    assert content(pdf("The crane lifts 40 t."), suffix).text == "The crane lifts 40 t."
+    assert "drain" in content(docx(), suffix).text
+    assert "drain" in content(pptx(), suffix).text
+    assert "crane" in content(xlsx(), suffix).text
+    assert "second" in content(epub(), suffix).text
+
+
+def test_text_that_mentions_or_holds_another_format_is_text() -> None:
+    page = b"<!doctype html><p>x</p>"
+    for suffix in (".txt", ".md", ".xml", ".py"):
+        assert content(page, suffix).text == page.decode()
+    assert content(page, "").text == content(page, ".html").text == "x"
+    about = b"A PDF begins with %PDF-1.7, a ZIP archive with PK.\n"
+    assert content(about, ".md").text == about.decode()
+
+
+def test_unknown_suffix_without_a_known_beginning_has_no_reader() -> None:
+    assert find_reader(".png", b"\x89PNG") is None
+    assert find_reader(".tla", b"text") is None
+    assert find_reader(".tla", b"text", read_text) is read_text
+
+
+@pytest.mark.parametrize("suffix", [".docx", ".pptx", ".xlsx", ".epub", ".pdf"])
+def test_text_under_the_suffix_of_a_document_is_refused_with_a_reason(suffix: str) -> None:
+    with pytest.raises(Unusable, match="broken"):
+        content(b"no such thing", suffix)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".doc", ".docx", ".html", ""])
 @pytest.mark.parametrize(
-    ("text", "encoding"),
+    ("data", "reason"),
     [
-        ("déjà vu, café au lait, crème brûlée", "latin-1"),
-        ("Über die Straße läuft ein größerer Bär. " * 5, "latin-1"),
-        ("“smart” quotes – here’s one", "cp1252"),
-        ("Привет, как дела сегодня?", "cp1251"),
-        ("naïve 漢字 🧑‍🚀", "utf-8"),
-        ("naïve 漢字", "utf-8-sig"),
-        ("naïve 漢字", "utf-16"),
-        ("naïve 漢字", "utf-32"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "save it without a password in a newer format"),
+        (rb"{\rtf1\ansi text}", "RTF"),
+        (archive({"a.txt": "text"}), "ZIP archive that is neither"),
+        (gzip.compress(b"text"), "binary|broken"),
+        (bz2.compress(b"text" * 100), "binary|broken"),
+        (lzma.compress(b"text"), "binary|broken"),
+        (png(), "binary|broken"),
+        (b"SQLite format 3\0" + bytes(100), "binary|broken"),
+        (pickle.dumps({"text": "text"}), "binary|broken"),
     ],
 )
-def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:
-    assert decode(text.encode(encoding)) == text
+def test_what_is_no_text_is_refused_with_a_reason_under_any_suffix(
+    data: bytes, reason: str, suffix: str
+) -> None:
+    reader = find_reader(suffix, data, read_text)
+    assert reader is not None
+    with pytest.raises(Unusable, match=reason):
+        read(reader, data)
 
 
-def test_line_ends_do_not_make_two_texts_of_one() -> None:
-    assert decode(b"a\r\nb\rc\n") == "a\nb\nc\n"
+# -- PDF ---------------------------------------------------------------------------------------------------
+
+
+def test_scan_without_text_is_refused() -> None:
+    with pytest.raises(Unusable, match="without text"):
+        content(pdf(), ".pdf")
+
+
+def test_pdf_with_a_password_is_refused() -> None:
+    with pytest.raises(Unusable, match="encrypted PDF"):
+        content(pdf("secret", password="p"), ".pdf")
+
+
+# -- any bytes ---------------------------------------------------------------------------------------------
 
 
 @example(b"<![\xc7")
 @example(b"<p>" * 20_000)
+@example(b"%PDF-1.4 and then nothing")
 @given(st.binary(max_size=300))
 def test_no_bytes_raise_anything_but_unusable(data: bytes) -> None:
-    for read in set(READERS.values()):
+    for reader in READ:
         with suppress(Unusable):
-            read(data).text.encode()
+            read(reader, data).text.encode("utf-8", "surrogatepass")
 
 
-def test_markdown_front_matter_and_code_are_kept() -> None:
-    text = read_markdown(
-        b"---\ntitle: Travel\n---\n# Who\n- *lead*\n\n```\ndef f():\n    return 1\n```\n"
-    ).text
-    for line in ("title: Travel", "# Who", "- lead", "def f():\n    return 1"):
-        assert line in text
-    assert "*" not in text
+SAMPLES = {
+    ".docx": docx(),
+    ".pptx": pptx(),
+    ".xlsx": xlsx(),
+    ".epub": epub(),
+    ".pdf": pdf("The crane lifts."),
+}
 
 
-def test_scripts_and_navigation_of_a_page_are_dropped() -> None:
-    page = b"<title>T</title><nav>menu</nav><script>x()</script><h1>Hi</h1><p>one\n two<br>three</p>"
-    assert read_html(page) == Content("# T\n\n# Hi\n\none two\nthree", {"title": "T"})
+@pytest.mark.parametrize("suffix", SAMPLES)
+@given(st.data())
+def test_no_damage_to_a_document_raises_anything_but_unusable(suffix: str, data: st.DataObject) -> None:
+    damaged = bytearray(SAMPLES[suffix])
+    for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), max_size=5)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    del damaged[data.draw(st.integers(len(damaged) // 2, len(damaged))) :]
+    with suppress(Unusable):
+        content(bytes(damaged), suffix)
 
 
-def test_cells_of_a_table_do_not_run_together() -> None:
-    assert "a | b" in read_html(b"<table><tr><td>a</td><td>b</td></tr></table>").text
+@pytest.mark.parametrize(
+    "failure", [RecursionError(), MemoryError(), AssertionError("inside"), KeyError("x")]
+)
+def test_whatever_a_reader_fails_with_is_a_reason(failure: Exception) -> None:
+    def fails(_: bytes) -> Content:
+        raise failure
 
-
-def test_scan_without_text_is_refused() -> None:
-    from pypdf import PdfWriter
-
-    file = io.BytesIO()
-    writer = PdfWriter()
-    writer.add_blank_page(100, 100)
-    writer.write(file)
-    with pytest.raises(Unusable, match="without text"):
-        read_pdf(file.getvalue())
-
-
-def test_misspelt_suffix_is_refused_at_registration() -> None:
-    with pytest.raises(ConfigError):
-        reader("TXT")(READERS[".txt"])
+    with pytest.raises(Unusable, match=type(failure).__name__):
+        read(fails, b"")

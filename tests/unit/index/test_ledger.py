@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,35 @@ def test_new_version_replaces_the_old_row(ledger: Ledger) -> None:
     (row,) = ledger.documents()
     assert (row.source, row.chunk_keys, row.bytes) == ("note", ("k2",), 8)
     assert row.content_hash == changed.content_hash
+
+
+def test_ledger_of_a_former_version_is_taken_over_and_its_texts_count_as_read_by_an_older_reader(
+    tmp_path: Path,
+) -> None:
+    _former(tmp_path, {"note": NOTE.content_hash})
+    for _ in range(2):
+        ledger = Ledger(tmp_path)
+        assert ledger.unchanged(NOTE, "f")
+        assert ledger.read_by_older() == {"note"}
+        ledger.close()
+    ledger = Ledger(tmp_path)
+    ledger.read_by_newest("note")
+    ledger.record(Document("text", "new"), ["k"], "f")
+    assert ledger.read_by_older() == set()
+    assert [row.source for row in ledger.documents()] == ["new", "note"]
+
+
+def _former(root: Path, hashes: dict[str, str]) -> None:
+    """As it was before the version of the readers was kept."""
+    with closing(sqlite3.connect(root / "ledger.sqlite")) as db:
+        db.execute(
+            "CREATE TABLE documents (source TEXT PRIMARY KEY, content_hash TEXT NOT NULL,"
+            " fingerprint TEXT NOT NULL, chunk_keys TEXT NOT NULL, bytes INTEGER NOT NULL,"
+            " ingested_at REAL NOT NULL) STRICT"
+        )
+        for source, content_hash in hashes.items():
+            db.execute("INSERT INTO documents VALUES (?, ?, 'f', '[\"k\"]', 1, 0)", (source, content_hash))
+        db.commit()
 
 
 def test_forgotten_document_is_done_again(ledger: Ledger) -> None:

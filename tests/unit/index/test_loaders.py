@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.errors import SourceError
+from blendrag.index.formats import READERS
 from blendrag.index.loaders import Document, Loaded, Skipped, load_sources, roots
+from office_files import archive, pdf
 
 
 def documents(loaded: list[Loaded]) -> list[Document]:
@@ -61,12 +63,50 @@ def test_one_unusable_file_does_not_stop_the_folder(folder: Path) -> None:
     assert found == {
         "empty.txt": "empty file",
         "blank.txt": "no text in it",
-        "binary.txt": "binary file",
+        "binary.txt": "binary file (a zero byte at 0)",
         "image.png": "no reader for .png files",
         "dangling.txt": "unreadable (No such file or directory)",
         "big.txt": "larger than the limit of 1,000 bytes (1,001)",
         "pipe.txt": "not a regular file",
     }
+
+
+def test_archive_under_any_suffix_is_skipped_and_a_pdf_under_any_is_read(folder: Path) -> None:
+    (folder / "plan.txt").write_bytes(pdf("The crane lifts 40 t."))
+    (folder / "plan.bin").write_bytes(pdf("The barge carries gravel."))
+    (folder / "notes.md").write_bytes(archive({"a.txt": "text"}))
+    (folder / "late.txt").write_bytes(b"a" * 70_000 + b"\0")
+    loaded = list(load_sources(folder))
+    assert {document.text for document in documents(loaded)} == {
+        "The crane lifts 40 t.",
+        "The barge carries gravel.",
+    }
+    assert reasons(loaded) == {
+        "notes.md": "ZIP archive that is neither Word, PowerPoint, Excel nor EPUB",
+        "late.txt": "binary file (a zero byte at 70,000)",
+    }
+
+
+def test_large_file_without_a_reader_is_not_read_whole(folder: Path) -> None:
+    (folder / "good.txt").write_text("text")
+    with (folder / "disk.img").open("wb") as file:
+        file.truncate(1 << 40)
+    assert reasons(list(load_sources(folder))) == {"disk.img": "no reader for .img files"}
+
+
+@pytest.mark.parametrize("failure", [RecursionError("too deep"), MemoryError(), ValueError("inside")])
+def test_file_that_a_reader_fails_on_is_skipped_and_the_walk_goes_on(
+    failure: Exception, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: bytes) -> Any:
+        raise failure
+
+    monkeypatch.setitem(READERS, ".tex", fails)
+    (folder / "a.tex").write_text("text")
+    (folder / "b.txt").write_text("text")
+    skipped, document = load_sources(folder)
+    assert isinstance(skipped, Skipped) and type(failure).__name__ in skipped.reason
+    assert isinstance(document, Document) and document.text == "text"
 
 
 def test_pipe_named_directly_does_not_hang(folder: Path) -> None:
@@ -174,7 +214,7 @@ def test_different_texts_under_one_source_are_both_kept() -> None:
 
 def test_lone_surrogates_reach_neither_tokenizer_nor_database() -> None:
     (document,) = documents(list(load_sources(Document("a\ud800b", "s\ud800"))))
-    (document.text + document.source).encode()
+    assert (document.text, document.source) == ("a\ufffdb", "s\ufffd")
 
 
 def test_file_name_that_is_not_text_is_readable(folder: Path) -> None:

@@ -4,8 +4,9 @@ scripted."""
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,28 @@ def test_server_is_not_told_or_told_twice(servers: list[Keeping], tmp_path: Path
     assert first.texts == second.texts == sorted(["New.", SEA, "Nothing."])
 
 
+def test_what_an_older_reader_read_is_replaced_once(servers: list[Keeping], tmp_path: Path) -> None:
+    folder, root = tmp_path / "handbook", tmp_path / "index"
+    folder.mkdir()
+    markdown, same = folder / "rules.md", folder / "same.txt"
+    markdown.write_text("1. close\n2. drain")
+    same.write_text(SKY)
+    with opened(root, servers[0]) as index:
+        index.ingest(
+            [Document("close\ndrain", str(markdown)), Document(SKY, str(same)), Document(SEA, "sea")]
+        )
+    with closing(sqlite3.connect(root / "ledger.sqlite")) as db:  # as the version before left it
+        db.execute("ALTER TABLE documents DROP COLUMN reader")
+    with opened(root, servers[0]) as index:
+        report = index.ingest([folder, Document("New.", "sea")])
+        assert (report.added, report.changed, report.reread, report.unchanged) == (0, 2, 1, 1)
+        assert servers[0].texts == sorted(["1. close", "2. drain", SKY, "New."])
+        assert sorted(hit.text for hit in index._vectors.rows()) == servers[0].texts
+        markdown.write_text("3. wait")
+        again = index.ingest(folder)
+        assert (again.changed, again.reread, again.unchanged) == (1, 0, 1)
+
+
 def test_failed_ingest_is_not_taken_up(servers: list[Keeping], tmp_path: Path) -> None:
     first, second = servers
     second.full = True
@@ -122,7 +145,7 @@ def test_requests_grow_with_the_index(
 
 
 def test_question_is_asked_without_what_was_found(servers: list[Keeping], tmp_path: Path) -> None:
-    with opened(tmp_path, servers[0], top_k=1, system_prompt="Be brief.") as index:
+    with opened(tmp_path, servers[0], similarity_top_k=1, system_prompt="Be brief.") as index:
         index.ingest([Document(SKY, "sky"), Document(SEA, "sea")])
         answer = index.ask("Why is the sea salty?", max_tokens=5)
         assert (answer.text, answer.evidence.reused) == ("Because.", EVIDENCE["reused"])

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from blendrag.lab.doctor import Check, DoctorReport
+from pathlib import Path
+
+import pytest
+
+from blendrag.lab.doctor import Check, DoctorReport, linked_data
 
 
 def test_report_without_checks_does_not_pass() -> None:
     assert not DoctorReport("m", "A", ()).passed
     assert DoctorReport("m", "A", (Check("c", "0", "0", True),)).passed
     assert not DoctorReport("m", "A", (Check("c", "0", "0", True), Check("d", "1", "0", False))).passed
+
+
+def test_hard_links_that_llama_index_would_refuse_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "corpora" / "stopwords"
+    file.parent.mkdir()
+    file.write_text("the")
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    assert linked_data() is None
+    (tmp_path / "again").hardlink_to(file)
+    assert "--link-mode copy" in str(linked_data())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import html
 import json
 import time
@@ -191,3 +192,18 @@ def test_prompt_without_marks_is_not_searched_twice(known: Recogniser, monkeypat
     assert find_escaped("An ordinary prompt, R&D & C:\\Users and all. " * 300, known) == []
     with pytest.raises(AssertionError):
         find_escaped("&amp;", known)
+
+
+def test_a_chat_template_that_escapes_is_named(tokenizer: Any, known: Recogniser) -> None:
+    """What the caller joined well is escaped behind its back: to join it again would not help."""
+    template = copy.copy(tokenizer)
+    template.chat_template = (
+        "{% for m in messages %}{{ m.role }}: "
+        "{{ m.content | tojson if m.role == 'tool' else m.content }}\n{% endfor %}"
+    )
+    found = "\n\n".join(TEXTS.values())
+    plan = plan_chat([{"role": "user", "content": "?"}, {"role": "tool", "content": found}], template, known)
+    reasons = {note.reason for note in plan.notes if not note.reused}
+    assert reasons and all("chat template" in reason for reason in reasons)
+    listed = plan_chat([{"role": "user", "content": as_langchain_list(TEXTS)}], template, known)
+    assert any("format_docs" in note.reason for note in listed.notes)

@@ -60,11 +60,28 @@ def test_progress_or_report_is_lost(server: Script) -> None:
     assert body == {"documents": {"a": ["A", "a"]}, "sources": {"a": "file"}}
 
 
-def test_sync_forgets_nothing(server: Script) -> None:
-    ids = Reply(lines=['{"ids": ["a", "b", "c"]}'])
-    server.replies = [lines({"report": {"added": 1}}), ids, Reply(lines=["{}"])]
+def test_sync_is_one_change_for_the_server(server: Script) -> None:
+    server.replies = [lines({"report": {"added": 1, "removed": 2}})]
     report = RemoteChat(server.url).collection("x").sync({"a": ["A"]})
-    assert (report.added, report.removed) == (1, 2)
+    assert (report.added, report.removed, report.unchanged) == (1, 2, 0)
+    assert [body["sync"] for *_, body in server.asked] == [True]
+
+
+def test_sync_of_much_is_prefilled_in_parts_and_then_one_change(
+    server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_AT_ONCE", 1)
+    documents = {"a": ["A"], "b": ["B"]}
+    server.replies = [lines({"report": {"added": 1}})] * 2 + [lines({"report": {"removed": 2}})]
+    report = RemoteChat(server.url).collection("x").sync(documents)
+    assert (report.added, report.removed, report.unchanged) == (2, 2, 0)
+    assert server.asked[-1][-1] == {"documents": documents, "sources": {}, "sync": True}
+
+
+def test_sync_that_is_too_large_for_one_request_forgets_in_several(server: Script) -> None:
+    ids = Reply(lines=['{"ids": ["a", "b", "c"]}'])
+    server.replies = [error(413, "too large"), ids, Reply(lines=["{}"])]
+    assert RemoteChat(server.url).collection("x").sync({"a": ["A"]}).removed == 2
     method, path, _ = server.asked[-1]
     assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["b", "c"]
 

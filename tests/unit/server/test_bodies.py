@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.chat_completion.api_router import create_chat_compl
 from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.exceptions import VLLMValidationError
 
+from blendrag.server import Limits
 from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import _once, _readable, _repeated, body_of
 
@@ -74,12 +75,21 @@ def test_prompt_is_planned_whose_token_ids_vllm_ignores(part: dict[str, Any]) ->
     )
 
 
-@pytest.mark.parametrize("name", ["documents", "conversation", "selector"])
-def test_text_that_cannot_be_encoded_is_read(name: str) -> None:
+@pytest.mark.parametrize("kind", [CHAT, COMPLETION])
+def test_text_that_cannot_be_encoded_is_replaced_wherever_it_stands(kind: type[BaseModel]) -> None:
     """What looks for a document, or names a conversation, would raise in the middle of it."""
-    half: Any = ["a\ud800b"] if name == "documents" else "a\ud800b"
-    with pytest.raises(ValidationError, match="surrogates not allowed"):
-        read(CHAT, blendrag={name: half})
+    half = "a\ud800b"
+    call = {"id": half, "type": "function", "function": {"name": half, "arguments": half}}
+    request = read(
+        kind,
+        messages=[{"role": "user", "content": half}, {"role": "assistant", "tool_calls": [call]}],
+        prompt=half,
+        stop=[half],
+        blendrag={"documents": [half], "conversation": half, "selector": half},
+    )
+    said = request.model_dump_json()
+    assert half.encode("utf-8", "surrogatepass") not in said.encode()
+    assert said.count("a\ufffdb") >= 5
 
 
 @pytest.mark.parametrize(
@@ -151,3 +161,22 @@ def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelli
 def test_what_is_no_tool_is_an_error_of_the_servers(tools: Any) -> None:
     with contextlib.suppress(ValidationError, VLLMValidationError):
         read(CHAT, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 11}, "11 messages.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x"] * 11}}, "11 documents.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x" * (1 << 20), "y"]}}, "--max-text-mib"),
+        ({"messages": [{}] * 200}, "mistakes"),
+    ],
+    ids=["messages", "documents", "long documents", "mistakes"],
+)
+def test_request_that_holds_too_much_is_refused_by_the_option_that_allows_more(
+    body: dict[str, Any], said: str
+) -> None:
+    small = body_of(create_chat_completion, Limits(items=200 if said == "mistakes" else 10, text_mib=1))
+    with pytest.raises(ValidationError, match=said) as caught:
+        small.model_validate(body)
+    assert caught.value.error_count() == 1

@@ -17,6 +17,7 @@ from blendrag.cli.app import app
 from blendrag.engine.compat.start import server_options
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
+from blendrag.server import Limits
 from blendrag.server.command import SERVED
 from blendrag.server.deployment import chart_values, container_command, image_file
 from blendrag.settings import Settings
@@ -83,7 +84,7 @@ def test_container_blends_otherwise_than_the_server_here(
 
 
 def test_settings_of_clients_in_a_file_stop_a_server(model_dir: Path) -> None:
-    image, _ = printed(model_dir, temperature=0.7, top_k=3)
+    image, _ = printed(model_dir, temperature=0.7, similarity_top_k=3)
     assert "temperature" not in image
 
 
@@ -160,6 +161,6 @@ def test_container_asks_for_no_key(model_dir: Path) -> None:
     """The file is not in the image, but where the container finds it."""
     settings = Settings.load(model=MODEL)
     keys, folder = Path("/run/secrets/keys"), Path("/data/tenants")
-    command = container_command(settings, model_dir, folder, [], keys=keys, most_mib=16)
+    command = container_command(settings, model_dir, folder, [], keys=keys, limits=Limits(body_mib=16))
     served = json.loads(command.variables[SERVED])
-    assert (served["keys"], served["folder"], served["most_bytes"]) == (str(keys), str(folder), 16 << 20)
+    assert (served["keys"], served["folder"], served["limits"]["body_mib"]) == (str(keys), str(folder), 16)

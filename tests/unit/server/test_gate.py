@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +12,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException, Request, WebSocket
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.testclient import WebSocketDenialResponse
 
-from blendrag.server.gate import Gate, key_of
+from blendrag.server import Limits
+from blendrag.server.gate import Gate, Requests, has_more_values, key_of
 from blendrag.server.keys import Key, Keys
-
-MOST = 1 << 20
 
 
 def keys(**rights: str) -> Keys:
@@ -28,10 +30,13 @@ def keys(**rights: str) -> Keys:
     )
 
 
-def app(known: Keys | None, **options: Any) -> FastAPI:
+LIMITS = Limits(body_mib=1, items=10)
+
+
+def app(known: Keys | None, requests: Requests | None = None, **options: Any) -> FastAPI:
     """With routes that vLLM's server has, and one that is ours."""
     made = FastAPI(**options)
-    made.add_middleware(Gate, keys=known, most_bytes=MOST)
+    made.add_middleware(Gate, keys=known, limits=LIMITS, requests=requests or Requests())
 
     async def answer(request: Request) -> dict[str, Any]:
         size = len(await request.body())
@@ -122,3 +127,70 @@ def test_length_that_is_no_number_is_an_error_of_the_server(length: str) -> None
 
 def test_busy_server_does_not_say_when_to_come_again() -> None:
     assert TestClient(app(None)).post("/v1/kb/prefetch").headers["retry-after"] == "5"
+
+
+def test_server_that_is_about_to_end_answers_what_is_under_way_and_nothing_else() -> None:
+    requests = Requests()
+    served = app(None, requests)
+
+    async def slow() -> int:
+        requests.ending = True
+        return requests.under_way
+
+    served.add_api_route("/slow", slow)
+    client = TestClient(served)
+    assert client.get("/slow").json() == 1
+    assert requests.under_way == 0
+    for path in ("/health", "/slow", "/v1/models"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+def values(found: Any) -> float:
+    """As :func:`has_more_values` counts them."""
+    if isinstance(found, dict):
+        return 1 + sum(1 + values(value) for value in found.values())
+    if isinstance(found, list):
+        return 1 + sum(map(values, found))
+    return 1 if isinstance(found, str) else 0
+
+
+TEXT = st.text(st.sampled_from('ab"\\\\{[,]} \\n\\ud83dé'), max_size=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@given(JSON, st.booleans(), st.integers(0, 40))
+def test_values_are_counted_whatever_is_written_in_them(found: Any, escaped: bool, most: int) -> None:
+    body = json.dumps(found, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    commas = json.dumps(found).count(",") // 16  # at most: the separators count like numbers
+    said = has_more_values(body, most)
+    assert said or values(found) <= most
+    assert not said or values(found) + commas > most
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x"}] * 100},
+        {"prompt": ["x"] * 200},
+        {"blendrag": {"documents": ["x"] * 200}},
+        {"prompt": list(range(10_000))},
+        [[]] * 200,
+    ],
+    ids=["messages", "prompts", "documents", "numbers", "lists"],
+)
+def test_body_of_many_values_is_refused_by_the_option_that_allows_more(body: Any) -> None:
+    answer = TestClient(app(None)).post("/v1/completions", json=body)
+    assert answer.status_code == 413
+    assert "--max-items" in answer.text
+    assert TestClient(app(None)).post("/v1/completions", json=list(range(1000))).status_code == 200
+
+
+def test_body_that_is_too_long_is_refused_by_the_option_that_allows_more() -> None:
+    answer = TestClient(app(None)).post("/v1/completions", json=" " * (2 << 20))
+    assert answer.status_code == 413
+    assert "--max-body-mib" in answer.text

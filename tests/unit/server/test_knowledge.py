@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,9 +17,10 @@ from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 
 from blendrag.errors import EngineError
-from blendrag.server import knowledge
+from blendrag.server import Limits, knowledge
 from blendrag.server.blending import Blending
-from blendrag.server.gate import Gate
+from blendrag.server.gate import Gate, Requests
+from blendrag.server.keys import Key, Keys
 from blendrag.serving.library import Library
 from blendrag.settings import Settings
 
@@ -34,12 +36,14 @@ def blending(tmp_path: Path, model_dir: Path) -> Iterator[Blending]:
     library.close()
 
 
-def asked(blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+def asked(
+    blending: Blending, talk: Callable[[httpx.AsyncClient], Awaitable[None]], keys: Keys | None = None
+) -> None:
     app = FastAPI()
     init_exception_handler(app)
     app.state.args = SimpleNamespace(log_error_stack=False)
     app.include_router(knowledge.router)
-    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.add_middleware(Gate, keys=keys, limits=Limits(body_mib=4, text_mib=1), requests=Requests())
     app.state.blendrag = {"": blending}
 
     async def run() -> None:
@@ -78,31 +82,90 @@ def test_misspelt_parameter_removes_all(blending: Blending) -> None:
     asked(blending, talk)
 
 
+def test_key_sees_the_names_of_its_own_documents_only(blending: Blending) -> None:
+    keep(blending, "a", "b")
+    rights = {
+        "asks": {"ask"},
+        "ingests": {"ask", "ingest"},
+        "watches": {"admin"},
+        "runs": {"admin", "ingest"},
+    }
+    keys = {
+        hashlib.sha256(name.encode()).digest(): Key("other" if name == "runs" else "", frozenset(given))
+        for name, given in rights.items()
+    }
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        for name in rights:
+            found = await client.get(
+                "/v1/kb/stats",
+                params={"namespace": ""} if name == "runs" else {},
+                headers={"authorization": f"Bearer {name}"},
+            )
+            assert found.json()["chunks"]["chunks"] == 2
+            assert ("cities" in found.text) == (name == "ingests")
+
+    asked(blending, talk, Keys(keys))
+
+
+def test_text_that_is_too_long_to_be_tokenised_at_once_is_refused(blending: Blending) -> None:
+    long = "It has many streets. " * 60_000  # more than the mebibyte below
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        for method, path, body in (
+            ("POST", "/v1/kb/tokens", {"texts": [long]}),
+            ("POST", "/v1/kb/split", {"texts": [long]}),
+            ("PUT", PATH, {"documents": {"a": long}}),
+            ("PUT", PATH, {"documents": {"a": ["short", long]}}),
+        ):
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == 413, path
+            assert "--max-text-mib" in answer.text
+        assert (await client.get(PATH)).status_code == 404
+
+    asked(blending, talk)
+
+
+def test_documents_that_wait_when_the_server_ends_are_not_begun(blending: Blending) -> None:
+    go = threading.Event()
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        blending.ingest(lambda: go.wait(50) and None)
+        waiting = asyncio.create_task(client.put(PATH, json={"documents": {"a": "Of a."}}))
+        await asyncio.sleep(0.2)
+        blending.end()
+        go.set()
+        assert (await waiting).status_code == 503
+        assert (await client.get(PATH)).status_code == 404
+
+    asked(blending, talk)
+
+
 HALF = "a\ud800b"  # of a surrogate pair
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/kb/tokens", {"texts": [HALF]}),
-        ("/v1/kb/split", {"texts": [HALF]}),
-        ("/v1/kb/prefetch", {"texts": [HALF]}),
-        (PATH, {"documents": {HALF: "A text."}}),
-        (PATH, {"documents": {"a": HALF}}),
-        (PATH, {"documents": {"a": ["A text.", HALF]}}),
-        (PATH, {"documents": {"a": "A text."}, "sources": {"a": HALF}}),
-    ],
-)
-def test_text_that_cannot_be_encoded_is_a_failure_of_the_server(
-    blending: Blending, path: str, body: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("path", ["tokens", "split", "prefetch"])
+def test_text_that_cannot_be_encoded_is_read_as_replaced(blending: Blending, path: str) -> None:
     async def talk(client: httpx.AsyncClient) -> None:
-        method, headers = "PUT" if path == PATH else "POST", {"content-type": "application/json"}
-        answer = await client.request(method, path, content=json.dumps(body), headers=headers)
-        assert answer.status_code == 400
-        assert "surrogates not allowed" in answer.json()["error"]["message"]
+        async def answer(text: str) -> httpx.Response:
+            body, headers = json.dumps({"texts": [text]}), {"content-type": "application/json"}
+            return await client.post(f"/v1/kb/{path}", content=body, headers=headers)
+
+        halved, replaced = await answer(HALF), await answer("a\ufffdb")
+        assert halved.status_code == 200
+        assert halved.json() == replaced.json()
 
     asked(blending, talk)
+
+
+def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending) -> None:
+    keep(blending, HALF)
+    collection = knowledge.Collection(blending.library, "cities")
+    assert collection.ids() == {"a\ufffdb"}
+    body = knowledge.Documents.model_validate({"documents": {HALF: [HALF]}, "sources": {HALF: HALF}})
+    body.model_dump_json().encode()
+    collection.remove([HALF])
+    assert not collection.ids()
 
 
 def test_changes_that_wait_stop_other_routes(blending: Blending) -> None:

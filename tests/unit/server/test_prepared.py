@@ -25,9 +25,10 @@ from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError, EngineError
 from blendrag.lab.eviction.readers import read_mooncake
+from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import body_of, explained
-from blendrag.server.gate import Gate
+from blendrag.server.gate import Gate, Requests
 from blendrag.serving.library import Library
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -162,7 +163,7 @@ def test_dead_engine_is_a_fault_of_who_asks_for_an_explanation(
     monkeypatch.setattr(blending.library, "recipe", Mock(side_effect=error))
     app = FastAPI()
     app.add_api_route("/explain", explained(CHAT, COMPLETION), methods=["POST"])
-    app.add_middleware(Gate, keys=None, most_bytes=1 << 20)
+    app.add_middleware(Gate, keys=None, limits=Limits(body_mib=1), requests=Requests())
     app.state.blendrag, app.state.online_renderer = {"": blending}, Renderer(blending.library.tokenizer)
     answer = TestClient(app).post("/explain", json={"prompt": TEXT})
     assert (answer.status_code, answer.json()) == (status, {"detail": str(error)})

@@ -55,6 +55,15 @@ def test_tokens_of_a_prompt_are_counted_twice_or_not_at_all(prefix: int, exact: 
         assert found.exact == exact <= found.reused
 
 
+@pytest.mark.parametrize(("prefix", "again"), [(0, 0), (10, 0), (32, 22), (80, 70), (96, 70)])
+def test_documents_in_the_prefix_cache_are_reused_as_well(prefix: int, again: int) -> None:
+    behind = BlendReport(prefix=prefix, cached=70 - again, recomputed=min(5, 70 - again))
+    for found in (made(None, RECIPE, prefix=prefix), made(behind, RECIPE)):
+        assert found.prefix == prefix - again
+        assert found.reused + found.recomputed + found.fresh + found.prefix == 100
+    assert found.reused + found.recomputed == 70, "all documents, whatever was found where"
+
+
 @pytest.mark.parametrize(
     ("found", "mode", "plain"),
     [

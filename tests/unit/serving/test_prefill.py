@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from blendrag.errors import EngineClosedError, EngineError
 from blendrag.progress import Progress
 from blendrag.serving.prefill import PrefillReport, prefill_pending
 
@@ -34,3 +37,35 @@ def test_progress_is_told_a_batch_late() -> None:
     noting = Noting()
     prefill_pending(entries, store, 3, PrefillReport(), noting)
     assert noting.at == [3, 5]
+
+
+class Broken(Store):
+    """Whose engine has died."""
+
+    def ingest(self, batch: list[Any]) -> Any:
+        raise EngineError("it died at ingest")
+
+    def flush(self) -> int:
+        raise EngineError("it died at flush")
+
+
+ENTRIES: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=(4, 5))]
+
+
+def test_first_error_of_an_engine_that_died_is_the_one_that_is_told() -> None:
+    store: Any = Broken()
+    with pytest.raises(EngineError, match="at ingest"):
+        prefill_pending(ENTRIES, store, 3, PrefillReport(), Noting())
+
+
+def test_prefill_that_is_stopped_ends_behind_what_was_begun() -> None:
+    store: Any = Store()
+    report, noting = PrefillReport(), Noting()
+
+    def go_on() -> None:
+        if noting.done:
+            raise EngineClosedError("the server is about to end")
+
+    with pytest.raises(EngineClosedError):
+        prefill_pending(ENTRIES, store, 3, report, noting, go_on)
+    assert (report.chunks, noting.done) == (1, 3)

@@ -84,6 +84,19 @@ def test_process_that_is_about_to_end_makes_the_next_one_fail(tmp_path: Path) ->
     process.communicate(timeout=30)
 
 
+def test_process_whose_client_goes_on_is_not_waited_for(tmp_path: Path) -> None:
+    client = Forked("input()", tmp_path)
+    lock = IndexLock(tmp_path, client=client.pid)
+    begun = time.monotonic()
+    with pytest.raises(StoreInUseError, match=rf"process {os.getpid()}:"):
+        IndexLock(tmp_path, 600)
+    assert time.monotonic() - begun < 60
+    client.kill()
+    client.communicate(timeout=30)
+    threading.Timer(0.3, lock.release).start()
+    IndexLock(tmp_path, 600).release()
+
+
 COUNTER = """
 import sys
 from pathlib import Path

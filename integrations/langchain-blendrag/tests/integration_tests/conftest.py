@@ -12,6 +12,6 @@ from one_engine import ENGINE, kv_dir
 
 @pytest.fixture(scope="session")
 def chat_blend() -> Iterator[ChatBlend]:
-    llm = ChatBlend(**ENGINE, kv_dir=kv_dir(), max_tokens=32, min_cached_tokens=16)
+    llm = ChatBlend(**{**ENGINE, "max_tokens": 32}, kv_dir=kv_dir(), min_cached_tokens=16)
     yield llm
     llm.close()

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI
 from pydantic import ValidationError
 
-from blendrag.errors import BlendragWarning, ConfigError, ModelNotFoundError
+from blendrag.errors import (
+    BlendragError,
+    BlendragWarning,
+    ConfigError,
+    ModelNotFoundError,
+    PromptTooLongError,
+)
 from blendrag.options import STEPS
 from langchain_blendrag import ChatBlend
 
@@ -36,15 +47,186 @@ def test_wrong_value_is_found_by_the_first_question(wrong: dict[str, Any]) -> No
         ChatBlend(**wrong)
 
 
-def test_typing_error_is_ignored_without_a_word() -> None:
-    with pytest.warns(BlendragWarning, match="did you mean 'recompute_ratio'"):
-        ChatBlend(recompute_ration=0.2)
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("recompute_ration", "recompute_ratio"), ("modle", "model"), ("max_token", "max_tokens"),
+        ("presence_penality", "presence_penalty"), ("defualt_headers", "default_headers"),
+        ("kv_cache_gb", "kv_cache_gib"),
+    ],
+)  # fmt: skip
+def test_typing_error_is_told_what_may_be_meant(written: str, meant: str) -> None:
+    with pytest.warns(BlendragWarning, match=rf"ignored '{written}'; did you mean {meant}\?"):
+        ChatBlend(**{written: 1})
+    with pytest.warns(BlendragWarning, match=f"ignored '{written}'"):
+        request(ChatBlend(), **{written: 1})
 
 
-def test_name_of_another_provider_is_refused() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ChatBlend(api_key="secret", stream_usage=True)
+def test_several_close_names_are_listed() -> None:
+    with pytest.warns(BlendragWarning, match=r"did you mean logprobs\? or top_logprobs\?"):
+        ChatBlend(logprob=True)
+
+
+# Of ChatOpenAI's names, those that mean something here, with a value.
+TAKEN: dict[str, Any] = {
+    "cache": False, "callbacks": None, "custom_get_token_ids": None, "default_headers": None,
+    "default_query": None, "disable_streaming": False, "extra_body": {"min_p": 0.1},
+    "frequency_penalty": 0.5, "http_async_client": None, "http_client": None, "logit_bias": {5: 1.0},
+    "logprobs": True, "max_retries": 2, "max_tokens": 5, "metadata": None, "model_kwargs": {"min_p": 0.2},
+    "model_name": "some/model", "n": 2, "name": None, "openai_api_base": None, "openai_api_key": "k",
+    "output_version": None, "presence_penalty": 0.5, "profile": None, "rate_limiter": None,
+    "reasoning_effort": "low", "request_timeout": 3.0, "seed": 1, "stop": ["a"], "streaming": False,
+    "tags": None, "temperature": 0.5, "top_logprobs": 2, "top_p": 0.5, "verbose": False,
+}  # fmt: skip
+# Those that could change an answer elsewhere, and cannot here.
+WARNED = {
+    "context_management", "http_socket_options", "include", "include_response_headers", "openai_proxy",
+    "reasoning", "truncation", "verbosity",
+}  # fmt: skip
+MADE_BY_ITSELF = {"client", "async_client", "root_client", "root_async_client"}
+
+
+@pytest.mark.parametrize("name", sorted({*ChatOpenAI.model_fields} - MADE_BY_ITSELF))
+def test_every_name_of_chat_openais_is_taken_harmless_or_warned_about(name: str) -> None:
+    alias = ChatOpenAI.model_fields[name].alias
+    for written in filter(None, (name, alias)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ChatBlend(**{written: TAKEN.get(name)})
+        assert bool(caught) == (name in WARNED), [str(one.message) for one in caught]
+
+
+def test_sampling_of_the_object_reaches_the_request_and_that_of_the_call_wins() -> None:
+    sampling: Any = {
+        "top_k": 40, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1, "logit_bias": {5: 1.0},
+    }  # fmt: skip
+    llm = ChatBlend(**sampling, stop_sequences=["a"], request_timeout=3, reasoning_effort="low")
+    made = request(llm)
+    assert made.sampling.other == sampling
+    assert (made.sampling.stop, made.sampling.timeout_s) == (("a",), 3.0)
+    assert made.chat_template_kwargs == {"reasoning_effort": "low", "enable_thinking": True}
+    called = request(llm, top_k=2, stop_sequences=["b"], reasoning_effort="high")
+    assert called.sampling.other == {**sampling, "top_k": 2} and called.sampling.stop == ("b",)
+    assert called.chat_template_kwargs == {"reasoning_effort": "high", "enable_thinking": True}
+
+
+def test_extra_body_and_model_kwargs_hold_options_of_any_kind() -> None:
+    body = {
+        "top_k": 3, "max_completion_tokens": 9, "stop_token_ids": [2], "temperature": 0.25,
+        "chat_template_kwargs": {"enable_thinking": False}, "blendrag": {"blend": False, "evidence": True},
+        "structured_outputs": {"regex": "a+"},
+    }  # fmt: skip
+    llm = ChatBlend(temperature=0.75, model_kwargs={"top_k": 1, "top_p": 0.5}, extra_body=body)
+    made = request(llm, chat_template_kwargs={"other": 1})
+    assert made.sampling.other == {"top_k": 3, "stop_token_ids": [2]}
+    assert (made.sampling.max_tokens, made.sampling.temperature, made.sampling.top_p) == (9, 0.25, 0.5)
+    assert made.chat_template_kwargs == {"enable_thinking": False, "other": 1}
+    assert not made.options.blend and (made.grammar.kind, made.grammar.value) == ("regex", "a+")
+    called = request(llm, extra_body={"top_k": 5}, temperature=0.0)
+    assert (called.sampling.other["top_k"], called.sampling.temperature) == (5, 0.0)
+    with pytest.raises(ConfigError, match="one grammar by its kind"):
+        request(ChatBlend(extra_body={"structured_outputs": "a+"}))
+
+
+def test_tools_may_be_bound_by_hand() -> None:
+    def add(a: int) -> int:
+        """Add."""
+        return a
+
+    made = request(ChatBlend(), tools=[add], tool_choice="any", parallel_tool_calls=False)
+    assert made.tools[0]["function"]["name"] == "add" and made.tool_choice == "required"
+    assert not made.parallel_tool_calls
+
+
+def test_way_to_a_server_is_warned_about_without_one() -> None:
+    with pytest.warns(BlendragWarning, match="ignored default_headers, http_client: without a base_url"):
+        ChatBlend(default_headers={"a": "b"}, http_client=httpx2.Client())
+
+
+# -- several answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"n": 3}, {"model_kwargs": {"n": 3}}])
+def test_prompt_has_as_many_answers_as_are_asked_for(
+    make: Callable[..., ChatBlend], speaker: Any, options: dict[str, Any]
+) -> None:
+    asked = [[HumanMessage("Hi.")]]
+    one = make().generate(asked).generations[0][0].message.usage_metadata
+    for temperature, requests in ((0.0, 1), (0.7, 3)):
+        llm = make(temperature=temperature, seed=5, **options)
+        for result in (llm.generate(asked), asyncio.run(llm.agenerate(asked))):
+            (generations,) = result.generations
+            assert [each.text for each in generations] == ["Good day."] * 3
+            for each in generations:
+                usage = each.message.usage_metadata
+                assert usage["input_tokens"] == one["input_tokens"]
+                assert usage["output_tokens"] == 3 * one["output_tokens"]
+                assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+            seeds = sorted(sampling.seed for sampling in speaker.asked[-requests:])
+            assert seeds == [5, 6, 7][:requests]
+    assert len(speaker.asked) == 1 + 2 * 1 + 2 * 3
+    assert make(n=3).invoke("Hi.").text == "Good day."
+
+
+def test_stream_is_one_answer(make: Callable[..., ChatBlend]) -> None:
+    with pytest.raises(ConfigError, match="a stream is one answer"):
+        list(make(n=2).stream("Hi."))
+    for wrong in (0, "2"):
+        with pytest.raises(ConfigError, match="number of answers"):
+            make().invoke("Hi.", n=wrong)
+
+
+# -- errors that LangChain has names for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+def test_prompt_that_is_too_long_is_langchains_error_and_ours(
+    make: Callable[..., ChatBlend], speaker: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    def too_long(*_: Any) -> Any:
+        raise PromptTooLongError("the prompt has 9000 tokens")
+        yield
+
+    async def atoo_long(*_: Any) -> Any:
+        raise PromptTooLongError("the prompt has 9000 tokens")
+        yield
+
+    monkeypatch.setattr(speaker, "stream", too_long, raising=False)
+    monkeypatch.setattr(speaker, "astream", atoo_long, raising=False)
+    with pytest.raises(ContextOverflowError, match="9000 tokens") as raised:
+        answered(make(), how)
+    assert isinstance(raised.value, PromptTooLongError) and isinstance(raised.value, BlendragError)
+
+
+def answered(llm: ChatBlend, how: str, asked: Any = "Hi.") -> Any:
+    async def astreamed() -> list[Any]:
+        return [chunk async for chunk in llm.astream(asked)]
+
+    match how:
+        case "stream":
+            return list(llm.stream(asked))
+        case "astream":
+            return asyncio.run(astreamed())
+        case "ainvoke":
+            return asyncio.run(llm.ainvoke(asked))
+    return llm.invoke(asked)
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
+def test_nothing_cannot_be_answered_and_has_no_tokens(make: Callable[..., ChatBlend], how: str) -> None:
+    with pytest.raises(ConfigError, match="no message to answer"):
+        answered(make(), how, [])
+    assert make().get_num_tokens_from_messages([]) == 0
+
+
+def test_answer_may_have_the_rest_of_the_window(make: Callable[..., ChatBlend], speaker: Any) -> None:
+    llm = make()
+    llm.invoke("Hi.")
+    room = speaker.max_model_len - llm.get_num_tokens_from_messages([HumanMessage("Hi.")])
+    assert speaker.asked[0].max_tokens == room and llm.max_tokens is None
+    assert llm.profile and llm.profile["max_output_tokens"] == llm.profile["max_input_tokens"]
+    assert make(max_tokens=7).profile["max_output_tokens"] == 7
 
 
 def test_setting_that_is_no_field_is_lost() -> None:

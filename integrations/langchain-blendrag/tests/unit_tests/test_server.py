@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import pytest
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import HumanMessage
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from blendrag.errors import BrokenAnswerError, ConfigError
+from blendrag.errors import BrokenAnswerError, ConfigError, PromptTooLongError
 from langchain_blendrag import ChatBlend, warm
-from scripted_server import EVIDENCE, Reply, Script, events, scripted
+from scripted_server import EVIDENCE, Reply, Script, error, events, scripted
 
 
 @pytest.fixture
@@ -88,6 +92,48 @@ def test_password_of_the_url_is_shown() -> None:
     assert "hidden" not in f"{shown} {llm._identifying_params} {llm._get_ls_params()}"
     assert "base_url='http://localhost:1/v1'" in repr(llm)
     assert llm._identifying_params["base_url"] == "http://localhost:1/v1"
+
+
+def test_prompt_too_long_for_the_server_is_langchains_error_and_ours(server: Script) -> None:
+    said = "This model's maximum context length is 512 tokens. However, you requested 900 tokens."
+    in_stream = Reply(
+        lines=[f"data: {json.dumps({'error': {'message': said, 'code': 400}})}\n\n"],
+        headers={"content-type": "text/event-stream", "x-blendrag": "{}"},
+    )
+    llm = ChatBlend(base_url=server.url)
+    for reply in (error(400, said), in_stream):
+        server.replies = [reply]
+        with pytest.raises(ContextOverflowError, match="maximum context length") as raised:
+            llm.invoke("Hi")
+        assert isinstance(raised.value, PromptTooLongError)
+    server.replies = [error(400, said)]
+    with pytest.raises(ContextOverflowError):
+        llm.get_num_tokens_from_messages([HumanMessage("Hi")])
+
+
+def test_server_is_asked_as_often_as_answers_are_wanted(server: Script) -> None:
+    server.replies = [events("It is", " blue.") for _ in range(1 + 3)]
+    llm = ChatBlend(base_url=server.url, n=3)
+    (generations,) = llm.generate([[HumanMessage("Hi")]]).generations
+    assert [one.text for one in generations] == ["It is blue."] * 3 and len(asked(server)) == 1
+    (generations,) = llm.generate([[HumanMessage("Hi")]], temperature=0.5).generations
+    assert [one.text for one in generations] == ["It is blue."] * 3
+    message: Any = generations[0].message
+    assert (message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"]) == (9, 6)
+
+
+def test_headers_and_query_reach_the_server_and_are_shown_nowhere(server: Script) -> None:
+    seen: list[httpx2.Request] = []
+    client = httpx2.Client(event_hooks={"request": [seen.append]})
+    given: Any = {"default_headers": {"x-team": "s3cret"}, "default_query": {"code": "s3cret"}}
+    llm = ChatBlend(base_url=server.url, http_client=client, **given)
+    server.replies = [events("a")]
+    assert llm.invoke("Hi").text == "a"
+    assert {request.headers["x-team"] for request in seen} == {"s3cret"}
+    assert {request.url.params["code"] for request in seen} == {"s3cret"}
+    shown = f"{llm!r} {llm.model_dump()} {llm.model_dump_json()} {llm.to_json()} {llm._identifying_params}"
+    assert "s3cret" not in shown + llm._get_llm_string()
+    client.close()
 
 
 def test_setting_of_the_server_is_passed_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,10 +23,12 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.program.function_program import get_function_tool
 from pydantic import SecretStr, field_serializer
 
-from blendrag import ChatModel, Settings, open_chat, without_password
-from llama_index.llms.blendrag.calls import Call
+from blendrag import ChatModel, Settings, foreign, open_chat, without_password
+from blendrag.errors import BlendragWarning
+from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
 from llama_index.llms.blendrag.structured import StructuredByGrammar
 
@@ -36,7 +39,16 @@ if TYPE_CHECKING:
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
 _SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
-_PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries")
+_PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs")
+# How a server is reached: what blendrag's client calls the fields.
+_HTTP = {"headers": "default_headers", "client": "http_client", "async_client": "async_http_client"}
+_ALIASES = {
+    **foreign.ALIASES,
+    "api_base": "base_url",
+    "api_url": "base_url",
+    "max_model_len": "context_window",
+    "model_name": "model",
+}
 
 
 class BlendLLM(StructuredByGrammar):
@@ -49,8 +61,9 @@ class BlendLLM(StructuredByGrammar):
 
     Settings of blendrag that are no fields here (``kv_cache_gib=4``) may be given as well. Any option but
     those that the engine is started with may also be given per call; ``documents`` too (texts or nodes known
-    to be in the prompt), ``logprobs`` (how many per token), ``grammar`` (a JSON schema, or a
-    ``blendrag.Grammar``), and whatever else vLLM's ``SamplingParams`` knows.
+    to be in the prompt), ``logprobs`` (how many per token) and ``grammar`` (a JSON schema, or a
+    ``blendrag.Grammar``). Names of LlamaIndex's classes for OpenAI and vLLM are taken where they mean
+    something; one that nobody knows is ignored with a warning.
 
     Example:
         ```python
@@ -92,13 +105,32 @@ class BlendLLM(StructuredByGrammar):
     temperature: float | None = Field(
         None, description="0 (the default): always the most probable token.", ge=0
     )
-    max_tokens: int | None = Field(None, description="Most tokens of an answer.", ge=1)
+    max_tokens: int | None = Field(
+        None, description="Most tokens of an answer; None: the rest of the window.", ge=1
+    )
     top_p: float = Field(1.0, gt=0, le=1)
-    stop: list[str] | None = Field(None, description="Texts that end an answer; they are not part of it.")
+    stop: list[str] | str | None = Field(
+        None, description="Texts that end an answer; they are not part of it."
+    )
     seed: int | None = None
     timeout: float | None = Field(None, description="Seconds that an answer may take.", gt=0)
     max_retries: int = Field(
         1, description="How often a request is sent again after the engine failed.", ge=0
+    )
+    logprobs: bool | int | None = Field(None, description="Whether, or how many, for each token.")
+    top_logprobs: int | None = Field(None, description="How many for each token.")
+    additional_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More options of calls, which may be given as arguments too."
+    )
+    default_headers: dict[str, str] | None = Field(
+        None, description="Sent to the server with every request.", exclude=True, frozen=True
+    )
+    http_client: Any = Field(None, description="An httpx2.Client for the server.", exclude=True, frozen=True)
+    async_http_client: Any = Field(
+        None, description="An httpx2.AsyncClient for the server.", exclude=True, frozen=True
+    )
+    is_function_calling_model: bool = Field(
+        True, description="False: LlamaIndex has the model write calls as text."
     )
     blend: bool | None = Field(None, description="False prefills every prompt plainly, on the same engine.")
     recompute_ratio: float | None = Field(
@@ -116,14 +148,33 @@ class BlendLLM(StructuredByGrammar):
     def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        given = {name: value for name, value in values.items() if name in cls.model_fields}
-        more = {name: value for name, value in values.items() if name not in given}
-        more = {**more.pop("engine_options", {}), **more}  # what they were called
-        return given | {"more_settings": {**given.get("more_settings", {}), **more}}
+        values = dict(values)
+        values |= {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {})}
+        given: dict[str, Any] = {}
+        more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
+        settings = {*Settings.model_fields, *foreign.FORMER}
+        for name, value in values.items():
+            if name in cls.model_fields:
+                given[name] = value
+            elif (own := _ALIASES.get(name, name)) in cls.model_fields:
+                given.setdefault(own, value)
+            elif name in settings:
+                more[name] = value
+            elif name in foreign.TAKEN or name in COUNTS:
+                options[name] = value
+            else:
+                foreign.warn_about(
+                    [name], {*cls.model_fields, *_ALIASES, *settings, *foreign.TAKEN}, stacklevel=3
+                )
+        return given | {"more_settings": more, "additional_kwargs": options}
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         _ = self.settings  # a wrong value is said now, not with the first question
+        idle = [name for name in _HTTP.values() if self.base_url is None and getattr(self, name)]
+        if idle:
+            said = f"ignored {', '.join(idle)}: without a base_url, nothing is sent"
+            warnings.warn(said, BlendragWarning, stacklevel=2)
         return self
 
     @field_serializer("base_url")
@@ -150,7 +201,13 @@ class BlendLLM(StructuredByGrammar):
             embedded = {} if self.base_url else {"max_model_len": self.context_window}
             given = {**self.more_settings, **made_of, "model": self.model or None, **embedded}
             key = self.api_key.get_secret_value() if self.api_key else None
-            self._chat_made = open_chat(given, self.kv_dir, self.base_url, key)
+            self._chat_made = open_chat(
+                given,
+                self.kv_dir,
+                self.base_url,
+                key,
+                **{name: getattr(self, field) for name, field in _HTTP.items()},
+            )
             self._chat_made_of = made_of
         return self._chat_made
 
@@ -175,9 +232,9 @@ class BlendLLM(StructuredByGrammar):
             self._window = min(window, self.context_window or window)
         return LLMMetadata(
             context_window=self._window,
-            num_output=self.settings.max_tokens,
+            num_output=self.settings.max_tokens or -1,
             is_chat_model=True,
-            is_function_calling_model=True,
+            is_function_calling_model=self.is_function_calling_model,
             model_name=self._chat.model_name,
             system_role=MessageRole.SYSTEM,
         )
@@ -243,8 +300,7 @@ class BlendLLM(StructuredByGrammar):
 
     def _call(self, messages: Sequence[ChatMessage] | str, options: dict[str, Any]) -> Call:
         fields = {name: getattr(self, name) for name in _PER_CALL}
-        given = {name: value for name, value in options.items() if value is not None}
-        return Call(self._chat, messages, {**fields, **given}, self.conversation)
+        return Call(self._chat, messages, [fields, self.additional_kwargs, options], self.conversation)
 
     def _answer(self, call: Call) -> ChatResponse:
         return call.end(self._chat.complete(call.request))
@@ -256,13 +312,17 @@ class BlendLLM(StructuredByGrammar):
         with contextlib.closing(self._chat.stream(call.request)) as pieces:
             for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
-                    yield call.feed(piece)
+                    yield (response := call.feed(piece))
+            if call.request.offered:
+                refuse_cut_call(response)
 
     async def _astream(self, call: Call) -> AsyncGenerator[ChatResponse, None]:
         async with contextlib.aclosing(self._chat.astream(call.request)) as pieces:
             async for piece in pieces:
                 if piece.text or piece.reasoning or piece.answer:
-                    yield call.feed(piece)
+                    yield (response := call.feed(piece))
+            if call.request.offered:
+                refuse_cut_call(response)
 
     def speculate(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> Speculation:
         """Say what will be asked soon, if nothing changes: its answer may be begun, and kept back. Asking
@@ -286,23 +346,28 @@ class BlendLLM(StructuredByGrammar):
         tool_choice: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema."""
+        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema; and so
+        does a program of LlamaIndex's, which asks for none where it streams."""
+        if any(map(_of_program, tools)):
+            tool_required, kwargs = True, {**kwargs, STRUCTURED: True}
         if isinstance(user_msg, str):
             user_msg = ChatMessage(user_msg)
-        if isinstance(tool_choice, dict):  # as OpenAI writes it
-            tool_choice = tool_choice["function"]["name"]
         return {
             "messages": [*(chat_history or ()), *([user_msg] if user_msg else ())],
             "tools": [_described(tool) for tool in tools],
             "tool_choice": tool_choice or ("required" if tool_required and tools else None),
-            "allow_parallel_tool_calls": allow_parallel_tool_calls,
+            "parallel_tool_calls": allow_parallel_tool_calls,
             **kwargs,
         }
 
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls in a response. Raises ValueError, as LlamaIndex expects, if there are none."""
+        """The calls in a response.
+
+        Raises ValueError, as LlamaIndex expects, if there are none; AnswerCutError, which is one too, if a
+        call was cut, whether or not one is expected: an agent would take it for a last, empty answer."""
+        refuse_cut_call(response)
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
             raise ValueError(f"the model called no tool, it answered: {response.message.content!r}")
@@ -330,6 +395,11 @@ class BlendLLM(StructuredByGrammar):
     def token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
         return self._chat.token_ids(text)
+
+
+def _of_program(tool: BaseTool) -> bool:
+    """Whether a program made the tool, to parse the call."""
+    return bool(getattr(getattr(tool, "fn", None), "__module__", "") == get_function_tool.__module__)
 
 
 def _described(tool: BaseTool) -> dict[str, Any]:

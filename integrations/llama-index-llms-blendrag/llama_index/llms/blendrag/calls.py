@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,9 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
+from blendrag import foreign
+from blendrag.errors import BlendragWarning, ConfigError
+from llama_index.llms.blendrag.errors import AnswerCutError
 from llama_index.llms.blendrag.events import BlendCacheEvent
 from llama_index.llms.blendrag.messages import assistant_message, message_blocks, plain_messages
 from llama_index.llms.blendrag.nodes import node_texts
@@ -20,38 +25,40 @@ if TYPE_CHECKING:
 
 dispatcher = get_dispatcher(__name__)
 
-# Options by blendrag's own names; what is none of them is vLLM's.
-_OPTIONS = (
-    "blend", "quality", "recompute_ratio", "selector", "kv_budget", "kv_allocator", "kv_scorer", "kv_alpha",
-    "kv_window", "chat_template_kwargs", "max_retries", "max_tokens", "temperature", "top_p", "stop", "seed",
-    "timeout", "logprobs", "grammar", "tools", "tool_choice",
-)  # fmt: skip
+STRUCTURED = "structured"
+"""Option of a call whose answer LlamaIndex parses, with what it takes for a beginning too: one that is not
+whole is an error."""
+COUNTS = ("best_of", "n")
+"""Options of how many answers are wanted. LlamaIndex's responses have one."""
 _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the second is what Memory calls it
 
 
 class Call:
-    """``options``: the LLM's fields, and what the method's call put in their place; what is none of ours goes
-    to vLLM's ``SamplingParams``, which refuses what it does not know. ``conversation``: the LLM's own.
-    Raises ConfigError for a wrong value."""
+    """``options``: the LLM's fields, and last what the method's call puts in their place, as
+    :func:`call_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
+    value, and for a model that this is not."""
 
     def __init__(
         self,
         chat: ChatModel,
         messages: Sequence[ChatMessage] | str,
-        options: dict[str, Any],
+        options: Sequence[Mapping[str, Any]],
         conversation: str | None,
     ) -> None:
-        options = dict(options)
+        given = foreign.call_options(*options, also=("model", STRUCTURED, *COUNTS))
         self._span_id = active_span_id.get()
-        self._parallel = options.pop("allow_parallel_tool_calls", True)
+        self._structured = STRUCTURED in given
         self._reasoning = self._text = ""
-        ours: Any = {name: options.pop(name) for name in _OPTIONS if name in options}
+        if (model := given.get("model")) and model != chat.model_name:
+            raise ConfigError(f"this BlendLLM runs {chat.model_name!r}, not {model!r}: make another one")
+        for name in COUNTS:
+            if given.get(name, 1) != 1:
+                warnings.warn(f"{name}={given[name]!r}: one answer is given", BlendragWarning, stacklevel=4)
+        asked = foreign.request_options(given)
+        asked["documents"] = _texts(asked.get("documents") or ())
+        asked["conversation"] = _conversation(asked.get("conversation"), conversation)
         self.request = chat.request(
-            messages if isinstance(messages, str) else plain_messages(messages),
-            **ours,
-            documents=_texts(options.pop("documents", ())),
-            conversation=_conversation(options.pop("conversation", None), conversation),
-            other=options,
+            messages if isinstance(messages, str) else plain_messages(messages), **asked
         )
 
     def feed(self, piece: Piece) -> ChatResponse:
@@ -78,8 +85,10 @@ class Call:
         dispatcher.event(
             BlendCacheEvent(model=answer.model, usage=usage, evidence=facts, span_id=self._span_id)
         )
+        if self._structured and not self._is_whole(answer):
+            raise AnswerCutError(_joined(answer.text, (call.text for call in answer.invalid_tool_calls)))
         return ChatResponse(
-            message=assistant_message(answer, self._parallel),
+            message=assistant_message(answer),
             delta=delta,
             raw={
                 "model": answer.model,
@@ -97,6 +106,28 @@ class Call:
                 "recomputed_tokens": answer.usage.recomputed,
             },
         )
+
+    def _is_whole(self, answer: Answer) -> bool:
+        if self.request.offered:
+            return bool(answer.tool_calls) and not answer.invalid_tool_calls
+        try:
+            json.loads(answer.text)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+def refuse_cut_call(response: ChatResponse) -> None:
+    """Raises AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call."""
+    raw = response.raw if isinstance(response.raw, Mapping) else {}
+    text = response.message.content or ""
+    invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
+    if raw.get("finish_reason") == "length" and (invalid or text.lstrip()[:1] in ("{", "[")):
+        raise AnswerCutError(_joined(text, invalid))
+
+
+def _joined(text: str, calls: Iterable[str]) -> str:
+    return "\n".join(filter(None, [text, *calls]))
 
 
 def _thinking(thought: str) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -13,13 +14,15 @@ from llama_index.core.base.llms.types import (
     CitableBlock,
     CitationBlock,
     CompletionResponse,
+    DocumentBlock,
     MessageRole,
     TextBlock,
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.bridge.pydantic import BaseModel
 
-from blendrag.errors import ConfigError
+from blendrag.errors import BlendragWarning, ConfigError
 
 if TYPE_CHECKING:
     from blendrag import Answer
@@ -30,15 +33,22 @@ _ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
+_WRITTEN = ("json", "xml", "yaml", "javascript")  # other types of files that are text end with these
+_IDS = ("call_id", "toolUseId", "tool_id", "id")  # what results refer to comes first
+_ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Role, text, tool calls and thinking. Raises ConfigError for content that is not text."""
+    """Role, text, tool calls and thinking.
+
+    What is no text raises ConfigError in what a user says, and is left out with a BlendragWarning anywhere
+    else: another model wrote it, or a tool.
+    """
     plain: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # names of functions by call: their results have the id only
     for message in messages:
         role = _ROLES.get(message.role, message.role.value)
-        one: dict[str, Any] = {"role": role, "content": _text_of(message.blocks)}
+        one: dict[str, Any] = {"role": role, "content": _text_of(message)}
         if calls := _calls_of(message):
             one["tool_calls"] = calls
             called |= {call["id"]: call["name"] for call in calls}
@@ -53,10 +63,10 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
-def assistant_message(answer: Answer, parallel: bool = True) -> ChatMessage:
-    """The model's answer, with its first call only if not ``parallel``. Calls are blocks; and, for code that
-    looks there, in ``additional_kwargs`` as OpenAI writes them."""
-    calls = answer.tool_calls if parallel else answer.tool_calls[:1]
+def assistant_message(answer: Answer) -> ChatMessage:
+    """The model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs`` as
+    OpenAI writes them."""
+    calls = answer.tool_calls
     blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
         ToolCallBlock(tool_call_id=call.id, tool_name=call.name, tool_kwargs=call.arguments) for call in calls
@@ -90,21 +100,50 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
     )
 
 
-def _text_of(blocks: Sequence[Any]) -> str:
-    return "\n".join(text for block in blocks if (text := _block_text(block)) is not None)
+def _text_of(message: ChatMessage) -> str:
+    texts: list[str] = []
+    others: list[str] = []
+    for block in message.blocks:
+        for text, kind in _read(block):
+            if text is None:
+                others.append(kind)
+            else:
+                texts.append(text)
+    if others and message.role is MessageRole.USER:  # what a user shows, the answer is about
+        raise ConfigError(f"a message holds content of type {others[0]!r}; this model reads text only")
+    for kind in dict.fromkeys(others):
+        what = f"left out content of type {kind!r}: this model reads text only"
+        warnings.warn(what, BlendragWarning, stacklevel=2)
+    return "\n".join(texts)
 
 
-def _block_text(block: Any) -> str | None:
+def _read(block: Any) -> Iterator[tuple[str | None, str]]:
+    """The texts of a block, in order, and the kinds of what has none."""
     match block:
         case TextBlock():
-            return block.text
+            yield block.text, block.block_type
         case CitableBlock():
-            return _text_of(block.content)
+            for inner in block.content:
+                yield from _read(inner)
         case CitationBlock():
-            return _block_text(block.cited_content)
-        case ThinkingBlock() | CachePoint() | ToolCallBlock():
-            return None
-    raise ConfigError(f"a message holds content of type {block.block_type!r}; this model reads text only")
+            yield from _read(block.cited_content)
+        case DocumentBlock():
+            yield _document_text(block), block.block_type
+        case ThinkingBlock() | CachePoint() | ToolCallBlock():  # kept elsewhere, or nothing to keep
+            return
+        case _:
+            yield None, block.block_type
+
+
+def _document_text(block: DocumentBlock) -> str | None:
+    """The text of a file that is one; nothing is fetched for it."""
+    kind = block.document_mimetype or "text/"  # LlamaIndex guesses only others
+    if (block.url and not block.data) or not (kind.startswith("text/") or kind.endswith(_WRITTEN)):
+        return None
+    try:
+        return cast(bytes, block.resolve_document().read()).decode()
+    except (OSError, ValueError):
+        return None
 
 
 def _thinking_of(message: ChatMessage) -> str:
@@ -119,12 +158,26 @@ def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:
     ]
     if calls:
         return calls
-    written = message.additional_kwargs.get("tool_calls") or ()  # by another model's class
-    return [
-        _call(call.get("id"), call["function"]["name"], call["function"].get("arguments"))
-        for call in written
-        if isinstance(call, Mapping) and "function" in call
-    ]
+    more = message.additional_kwargs  # of another model's class
+    written = [*(more.get("tool_calls") or ()), *filter(None, [more.get("function_call")])]
+    return [call for one in written if (call := _foreign_call(one))["name"]]
+
+
+def _foreign_call(written: Any) -> dict[str, Any]:
+    """A call as other providers' classes keep it: OpenAI's dictionaries and objects, old and new, and those
+    that have name and arguments side by side."""
+    call = _fields(written)
+    function = _fields(call.get("function") or call.get("custom") or written)
+    arguments: Any = next((function[name] for name in _ARGUMENTS if name in function), {})
+    name = function.get("name") or function.get("tool_name")
+    id = next((call[name] for name in _IDS if call.get(name)), None)
+    return _call(id, str(name or ""), arguments)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping | BaseModel):
+        return dict(value)
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:

@@ -9,12 +9,14 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.types import PydanticProgramMode
 
+from llama_index.llms.blendrag.calls import STRUCTURED
+
 
 class StructuredByGrammar(FunctionCallingLLM):
     """Answers that match a pydantic class, ``as_structured_llm`` included: no other text can be generated.
 
-    Open strings of the schema share ``max_tokens``. An answer that is cut off all the same is not whole;
-    LlamaIndex then raises what its parser does.
+    Open strings of the schema share ``max_tokens``. An answer that is cut all the same raises AnswerCutError,
+    with which a stream of beginnings ends, too.
     """
 
     pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
@@ -60,7 +62,7 @@ class StructuredByGrammar(FunctionCallingLLM):
         return await super().astream_structured_predict(output_cls, _own(prompt), forced, **prompt_args)
 
     def _forced(self, output_cls: type[BaseModel], options: dict[str, Any] | None) -> dict[str, Any]:
-        options = dict(options or {})
+        options = {**(options or {}), STRUCTURED: True}
         if self.pydantic_program_mode is PydanticProgramMode.LLM:  # the other modes call a tool
             options["grammar"] = output_cls.model_json_schema()
         return options

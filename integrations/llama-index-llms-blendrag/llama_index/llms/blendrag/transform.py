@@ -10,7 +10,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, TransformComponent
 
-from blendrag import KeptDocuments, SyncReport
+from blendrag import KeptDocuments, SyncReport, spellings
 from blendrag.errors import ConfigError
 from llama_index.llms.blendrag.base import BlendLLM
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
@@ -55,8 +55,9 @@ class WarmKV(TransformComponent):
         return await asyncio.to_thread(self, nodes, **kwargs)
 
     def remove(self, node_ids: Iterable[str]) -> None:
-        """Forget nodes, and the KV of texts that no other node has."""
-        self._kept().remove(node_ids)
+        """Forget nodes, and the KV of texts that no other node has. Ids are those of the nodes, or what a
+        vector store makes of them: a UUID with dashes, or without."""
+        self._kept().remove(form for id in node_ids for form in spellings(id))
 
     def sync(self, nodes: Iterable[BaseNode]) -> SyncReport:
         """Make ``nodes`` all that is kept for this collection, and prefill what is not."""

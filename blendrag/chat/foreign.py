@@ -1,0 +1,136 @@
+"""Options of calls by the names that clients of OpenAI's, vLLM's and others have for them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from blendrag.chat.request import RequestOptions
+from blendrag.engine.client.generation import Grammar
+from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.names import closest
+from blendrag.settings import RENAMED
+
+ALIASES = {
+    "allow_parallel_tool_calls": "parallel_tool_calls",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "request_timeout": "timeout",
+    "stop_sequences": "stop",
+}
+"""Other names of options."""
+
+_MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
+# Whose values are more options, by name; the last count most.
+_NESTED = ("additional_kwargs", "other", "model_kwargs", "extra_body", "blendrag")
+# Parameters of sampling that vLLM knows by the same name.
+_SAMPLING = frozenset(
+    {
+        "allowed_token_ids", "bad_words", "extra_args", "frequency_penalty", "ignore_eos",
+        "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "presence_penalty",
+        "prompt_logprobs", "repetition_detection", "repetition_penalty", "skip_special_tokens",
+        "spaces_between_special_tokens", "stop_token_ids", "thinking_token_budget", "top_k",
+    }
+)  # fmt: skip
+FORMER = RENAMED.keys() - _SAMPLING
+"""Former names of options, of which a request says what they are called now."""
+_OURS = (*RequestOptions.__annotations__, *FORMER)
+WITHOUT_EFFECT = frozenset(
+    {
+        "api_key", "api_version", "audio_config", "disabled_params", "download_dir", "evidence",
+        "is_chat_model", "metadata", "modalities", "openai_organization", "organization",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reuse_client",
+        "safety_identifier", "service_tier", "should_use_structured_outputs", "store", "stream",
+        "stream_chunk_timeout", "stream_options", "stream_usage", "streaming", "strict",
+        "tiktoken_model_name", "tokenizer", "trust_remote_code", "use_previous_response_id",
+        "use_responses_api", "user", "verbose",
+    }
+)  # fmt: skip
+"""Names of another provider's accounts, caches and interfaces; and of what holds here anyway."""
+TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
+"""Names of all options of a call."""
+
+
+def by_our_names(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASES) -> dict[str, Any]:
+    """Return options, each by the name that it has here; one that is given by that name wins."""
+    ours = {name: value for name, value in options.items() if name not in aliases}
+    return {aliases[name]: options[name] for name in options if name in aliases} | ours
+
+
+def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Return all options of one call, each by one name, of which the last ``given`` count most.
+
+    None stands for not given. ``other`` has what only vLLM may know. also: names that the caller reads.
+    Warns of a name without a meaning.
+    """
+    known = {*_OURS, *_MEANT, *also}
+    options: dict[str, Any] = {}
+    effort: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
+    other: dict[str, Any] = {}
+    unknown: list[str] = []
+    for layer, nested in (found for one in given for found in _layers(one, False)):
+        for name, value in by_our_names(layer).items():
+            if value is None or name in _NESTED or name in WITHOUT_EFFECT:
+                continue
+            if name == "chat_template_kwargs" and isinstance(value, Mapping):
+                variables |= value
+            elif name == "reasoning_effort":  # as vLLM's server tells templates of it
+                effort = {name: value, "enable_thinking": value != "none"}
+            elif name in known:
+                options[name] = value
+            elif name in _SAMPLING or nested:
+                other[name] = value
+            else:
+                unknown.append(name)
+    warn_about(unknown, known | TAKEN, stacklevel=6)
+    return {"chat_template_kwargs": {**effort, **variables}, **options, "other": other}
+
+
+def request_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Return what :func:`call_options` gave as a request takes it. Raises ConfigError for a wrong value."""
+    asked: Any = {name: options[name] for name in _OURS if name in options}
+    asked["logprobs"] = _logprobs(options.get("logprobs"), options.get("top_logprobs"))
+    if isinstance(choice := options.get("tool_choice"), Mapping):  # as OpenAI writes it
+        asked["tool_choice"] = choice["function"]["name"]
+    asked |= _answer_format(options.get("response_format"), options.get("structured_outputs"))
+    return asked
+
+
+def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:
+    """Say of names without a meaning here that they are ignored, and what may have been meant."""
+    for name in unknown:
+        if name not in WITHOUT_EFFECT:
+            meant = closest(name, {*known} - FORMER)
+            warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
+
+
+def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[str, Any], bool]]:
+    yield options, nested
+    for name in _NESTED:
+        if isinstance(inner := options.get(name), Mapping):
+            yield from _layers(inner, True)
+
+
+def _logprobs(wanted: bool | int | None, top: int | None) -> int | None:
+    """How many for each token, where some say whether, and how many beside."""
+    return top or (int(wanted) if wanted else None)
+
+
+def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, Any]:
+    """The schema asked for; or a grammar: of any JSON object, or the one that vLLM's field names."""
+    match response_format, structured_outputs:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}, None:
+            return {"schema": schema}
+        case {"type": "json_object"}, None:
+            return {"grammar": Grammar("json_object", True)}
+        case None | {"type": "text"}, None:
+            return {}
+        case None, {**named} if len(named) == 1:
+            kind: Any
+            ((kind, value),) = named.items()
+            return {"grammar": Grammar(kind, value)}
+        case None, _:
+            raise ConfigError(f"structured_outputs {structured_outputs!r}: give one grammar by its kind")
+    raise ConfigError(f"response_format {response_format!r}: give a json_schema, json_object or text")

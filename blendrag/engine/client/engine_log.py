@@ -1,0 +1,59 @@
+"""The file that has what an embedded engine's processes print and vLLM logs: a traceback is for whoever looks
+for a cause, not for the terminal of a program whose errors say what happened."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from blendrag.private import make_file, make_folder
+
+VARIABLE = "BLENDRAG__LOG"  # in the environment of an engine's processes: which file
+
+_NAME = "engine.log"
+_MOST_BYTES = 4 << 20  # of a file that is begun again
+
+
+def open_log(cache_dir: Path) -> Path | None:
+    """The file, for this user only, of all engines below ``cache_dir``, or of this one where nothing can be
+    written there. None where the user has chosen what vLLM logs, to see it on the terminal."""
+    if "VLLM_LOGGING_LEVEL" in os.environ or "VLLM_LOGGING_CONFIG_PATH" in os.environ:
+        return None
+    file = cache_dir.expanduser().absolute() / _NAME
+    try:
+        make_folder(file.parent)
+        make_file(file)
+        if file.stat().st_size > _MOST_BYTES:
+            file.replace(file.with_suffix(".log.old"))
+            make_file(file)
+    except OSError:
+        descriptor, name = tempfile.mkstemp(prefix="blendrag-", suffix=f"-{_NAME}")
+        os.close(descriptor)
+        return Path(name)
+    return file
+
+
+def print_there() -> None:
+    """In a new process of the engine: what it and its libraries print goes to the file, if there is one."""
+    if file := os.environ.get(VARIABLE):
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
+
+
+def log_there(logger: logging.Logger, file: Path) -> None:
+    """In the engine's client: what ``logger`` would print goes to the file."""
+    for handler in list(logger.handlers):
+        to_a_file = isinstance(handler, logging.FileHandler) and not isinstance(handler, _LogFile)
+        if isinstance(handler, logging.StreamHandler) and not to_a_file:
+            logger.removeHandler(handler)
+            there = _LogFile(file, encoding="utf-8", delay=True)
+            there.setFormatter(handler.formatter)
+            logger.addHandler(there)
+
+
+class _LogFile(logging.FileHandler):
+    """Ours, so that a later engine's may take its place."""

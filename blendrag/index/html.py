@@ -1,0 +1,239 @@
+"""HTML to Markdown: parser and writer are turbohtml's; what stands here keeps them from losing text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import TypeVar
+
+import turbohtml
+from turbohtml import Document, Element, Markdown, Node, Text
+
+from blendrag.index.text import Content, decode
+
+N = TypeVar("N", bound=Node)
+
+_DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
+
+
+def read_html(data: bytes) -> Content:
+    """A page as Markdown, under its title. Scripts, styles, templates and navigation are dropped."""
+    content = markdown(markup(data))
+    title = str(content.metadata.get("title", ""))
+    if title in content.text[: 2 * len(title) + 100]:
+        return content
+    return Content(f"# {title}\n\n{content.text}", content.metadata)
+
+
+def markup(data: bytes) -> str:
+    """A page's source. Raises Unusable for what is not text."""
+    declared = _DECLARED.search(data[:4096])
+    return decode(data, declared[1].decode("ascii", "ignore") if declared else "")
+
+
+def markdown(markup: str) -> Content:
+    """What a page shows, as Markdown; its title is in the metadata."""
+    page = _parse(_closed(markup))
+    title = _take_title(page)
+    _prepare(page)
+    text = page.to_markdown(_notation()).replace(_APART, "").strip()
+    return Content(text, {"title": title} if title else {})
+
+
+# -- before it is parsed -----------------------------------------------------------------------------------
+# A parser does as browsers do: a comment, script or title that is never closed takes the rest of the page.
+# Here its opening counts as text, for no text may be lost. Every step is linear in the page.
+
+_READ = r"script|style|title|textarea|iframe|xmp"  # a parser reads them as text, up to their end
+_DROPPED = r"nav|template"
+_EMPTY = re.compile(rf"<({_READ})\b([^<>]*)/>", re.I)
+_OPENING = re.compile(rf"<(?:(!--)|(!\[CDATA\[)|({_READ}|{_DROPPED})(?=[\s/>]))", re.I)
+_CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I)
+# What a browser with scripts and frames does not show, but the page says.
+_UNSEEN = re.compile(
+    r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|rp|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
+)
+_ROUNDS = 4
+
+
+def _closed(markup: str) -> str:
+    """The same page, in which nothing takes up to its end what was not meant."""
+    head, end, tail = _text_of_cdata(markup).rpartition(">")
+    markup = head + end + tail.replace("<", "&lt;")  # no tag is complete behind the last bracket
+    markup = _UNSEEN.sub(r"<\1div", _EMPTY.sub(r"<\1\2></\1>", markup))
+    last = {_kind(closing): closing.start() for closing in _CLOSING.finditer(markup)}
+
+    def checked(opening: re.Match[str]) -> str:
+        closed = opening.start() < last.get(_kind(opening), -1)
+        return opening[0] if closed else f"&lt;{opening[0][1:]}"
+
+    return _OPENING.sub(checked, markup)
+
+
+def _kind(found: re.Match[str]) -> str:
+    return found[3].lower() if found[3] else str(found.lastindex)
+
+
+def _text_of_cdata(markup: str) -> str:
+    *closed, rest = markup.split("]]>")
+    return "".join(_escaped_cdata(part) for part in closed) + rest
+
+
+def _escaped_cdata(part: str) -> str:
+    head, opening, text = part.partition("<![CDATA[")
+    return head + escape(text, quote=False) if opening else f"{part}]]>"
+
+
+def _parse(markup: str) -> Document:
+    """The page; a tag that an open quote carries to the page's end is text."""
+    for last in (False,) * _ROUNDS + (True,):
+        page = turbohtml.parse(markup, source_locations=True)
+        if not any(error.code == "eof-in-tag" for error in page.errors):
+            break
+        tokens = turbohtml.tokenize(markup, resolve_references=False, capture_source=True)
+        begin = sum(len(token.source or token.data or "") for token in tokens)
+        begin = markup.find("<", begin)
+        if begin < 0:
+            break
+        tail = markup[begin + 1 :]
+        markup = f"{markup[:begin]}&lt;{tail.replace('<', '&lt;') if last else tail}"
+    return page
+
+
+# -- before it is written ----------------------------------------------------------------------------------
+
+_BLOCKS = "center, fieldset, form, hgroup, search, legend, dialog, optgroup, option, marquee, noscript"
+_BOXES = ("button", "select", "textarea", "meter", "progress", "output", "object", "canvas", "audio", "video")
+_IN_DRAWINGS = ("text", "desc", "tspan", "foreignObject", "mi", "mn", "mo", "mtext", "annotation")
+_UNSEEN_SIGNS = re.compile("[\u00a0\u00ad]")  # a blank, and where a word may be parted
+_LONGEST_DATA_URL = 100
+# No character of any text. It stands around code in a line, which would become HTML beside another backtick.
+_APART = "\ufdd0"
+
+
+def _take_title(page: Document) -> str:
+    titles = [each for each in page.find_all("title") if each.namespace.value == "html"]
+    for other in titles[1:]:
+        other.tag = "p"
+    return " ".join(titles[0].extract().text.split()) if titles else ""
+
+
+def _prepare(page: Document) -> None:
+    """Drop what is not read, and give the writer only what it writes whole."""
+    for menu in page.select("nav, template, div[role=navigation], ul[role=navigation]"):
+        place = menu.source_location
+        menu.decompose() if place and place.end_tag else menu.unwrap()
+    page.remove("iframe")
+    for block in page.select(_BLOCKS):
+        block.tag = "div"
+    for sample in page.select("xmp, listing"):
+        sample.tag = "pre"
+    for picture in page.select("[src^='data:'], [href^='data:']"):
+        for name in ("src", "href"):
+            if len(picture.attr(name) or "") > _LONGEST_DATA_URL:
+                picture.attrs[name] = ""  # the picture itself, in letters
+    for numbered in page.select("ol[reversed]"):
+        _count_down(numbered)
+    texts = (each for each in page.descendants if isinstance(each, Text))
+    for text, code in _nearest([text for text in texts if _UNSEEN_SIGNS.search(text.data)], "pre"):
+        if code is None:
+            text.data = text.data.replace("\u00a0", " ").replace("\u00ad", "")
+    for sample, code in _nearest(page.select("code, kbd, samp, tt"), "pre"):
+        if code is None:
+            sample.insert_before(Text(_APART))
+            sample.insert_after(Text(_APART))
+    tables = page.find_all("table")
+    layout = {table for _, table in _nearest(page.select("pre, table") if tables else [], "table")}
+    for table in tables:
+        _unfold(table) if table in layout else _complete(table)
+
+
+def _count_down(numbered: Element) -> None:
+    """Each item gets its number; the writer would count up."""
+    items = [item for item in numbered.children if isinstance(item, Element) and item.tag == "li"]
+    number = _number(numbered.attr("start"), len(items))
+    for item in items:
+        number = _number(item.attr("value"), number)
+        item.attrs["value"] = str(number)
+        number -= 1
+
+
+def _number(written: str | None, default: int) -> int:
+    return int(written) if written and re.fullmatch(r"\d{1,9}", written) else default
+
+
+def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]:
+    """Each of these with the nearest element of this name around it. No node is looked at twice."""
+    known: dict[Node, Element | None] = {}
+    for inner in nodes:
+        path: list[Node] = []
+        found: Element | None = None
+        node: Node | None = inner.parent
+        while node is not None:
+            if node in known:
+                found = known[node]
+                break
+            if isinstance(node, Element) and node.tag == tag:
+                found = node
+                break
+            path.append(node)
+            node = node.parent
+        known.update(dict.fromkeys(path, found))
+        yield inner, found
+
+
+_ROWS = ("thead", "tbody", "tfoot", "tr")
+_CELLS = ("td", "th")
+_SPARSE = 100  # times as many cells as there are: then rows are not filled up
+
+
+def _parts(table: Element) -> Iterator[Element]:
+    """Sections, rows and cells of this table, not of those inside it."""
+    waiting = list(table.children)
+    for part in waiting:
+        if isinstance(part, Element) and part.tag in (*_ROWS, *_CELLS, "caption"):
+            yield part
+            if part.tag in _ROWS:
+                waiting += part.children
+
+
+def _unfold(table: Element) -> None:
+    """A table whose cells hold code or tables has no rows of one line: its cells become paragraphs."""
+    for part in (table, *_parts(table)):
+        part.tag = "div"
+
+
+def _complete(table: Element) -> None:
+    """Every row gets as many cells as the longest, for only then is a table written as one."""
+    rows: dict[Element, int] = {}
+    for part in list(_parts(table)):
+        if part.tag == "caption":
+            part.tag = "p"
+            table.insert_before(part.extract())
+        elif part.tag == "tr":
+            rows[part] = sum(isinstance(cell, Element) and cell.tag in _CELLS for cell in part.children)
+        elif part.tag in _CELLS:
+            for name in ("colspan", "rowspan"):
+                if name in part.attrs:
+                    del part.attrs[name]
+    width = max(rows.values(), default=0)
+    if width * len(rows) > _SPARSE * sum(rows.values()):
+        return _unfold(table)
+    for row, cells in rows.items():
+        for _ in range(width - cells):
+            row.append(Element("td"))
+
+
+def _notation() -> Markdown:
+    return Markdown(
+        # A word with a sign of Markdown before or in it is not found under what it was.
+        inline=Markdown.Inline(ignore_emphasis=True),
+        escaping=Markdown.Escaping(mode="none", asterisks=False, underscores=False),
+        tables=Markdown.Tables(cell_blocks="text"),
+        converters={
+            "br": lambda _, text: "\n",  # the writer's own takes quadratic time where many follow each other
+            **{name: lambda _, text: f"~~{text}~~" for name in ("del", "s", "strike")},
+            **{name: lambda _, text: f" {text} " for name in (*_BOXES, *_IN_DRAWINGS)},
+        },
+    )

@@ -1,0 +1,174 @@
+"""Readers of documents that are ZIP archives: Word, PowerPoint, Excel (all three by libraries of the extra
+``documents``) and EPUB."""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from blendrag.index.html import markdown, markup
+from blendrag.index.text import Content, Unusable
+
+if TYPE_CHECKING:
+    from pptx.slide import Slide
+
+MAX_UNPACKED_BYTES = 100 << 20
+_MOST_TAGS = 1_000_000  # of a Word document: each costs up to a kilobyte and a tenth of a millisecond
+_MOST_CELLS = 50_000_000  # that a sheet's rows reach over: so many filled ones would unpack to more
+
+
+def read_archive(data: bytes) -> Content:
+    """A document of Word, PowerPoint or Excel, or an EPUB: which of them, its parts tell."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        if (size := sum(member.file_size for member in members)) > MAX_UNPACKED_BYTES:
+            raise Unusable(f"unpacks to more than the limit of {MAX_UNPACKED_BYTES:,} bytes ({size:,})")
+        read = _reader({member.filename for member in members})
+        if any(member.flag_bits & 1 for member in members):
+            raise Unusable("encrypted ZIP archive")
+        if damaged := archive.testzip():
+            raise Unusable(f"broken ZIP archive (damaged in {damaged!r})")
+        try:
+            return read(archive)
+        except ModuleNotFoundError as error:
+            raise Unusable(f"needs blendrag[documents] ({error.name} is not installed)") from None
+
+
+def _reader(names: set[str]) -> Callable[[zipfile.ZipFile], Content]:
+    if _CONTAINER in names:
+        return _read_epub
+    folders = {name.partition("/")[0] for name in names if "[Content_Types].xml" in names}
+    for folder, read in (("word", _read_docx), ("ppt", _read_pptx), ("xl", _read_xlsx)):
+        if folder in folders:
+            return read
+    raise Unusable("ZIP archive that is neither Word, PowerPoint, Excel nor EPUB")
+
+
+def _stream(archive: zipfile.ZipFile) -> IO[bytes]:
+    stream = archive.fp
+    assert stream
+    stream.seek(0)
+    return stream
+
+
+def _read_docx(archive: zipfile.ZipFile) -> Content:
+    """Headings, lists, tables, links, notes, comments and pictures' descriptions."""
+    import mammoth
+
+    parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
+    if sum(archive.read(part).count(b"<") for part in parts) > _MOST_TAGS:
+        raise Unusable(f"Word document of more than {_MOST_TAGS:,} tags")
+    styles = "p[style-name='Title'] => h1:fresh\ncomment-reference => sup"
+    pictures = mammoth.images.img_element(lambda picture: {"src": ""})
+    page = mammoth.convert_to_html(
+        _stream(archive), style_map=styles, include_embedded_style_map=False, convert_image=pictures
+    )
+    return markdown(page.value)
+
+
+def _read_pptx(archive: zipfile.ZipFile) -> Content:
+    """Slides in their order: titles, texts, tables, pictures' descriptions, and the speaker's notes."""
+    import pptx
+
+    slides = pptx.Presentation(_stream(archive)).slides
+    texts = ["\n\n".join(filter(None, _slide(slide))) for slide in slides]
+    return Content("\n\n".join(texts), {"slides": len(texts)})
+
+
+def _slide(slide: Slide) -> Iterator[str]:
+    title = slide.shapes.title
+    if title is not None:
+        yield f"# {' '.join(title.text_frame.text.split())}"
+    yield from _shapes(shape for shape in slide.shapes if shape != title)
+    if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame):
+        yield _lines(notes.text)
+
+
+def _shapes(shapes: Iterable[Any]) -> Iterator[str]:
+    for shape in shapes:
+        if hasattr(shape, "shapes"):  # a group
+            yield from _shapes(shape.shapes)
+        elif getattr(shape, "has_table", False):
+            yield _table([[cell.text for cell in row.cells] for row in shape.table.rows])
+        elif shape.has_text_frame:
+            yield _lines(shape.text_frame.text)
+        elif description := shape._element.xpath("string(.//*[local-name()='cNvPr']/@descr)"):
+            yield f"![{' '.join(description.split())}](<>)"
+
+
+def _lines(text: str) -> str:
+    return text.replace("\v", "\n").strip()
+
+
+def _read_xlsx(archive: zipfile.ZipFile) -> Content:
+    """Every sheet as a table: values as last calculated, without rows and columns that are empty."""
+    import openpyxl
+
+    with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
+        book = openpyxl.load_workbook(_stream(archive), read_only=True, data_only=True)
+        sheets = [f"# {sheet.title}\n\n{_sheet(sheet)}" for sheet in book.worksheets]
+    return Content("\n\n".join(sheets), {"sheets": len(sheets)})
+
+
+def _sheet(sheet: Any) -> str:
+    sheet.reset_dimensions()  # a file may say anything of its size
+    rows: list[dict[int, str]] = []
+    reached = 0
+    for row in sheet.iter_rows(values_only=True):
+        reached += len(row)
+        if reached > _MOST_CELLS:
+            raise Unusable(f"sheet {sheet.title!r} reaches over more than {_MOST_CELLS:,} cells")
+        values = {column: _value(value) for column, value in enumerate(row) if value is not None}
+        if any(value.strip() for value in values.values()):
+            rows.append(values)
+    columns = sorted({column for row in rows for column in row})
+    if len(columns) * len(rows) > 100 * sum(len(row) for row in rows):
+        return "\n\n".join(" | ".join(row.values()) for row in rows)
+    return _table([[row.get(column, "") for column in columns] for row in rows])
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, datetime) and value.time() == datetime.min.time():
+        return str(value.date())
+    return str(value)
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Cells as a table of Markdown; the first row is its head."""
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    lines[1:1] = [["---"] * len(row) for row in lines[:1]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_CONTAINER = "META-INF/container.xml"
+
+
+def _read_epub(archive: zipfile.ZipFile) -> Content:
+    """Chapters in the order in which they are read."""
+    import turbohtml
+
+    def parts(name: str, tag: str) -> list[Any]:
+        page = turbohtml.parse_xml(archive.read(name).decode("utf-8-sig", "replace"))
+        return [each for each in page.iter_elements() if each.tag.rpartition(":")[2] == tag]
+
+    package = parts(_CONTAINER, "rootfile")[0].attr("full-path")
+    folder, there = posixpath.dirname(package), set(archive.namelist())
+    hrefs = {item.attr("id"): item.attr("href") for item in parts(package, "item") if _is_page(item)}
+    spine = (hrefs.get(item.attr("idref"), "") for item in parts(package, "itemref"))
+    names = dict.fromkeys(posixpath.normpath(posixpath.join(folder, unquote(href))) for href in spine)
+    chapters = [markdown(markup(archive.read(name))) for name in names if name in there]
+    title = next((" ".join(each.text.split()) for each in parts(package, "title")), "")
+    text = "\n\n".join(chapter.text for chapter in chapters if chapter.text.strip())
+    return Content(text, {"title": title} if title else {})
+
+
+def _is_page(item: Any) -> bool:
+    return "html" in item.attr("media-type", "html")

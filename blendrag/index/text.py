@@ -1,0 +1,84 @@
+"""From bytes to text: what a reader of a file's format gives back, and the decoding that several share."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import re
+from dataclasses import dataclass, field
+
+
+class Unusable(Exception):
+    """Why a file cannot be used. Never leaves the package: it becomes ``Skipped`` or ``SourceError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a reader found: the text, and what it knows about the file (JSON-able)."""
+
+    text: str
+    metadata: dict[str, str | int] = field(default_factory=dict)
+
+
+# The UTF-32 marks come first: the UTF-16 mark is a prefix of the little-endian one.
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_SAMPLE = 1 << 16
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
+
+
+def decode(data: bytes, declared: str = "") -> str:
+    """Decode by byte-order mark, else as 16-bit text or UTF-8, else as declared, else as a sample looks.
+
+    Line ends become ``\\n``. Raises Unusable for what is not text.
+    """
+    return re.sub(r"\r\n?", "\n", _decode(data, declared))
+
+
+def _decode(data: bytes, declared: str) -> str:
+    for mark, encoding in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return data.decode(encoding, errors="replace")
+    if b"\0" in data:
+        return _decode_16_bit(data)
+    if len(data.translate(None, _CONTROL)) < 0.95 * len(data):
+        raise Unusable("binary file")
+    with contextlib.suppress(LookupError, UnicodeDecodeError):
+        return data.decode("utf-8")
+    with contextlib.suppress(LookupError):
+        name = codecs.lookup(declared).name if declared else "utf-8"
+        if name not in ("utf-8", "ascii"):
+            return data.decode("cp1252" if name == "iso8859-1" else name, errors="replace")
+    return data.decode(_detected(data[:_SAMPLE]), errors="replace")
+
+
+def _decode_16_bit(data: bytes) -> str:
+    """Text of two bytes a character without a mark. In most of its characters the one is zero (other than in
+    Chinese, Japanese and Korean), and the other never is."""
+    for encoding, high in (("utf-16-le", 1), ("utf-16-be", 0)):
+        if data[1 - high :: 2].count(0) == 0 and 2 * data[high::2].count(0) > len(data) // 2:
+            with contextlib.suppress(UnicodeDecodeError):
+                text = data.decode(encoding)
+                if len(text.encode("latin-1", "ignore").translate(None, _CONTROL)) > 0.95 * len(text) / 2:
+                    return text
+    raise Unusable(f"binary file (a zero byte at {data.index(0):,})")
+
+
+def _detected(sample: bytes) -> str:
+    from charset_normalizer import from_bytes
+
+    # 16-bit text was decoded or refused before. Among equal guesses the most common one is taken: in a short
+    # Western text nothing tells its accents from Polish ones.
+    guesses = from_bytes(sample, cp_exclusion=["utf_16", "utf_16_be", "utf_16_le"])
+    best = guesses.best()
+    equal = {
+        guess.encoding
+        for guess in guesses
+        if best and guess.chaos <= best.chaos and guess.coherence >= best.coherence
+    }
+    return "cp1252" if best is None or "cp1252" in equal else best.encoding

@@ -1,0 +1,92 @@
+"""The text of a message's content, whichever provider's blocks it is made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from blendrag.errors import ConfigError
+
+CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
+"""Blocks of calls, which the message itself lists."""
+# These; broken ones, and thinking, which are read apart; and marks of a provider's cache.
+_ELSEWHERE = CALLS | {
+    "cachePoint", "cache_point", "invalid_tool_call", "reasoning", "reasoningContent", "reasoning_content",
+    "redacted_thinking", "thinking",
+}  # fmt: skip
+# Where blocks keep what is to be read, if they have no ``text``: as a string, or in blocks of their own.
+_WITHIN = (
+    "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
+    "citationsContent", "functionResponse", "guardContent", "response", "result", "toolResult",
+)  # fmt: skip
+_DATA = ("json", "response", "output")  # where they keep what a tool gave, if that is no text
+_MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
+
+
+def kind_of(block: Any) -> str:
+    """The type of a block; of one without, as Bedrock and Gemini have them, its first key."""
+    if not isinstance(block, Mapping):
+        return type(block).__name__
+    return str(block.get("type") or next(iter(block), ""))
+
+
+def is_media(kind: str) -> bool:
+    """Whether a block without text is a picture, a recording or a file."""
+    return _MEDIA.search(kind) is not None
+
+
+def text_of(content: Any, left_out: Counter[str]) -> str:
+    """The text of a content: of blocks, one after the other, but documents apart.
+
+    left_out: counts blocks that have none, by their kinds. Raises ConfigError for what is nested too deeply.
+    """
+    try:
+        return _read(content, left_out) or ""
+    except RecursionError:
+        raise ConfigError("a message is nested too deeply") from None
+
+
+def _read(value: Any, left_out: Counter[str]) -> str | None:
+    """What there is to read in a content, a block, or a part of one; None if nothing."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return _joined(value, left_out)
+    if not isinstance(value, Mapping) or "base64" in (value.get("type"), value.get("source_type")):
+        return None
+    for name in _WITHIN:
+        within = value.get(name)
+        if isinstance(within, str) and (name in ("data", "source") and not _is_text(value)):
+            continue  # an address, or bytes
+        if within is not None and (text := _read(within, left_out)) is not None:
+            title = value.get("title")
+            return f"{title}\n{text}" if isinstance(title, str) and title and name != "text" else text
+    for name in _DATA:
+        if isinstance(value.get(name), Mapping | list):
+            return json.dumps(value[name], ensure_ascii=False, default=str)
+    return None
+
+
+def _joined(blocks: Iterable[Any], left_out: Counter[str]) -> str | None:
+    text, apart, missed = "", False, Counter[str]()
+    for block in blocks:
+        if kind_of(block) in _ELSEWHERE or (isinstance(block, Mapping) and block.get("thought") is True):
+            continue
+        found = _read(block, missed)
+        if found is None:
+            missed[kind_of(block)] += 1
+        elif found:
+            separate = isinstance(block, Mapping) and not isinstance(block.get("text"), str)
+            text += ("\n\n" if text and (apart or separate) else "") + found
+            apart = separate
+    left_out += missed
+    return text or None
+
+
+def _is_text(block: Mapping[str, Any]) -> bool:
+    """Whether the data of a block are text."""
+    said = block.get("type"), block.get("media_type"), block.get("mime_type"), block.get("source_type")
+    return any(str(one).startswith("text") for one in said if one)

@@ -1,0 +1,129 @@
+"""Structured answers are whole, or an error with what came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import pytest
+from langchain_core.exceptions import OutputParserException
+from pydantic import BaseModel
+
+from langchain_blendrag import ChatBlend
+
+WHOLE = '{"city": "Bergen", "note": "closed on Fridays", "floors": 3}'
+CALL = '{"name": "Office", "arguments": ' + WHOLE + "}"
+VALUES = {"city": "Bergen", "note": "closed on Fridays", "floors": 3}
+
+
+class Office(BaseModel):
+    """An office."""
+
+    city: str = ""
+    note: str = ""
+    floors: int = 0
+
+
+class Typed(TypedDict, total=False):
+    """An office."""
+
+    city: str
+    note: str
+    floors: int
+
+
+TITLED = {**Office.model_json_schema(), "title": "Office"}
+WAYS = [
+    (schema, method)
+    for schema in (Office, Typed, TITLED)
+    for method in ("json_schema", "json_mode", "function_calling")
+]
+WAYS.append((None, "json_mode"))
+
+
+async def _astreamed(runnable: Any) -> list[Any]:
+    return [part async for part in runnable.astream("Where?")]
+
+
+ASK: dict[str, Callable[[Any], list[Any]]] = {
+    "invoke": lambda runnable: [runnable.invoke("Where?")],
+    "ainvoke": lambda runnable: [asyncio.run(runnable.ainvoke("Where?"))],
+    "stream": lambda runnable: [*runnable.stream("Where?")],
+    "astream": lambda runnable: asyncio.run(_astreamed(runnable)),
+    "batch": lambda runnable: runnable.batch(["Where?"]),
+}
+
+
+def held(
+    make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: Any, tokens: int, **more: Any
+) -> Any:
+    name = "Typed" if schema is Typed else "Office"
+    speaker.says = CALL.replace("Office", name) if method == "function_calling" else WHOLE
+    return make(max_tokens=tokens).with_structured_output(schema, method=method, **more)
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize(("schema", "method"), WAYS)
+def test_whole_answer_is_read(
+    make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: str, ask: str
+) -> None:
+    wanted = Office(**VALUES) if schema is Office else VALUES
+    assert ASK[ask](held(make, speaker, schema, method, 200))[-1] == wanted
+    raw = ASK[ask](held(make, speaker, schema, method, 200, include_raw=True))[-1]
+    assert raw["parsed"] == wanted and raw["parsing_error"] is None and raw["raw"].response_metadata
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize(("schema", "method"), WAYS)
+def test_answer_that_was_cut_is_an_error_with_what_came(
+    make: Callable[..., ChatBlend], speaker: Any, schema: Any, method: str, ask: str
+) -> None:
+    cut = 26 if method == "function_calling" else 18  # behind the first field, before the end
+    parts: list[Any] = []
+    with pytest.raises(OutputParserException, match="cut it off") as raised:
+        parts += ASK[ask](held(make, speaker, schema, method, cut))
+    assert "Bergen" in str(raised.value.llm_output) and "floors" not in str(raised.value.llm_output)
+    raw = ASK[ask](held(make, speaker, schema, method, cut, include_raw=True))[-1]
+    assert raw["parsed"] is None and isinstance(raw["parsing_error"], OutputParserException)
+    assert raw["raw"].response_metadata["finish_reason"] == "length"
+
+
+def test_stream_of_a_cut_dictionary_gives_its_beginnings_and_then_the_error(
+    make: Callable[..., ChatBlend], speaker: Any
+) -> None:
+    stream = held(make, speaker, Typed, "json_schema", 18).stream("Where?")
+    parts = []
+    with pytest.raises(OutputParserException):
+        for part in stream:
+            parts.append(part)
+    assert {"city": "Bergen"} in parts and VALUES not in parts
+
+
+def test_stream_of_a_class_gives_whole_objects_only(make: Callable[..., ChatBlend], speaker: Any) -> None:
+    assert ASK["stream"](held(make, speaker, Office, "json_schema", 200)) == [Office(**VALUES)]
+    parts = []
+    with pytest.raises(OutputParserException):
+        for part in held(make, speaker, Office, "json_schema", 18).stream("Where?"):
+            parts.append(part)
+    assert not parts
+
+
+def test_answer_whose_last_token_was_the_last_allowed_is_whole(
+    make: Callable[..., ChatBlend], speaker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make()
+    speaker.says = WHOLE + " and more"
+    most = len(speaker.tokenizer.encode(WHOLE, add_special_tokens=False))
+    read = llm.with_structured_output(Typed).bind(max_tokens=most)
+    assert read.invoke("Where?") == VALUES
+
+
+@pytest.mark.parametrize(("said", "tokens"), [("1234567", 3), ("", 5), ('{"city": "Ber', 50)])
+def test_digits_may_be_missing_and_a_stop_may_cut(
+    make: Callable[..., ChatBlend], speaker: Any, said: str, tokens: int
+) -> None:
+    speaker.says = said or "<think>"
+    read = make(max_tokens=tokens).with_structured_output({"title": "N", "type": "integer"})
+    with pytest.raises(OutputParserException, match="no whole JSON"):
+        read.invoke("How many?")

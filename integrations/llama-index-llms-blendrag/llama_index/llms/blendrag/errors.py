@@ -1,0 +1,24 @@
+"""What is raised where LlamaIndex's own code would."""
+
+from __future__ import annotations
+
+from llama_index.core.output_parsers.base import OutputParserException
+
+from blendrag.errors import BlendragError
+
+_SHOWN = 300  # characters
+
+
+class AnswerCutError(BlendragError, OutputParserException, ValueError):
+    """A structured answer, or a tool call, ended before it was whole: allow more ``max_tokens``.
+
+    LlamaIndex takes it for what its own parsers and programs raise. text: what came.
+    """
+
+    def __init__(self, text: str) -> None:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        super().__init__(f"the answer was cut before it was whole (by max_tokens, or a stop): {shown!r}")
+        self.text = text
+
+    def __reduce__(self) -> tuple[type[AnswerCutError], tuple[str]]:
+        return type(self), (self.text,)

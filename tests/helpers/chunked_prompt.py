@@ -1,0 +1,56 @@
+"""A prompt of stored chunks of random KV, blended by a small model without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.blending import Choices, LoadedModel, RequestBlend
+from blendrag.engine.worker.slices import Pace, exhaust
+from blendrag.load.loader import LayerLoader
+from blendrag.options import BlendOptions
+from blendrag.store.identity import KVIdentity
+from blendrag.store.tiers import TierSpec
+from small_decoder import KV_HEADS, SIZE
+from stores import make_chunk, open_stack, put, register
+
+TOKENS = (70, 96, 33)  # of the chunks
+BLOCK_IDS = [7, 3, 12, 0, 9, 30, 1, 5]
+
+
+class ChunkedPrompt:
+    """Three chunks between other tokens."""
+
+    def __init__(self, layers: int) -> None:
+        self.identity = KVIdentity("small", "weights-1", "float32", layers, KV_HEADS, SIZE)
+        self.chunks = [make_chunk(n, count, torch.float32, self.identity) for n, count in enumerate(TOKENS)]
+        self.ids, self.spans = list(range(20)), list[tuple[str, int, int]]()
+        for chunk in self.chunks:
+            self.spans.append((chunk.key, len(self.ids), len(chunk.token_ids)))
+            self.ids += [*chunk.token_ids, 500, 501]
+        self.ids += range(300, 330)
+
+    def blend(
+        self,
+        model: LoadedModel,
+        root: Path,
+        options: BlendOptions,
+        written: int = 0,
+        choices: Choices | None = None,
+    ) -> BlendReport:
+        """written: so many of its first tokens are there already."""
+        register(root, self.chunks, identity=self.identity)
+        tiers = TierSpec(kind="ram", bytes=1 << 24), TierSpec(kind="disk")
+        store = open_stack(root, *tiers, identity=self.identity, dtype="float32")
+        for chunk in self.chunks:
+            put(store, chunk)
+        order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
+        try:
+            return exhaust(
+                RequestBlend(model, LayerLoader(4), store, order, None, Pace(), None, choices).run()
+            )
+        finally:
+            store.close()

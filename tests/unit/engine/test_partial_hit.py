@@ -1,0 +1,43 @@
+"""Of a prompt that comes again, a part may be in the prefix cache still: what is blended behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blendrag.engine.worker.blending import Choices
+from blendrag.options import BlendOptions
+from chunked_prompt import BLOCK_IDS, ChunkedPrompt
+from small_decoder import small_model
+
+BLOCK = 32
+
+
+@pytest.mark.parametrize("written", range(BLOCK, 8 * BLOCK, BLOCK))
+@pytest.mark.parametrize("selector", ["query", "none", "all"])
+@torch.inference_mode()
+def test_rest_behind_a_hit_is_blended_to_what_it_was(tmp_path: Path, selector: str, written: int) -> None:
+    """The same tokens are chosen, whatever is there: else the answer would hang on who asked before."""
+    model, options = small_model(tmp_path / "model", 4, block_size=BLOCK), BlendOptions(0.3, selector)
+    choices = Choices()
+    first = ChunkedPrompt(4).blend(model, tmp_path / "one", options, choices=choices)
+    whole = model.cache.read_blocks(BLOCK_IDS)
+    lost = BLOCK_IDS[written // BLOCK :]
+    model.cache.write_blocks(lost, torch.zeros_like(model.cache.read_blocks(lost)))
+    rest = ChunkedPrompt(4).blend(model, tmp_path / "two", options, written, choices)
+    assert rest.recomputed <= first.recomputed
+    found = model.cache.read_blocks(BLOCK_IDS)
+    torch.testing.assert_close(found.view(torch.float32), whole.view(torch.float32))
+
+
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_cached_tokens_of_the_last_block_are_computed(tmp_path: Path, block: int) -> None:
+    """As they are by the engine when the prompt comes again: the prefix cache holds whole blocks."""
+    prompt, model = ChunkedPrompt(4), small_model(tmp_path / "model", 4, block_size=block)
+    report = prompt.blend(model, tmp_path / "kv", BlendOptions(0.0, "none"))
+    end = prompt.spans[-1][1] + prompt.spans[-1][2]
+    behind = sum(max(0, start + n - max(start, end // block * block)) for _, start, n in prompt.spans)
+    assert report.cached == sum(n for *_, n in prompt.spans) - behind
+    assert report.fresh == len(prompt.ids) - report.cached

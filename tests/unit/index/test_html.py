@@ -1,0 +1,244 @@
+"""Every visible word of a page is kept, in order, whatever stands around it."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import resource
+import time
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from blendrag.index.html import markdown, read_html
+from blendrag.index.text import Content
+
+
+def words_in(text: str, *words: str) -> None:
+    at = 0
+    for word in words:
+        found = text.find(word, at)
+        assert found >= 0, f"{word!r} is not in {text[at : at + 500]!r}"
+        at = found + len(word)
+
+
+# -- generated pages ---------------------------------------------------------------------------------------
+
+WORDS = st.text("abXé漢*_`<>&#[]()~\\-.!", min_size=1, max_size=6)
+INLINE = ("b", "i", "em", "strong", "span", "code", "a href='u'", "sub", "small", "label", "kbd", "u", "font")
+BLOCK = (
+    "p", "div", "h1", "h3", "blockquote", "pre", "section", "article", "header", "footer", "aside", "main",
+    "form", "details", "figure", "figcaption", "noscript", "center", "fieldset", "dialog", "button",
+    "textarea", "object",
+)  # fmt: skip
+GROUPS = {"ul": "li", "ol": "li", "ol start=7": "li", "dl": "dd", "select": "option"}
+UNREAD = ("script", "style", "nav", "template", "iframe")
+STRAY = (
+    "<br>",
+    "<hr>",
+    "<br><br><br><br>",
+    "<!-- note -->",
+    "<img src=x>",
+    "\n",
+    "  ",
+    "&nbsp;",
+    "<wbr>",
+    "<nav></nav>",
+)
+
+Piece = tuple[str, tuple[str, ...]]  # markup, and the words of it that are seen
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    return "".join(piece[0] for piece in pieces), tuple(itertools.chain(*(piece[1] for piece in pieces)))
+
+
+def wrapped(tag: str, inside: Piece) -> Piece:
+    return f"<{tag}>{inside[0]}</{tag.split()[0]}>", inside[1]
+
+
+def row(cells: list[Piece]) -> Piece:
+    return wrapped("tr", joined([wrapped("td", cell) for cell in cells]))
+
+
+texts = WORDS.map(lambda word: (f" {html.escape(word)} ", (word,)))
+unread = st.tuples(st.sampled_from(UNREAD), WORDS).map(
+    lambda each: (f"<{each[0]}>{html.escape(each[1])}</{each[0]}>", ())
+)
+leaves = texts | texts | unread | st.sampled_from(STRAY).map(lambda markup: (markup, ()))
+
+
+def around(inside: st.SearchStrategy[Piece]) -> st.SearchStrategy[Piece]:
+    several = st.lists(inside, max_size=4)
+    table = st.lists(several.map(row), max_size=3).map(lambda rows: wrapped("table", joined(rows)))
+    group = st.tuples(st.sampled_from(sorted(GROUPS)), several).map(
+        lambda each: wrapped(each[0], joined([wrapped(GROUPS[each[0]], item) for item in each[1]]))
+    )
+    plain = st.tuples(st.sampled_from(INLINE + BLOCK), several).map(
+        lambda each: wrapped(each[0], joined(each[1]))
+    )
+    return plain | plain | group | table
+
+
+pages = st.lists(st.recursive(leaves, around, max_leaves=25), max_size=5).map(joined)
+
+
+@given(pages)
+def test_every_visible_word_of_any_page_is_kept_in_order(page: Piece) -> None:
+    markup, words = page
+    assume_readable(markup)
+    text = markdown(markup).text
+    words_in(text, *words)
+    assert "<table" not in text and "<code" not in text
+
+
+def assume_readable(markup: str) -> None:
+    """A textarea holds text, not elements: what is in it is shown as it is written."""
+    for part in markup.split("<textarea>")[1:]:
+        assume("<" not in part.partition("</textarea>")[0])
+
+
+@example("a\n\n\n b  \n```\n\t c \u00a0|\n````")
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r\f\ufdd0")))
+def test_code_is_kept_byte_for_byte(code: str) -> None:
+    text = markdown(f"<p>x</p><pre>\n<code class=language-sh>{html.escape(code)}</code></pre><p>y</p>").text
+    if code.strip():
+        before, _, rest = text.partition("sh\n")
+        fence = before.removeprefix("x\n\n")
+        assert set(fence) == {"`"} and rest == f"{code.removesuffix(chr(10))}\n{fence}\n\ny"
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    markdown(text).text.encode("utf-8", "surrogatepass")
+
+
+# -- what is never closed ----------------------------------------------------------------------------------
+
+SWALLOWING = (
+    "<!--", "<![CDATA[", "<title>", "<script>", "<style>", "<textarea>", "<template>", "<nav>", "<svg>",
+    "<math>", "<iframe>", "<xmp>", "<noscript>", "<plaintext>", "<noembed>", "<noframes>", "<frameset>",
+    "<select>", "<object>", "<datalist>", "<rp>", "<head>", "<table>", "<pre>", "<p title=\"", "<a href='",
+    "<p ", "<", "</", "<!", "<?", "<script/>", "<title/>", "<SCRIPT>", "<nav><nav></nav>",
+    "<template><template></template>", "<!-- a --><!--",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("opening", SWALLOWING)
+def test_opening_that_is_never_closed_takes_no_text(opening: str) -> None:
+    text = markdown(
+        f"<html><body><p>Hello</p>{opening} <p>The fee is 30 EUR.</p><p>Turku</p></body></html>"
+    ).text
+    words_in(text, "Hello", "fee is 30 EUR.", "Turku")
+
+
+def test_closed_openings_are_not_shown() -> None:
+    page = "<!-- a --><script>b</script><style>c</style><nav>d</nav><template>e</template><p>seen<nav>f</nav>"
+    assert markdown(page).text == "seen"
+
+
+def test_xhtml_is_read() -> None:
+    page = (
+        b"<?xml version='1.0' encoding='iso-8859-2'?><html xmlns='http://www.w3.org/1999/xhtml'><head><title/>"
+        b"<script src='a'/></head><body><p>za\xbf\xf3\xb3\xe6</p><![CDATA[a < b]]></body></html>"
+    )
+    words_in(read_html(page).text, "zażółć", "a < b")
+
+
+# -- structure ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<ol start=5><li>close<li>drain<ol><li>deep</ol></ol>", "5. close\n6. drain\n   1. deep"),
+        ("<ol><li>a<li value=7>b<li>c</ol>", "1. a\n7. b\n8. c"),
+        ("<ol reversed><li>a<li>b</ol>", "2. a\n1. b"),
+        ("<ul><li><p>a</p><p>b</p><li>c</ul>", "- a\n\n  b\n\n- c"),
+        ("<a href=forms/b7.pdf>form</a>", "[form](forms/b7.pdf)"),
+        ("<img src=c.png alt='crane, 40 t'>", "![crane, 40 t](c.png)"),
+        ("<p>one\n two<br>three", "one two\nthree"),
+        ("<p>snake_case a*b 30&nbsp;EUR &lt;tag&gt;", "snake_case a*b 30 EUR <tag>"),
+        ("un&shy;be<wbr>lievable <math><mn>1</mn><mn>2</mn></math>", "unbelievable  1  2"),
+        ("un<b>believ</b>able <del>not</del>", "unbelievable ~~not~~"),
+        ("<table><caption>C</caption><tr><th>a<th>b</table>", "C\n\n| a | b |\n| --- | --- |"),
+        ("<table><tr><th>a<th>b<tr><td colspan=2>c</table>", "| a | b |\n| --- | --- |\n| c |  |"),
+        ("<table><tr><td>1<td><pre>a\n b</pre></table>", "1\n\n```\na\n b\n```"),
+        ("<select><option>one<option>two</select>", "one\n\ntwo"),
+        (f"<img alt=dot src='data:image/png;base64,{'A' * 200}'>", "![dot](<>)"),
+        ("<div role=navigation>menu</div>main", "main"),
+    ],
+)  # fmt: skip
+def test_structure_is_markdown(page: str, text: str) -> None:
+    assert markdown(page).text == text
+
+
+def test_title_stands_first_and_once() -> None:
+    assert read_html(b"<title>T\n x</title><p>y") == Content("# T x\n\ny", {"title": "T x"})
+    assert read_html(b"<title>T</title><h1>T</h1><p>y").text == "# T\n\ny"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<meta charset=windows-1251><p>Привет",
+        "<meta http-equiv=content-type content='text/html; charset=windows-1251'><p>Привет",
+    ],
+)
+def test_declared_encoding_is_used(page: str) -> None:
+    assert read_html(page.encode("cp1251")).text == "Привет"
+
+
+# -- size --------------------------------------------------------------------------------------------------
+
+NESTED = (
+    "div",
+    "b",
+    "ul><li",
+    "ol><li",
+    "blockquote",
+    "table><tr><td",
+    "pre",
+    "span",
+    "a href=x",
+    "font",
+    "svg",
+)
+
+
+@pytest.mark.parametrize("tag", NESTED)
+def test_page_nested_10000_deep_keeps_every_word(tag: str) -> None:
+    words = [f"w{depth}." for depth in range(10_000)]
+    words_in(markdown("".join(f"<{tag}>{word} " for word in words)).text, *words)
+
+
+REPEATED = (
+    "<br>", "<br><b></b>", "<p>", "<div>", "<b>x</b>", "<td>x", "<tr><td>x", "<li>x", "&", "<", "<!--",
+    "<![CDATA[", "<p a=\"", "<title>", "<script ", "<nav>", "<a b='", "`", "|", "[", "&nbsp;",
+    "<pre>\u00a0", "<table><td>", "]]>", "<option>", "<meta ", "\n", "<caption>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", REPEATED)
+def test_time_for_a_hostile_page_grows_no_faster_than_the_page(piece: str) -> None:
+    def took(size: int) -> float:
+        page = (piece * (size // len(piece)) + "END").encode()
+        begin = time.process_time()
+        assert "END" in read_html(page).text
+        return time.process_time() - begin
+
+    small, large = took(25_000), took(400_000)
+    assert large < 60 * small + 1, "sixteen times the page, and quadratic were 256 times the time"
+
+
+@pytest.mark.slow
+def test_ordinary_page_of_ten_megabytes_takes_seconds_and_less_than_a_gigabyte() -> None:
+    part = (
+        "<div><h2>Rule</h2><p>Some <b>bold</b> text, a <a href=x/y.html>link</a>.<ul><li>a<li>b</ul></div>\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.monotonic()
+    assert markdown(part * (10_000_000 // len(part))).text.count("## Rule") == 10_000_000 // len(part)
+    assert time.monotonic() - begin < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendrag.index.text import Unusable, decode
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("déjà vu, café au lait, crème brûlée", "latin-1"),
+        ("Über die Straße läuft ein größerer Bär. " * 5, "latin-1"),
+        ("“smart” quotes – here’s one", "cp1252"),
+        ("Привет, как дела сегодня?", "cp1251"),
+        ("naïve 漢字 🧑‍🚀", "utf-8"),
+        ("naïve 漢字", "utf-8-sig"),
+        ("naïve 漢字", "utf-16"),
+        ("naïve 漢字", "utf-32"),
+        ("naïve: without a mark", "utf-16-le"),
+        ("naïve: without a mark", "utf-16-be"),
+    ],
+)
+def test_no_encoding_garbles_the_text(text: str, encoding: str) -> None:
+    assert decode(text.encode(encoding)) == text
+
+
+def test_declared_encoding_is_taken_before_a_guess() -> None:
+    assert decode("Zażółć gęślą jaźń".encode("iso8859-2"), "iso-8859-2") == "Zażółć gęślą jaźń"
+    assert decode("it’s".encode("cp1252"), "iso-8859-1") == "it’s", "as browsers have it"
+
+
+@pytest.mark.parametrize("declared", ["utf-16", "klingon", "utf-8", "hex"])
+def test_wrong_declaration_costs_no_text(declared: str) -> None:
+    assert decode("Größe".encode(), declared) == "Größe"
+
+
+def test_line_ends_do_not_make_two_texts_of_one() -> None:
+    assert decode(b"a\r\nb\rc\n") == "a\nb\nc\n"
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)) * 2, b"a" * 70_000 + b"\0" + b"a", b"text" + b"\1" * 9])
+def test_binary_file_is_refused_wherever_it_shows(data: bytes) -> None:
+    with pytest.raises(Unusable, match="binary file"):
+        decode(data)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1))
+def test_any_text_in_utf_8_comes_back(text: str) -> None:
+    assert decode(text.encode("utf-8-sig")) == text
