@@ -13,6 +13,8 @@ from blendrag.errors import ConfigError
 # Few answers have fewer characters to a token.
 _CHARACTERS_PER_TOKEN = 2
 _LEAST_CHARACTERS = 16
+_TOKENS_PER_LEVEL = 32
+_MOST_LEVELS = 8
 _LONGEST_TOKENS = 1 << 17
 _DECIDED = ("maxLength", "enum", "const", "pattern", "format")
 
@@ -187,9 +189,10 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
 
     Small models add properties, and go on with a string, until ``max_tokens`` cuts them off; what is left is
     no JSON. Objects that name no properties, or say what others may be, stay as they are; so do those that a
-    value has to match together, which, closed each, would leave it nothing. References lead to ``$defs``.
+    value has to match together, which, closed each, would leave it nothing. What contains itself does so no
+    more often than there is room for. References lead to ``$defs``.
     """
-    roomy: dict[str, Any] = copy.deepcopy(dict(schema))
+    roomy: dict[str, Any] = copy.deepcopy(_unrolled(dict(schema), _levels(max_tokens)))
     parts: dict[int, tuple[dict[str, Any], bool]] = {}
     _look(roomy, roomy.get("$defs", {}), True, parts)
     for part, apart in parts.values():
@@ -205,6 +208,83 @@ def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
     for string in strings:
         string["maxLength"] = max(_LEAST_CHARACTERS, share, string.get("minLength", 0))
     return roomy
+
+
+def _levels(max_tokens: int) -> int:
+    return max(1, min(_MOST_LEVELS, max_tokens // _TOKENS_PER_LEVEL))
+
+
+def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
+    """The schema with a definition for each level of those that contain themselves, none below the last."""
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
+    leads = {name: _led_to(one, definitions) for name, one in definitions.items()}
+    if not any(name in found for name, found in leads.items()):
+        return schema
+    made: dict[str, Any] = {}
+
+    def at(part: Any, owner: str, level: int) -> Any:
+        """The part of a definition at a level; None if nothing matches it there."""
+        if not isinstance(part, dict):
+            return part
+        changed = _mapped(part, lambda _, inner: at(inner, owner, level))
+        name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+        if name in leads and name in leads[name]:
+            within = name in leads.get(owner, ()) and owner in leads[name]
+            name = f"{name}.{level + 1 if within else 0}"
+            if within and made.get(name) is None:
+                return None
+            changed["$ref"] = f"#/$defs/{name}"
+        return _without_impossible(changed)
+
+    for level in reversed(range(levels)):
+        made |= {
+            f"{name}.{level}": at(definitions[name], name, level) for name in leads if name in leads[name]
+        }
+    made |= {name: at(definitions[name], name, 0) for name in leads if name not in leads[name]}
+    root = at({name: value for name, value in schema.items() if name != "$defs"}, "", 0)
+    if root is None:
+        return schema
+    return {**root, "$defs": {name: one for name, one in made.items() if one is not None}}
+
+
+def _without_impossible(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """A schema some of whose inner ones are None, as nothing matches them; None if nothing matches it."""
+    made = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in ("properties", "patternProperties"):
+            made[keyword] = {name: False if inner is None else inner for name, inner in value.items()}
+            if keyword == "properties" and any(
+                value.get(one, True) is None for one in schema.get("required", ())
+            ):
+                return None
+        elif keyword in ("anyOf", "oneOf"):
+            made[keyword] = [inner for inner in value if inner is not None]
+            if not made[keyword]:
+                return None
+        elif keyword in ("allOf", "prefixItems") and None in value:
+            return None
+        elif keyword == "items" and value is None:
+            if schema.get("minItems"):
+                return None
+            made |= {"items": True, "maxItems": 0}
+        elif keyword in _SCHEMAS and value is None:
+            made[keyword] = False
+    return made
+
+
+def _led_to(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Names of the definitions that a schema's references lead to, and theirs."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += [inner for _, inner in _inner(part)]
+            name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+            if name in definitions and name not in found:
+                found.add(name)
+                waiting.append(definitions[name])
+    return found
 
 
 def _look(

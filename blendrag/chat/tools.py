@@ -276,7 +276,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
     if not request.forced and request.schema is None:
         own, most = request.grammar, request.sampling.max_tokens
         return json_grammar(own, most) if isinstance(own, Mapping) else own
-    schemas = Schemas(request.sampling.max_tokens or _UNSAID_TOKENS)
+    schemas = Schemas(request.sampling.max_tokens)
     wanted: list[dict[str, Any]] = []
     if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
         wanted.append(schemas.own(request.schema, "the schema"))

@@ -125,6 +125,17 @@ def test_schema_that_no_answer_can_be_held_to_is_unclear(schema: dict[str, Any],
         json_grammar(schema, 100)
 
 
+def test_what_contains_itself_goes_on_for_ever_or_not_at_all() -> None:
+    chain = {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "child": {"$ref": "#"}}
+    schema = {"type": "object", "properties": chain, "required": ["n"]}
+    grammar, value = json_grammar(schema, 150), {"n": 1}
+    text, deepest = json.dumps(value), 0
+    while held(grammar, text):
+        deepest, value = deepest + 1, {"n": 1, "child": value}
+        text = json.dumps(value)
+    assert 3 < deepest < 12
+
+
 def test_deep_schema_overflows() -> None:
     schema: dict[str, Any] = {}
     for _ in range(5000):
@@ -194,6 +205,13 @@ DEFINITIONS = {
     },
     "definitions": {"word": {"type": "string", "maxLength": 4}, "more/less": {"enum": ["more", "less"]}},
 }
+
+
+def held(grammar: Grammar, text: str) -> bool:
+    """Whether the grammar has this text."""
+    matcher = llguidance.LLMatcher(BYTES, llguidance.LLMatcher.grammar_from_json_schema(grammar.value))
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
 
 PLAIN = {*range(32, 127)} - {92}
 BYTES = llguidance.LLTokenizer("byte")
