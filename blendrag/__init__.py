@@ -9,6 +9,7 @@ from blendrag.errors import BlendragError
 from blendrag.version import __version__
 
 if TYPE_CHECKING:
+    from blendrag.chat import foreign
     from blendrag.chat.answer import Answer, Piece
     from blendrag.chat.chat import Chat
     from blendrag.chat.interface import ChatModel
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from blendrag.index.index import BlendIndex
     from blendrag.index.ingest import IngestReport
     from blendrag.index.loaders import Document
+    from blendrag.names import spellings
     from blendrag.options import BlendOptions
     from blendrag.progress import Progress, progress_bar
     from blendrag.remote.chat import RemoteChat, open_chat
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from blendrag.serving.evidence import Evidence
     from blendrag.serving.prefill import PrefillReport
     from blendrag.settings import Settings
+    from blendrag.text import plain
 
 __all__ = [
     "Answer",
@@ -52,8 +55,11 @@ __all__ = [
     "SyncReport",
     "__version__",
     "errors",
+    "foreign",
     "open_chat",
+    "plain",
     "progress_bar",
+    "spellings",
     "without_password",
 ]
 
@@ -79,8 +85,11 @@ _HOMES = {
     "Source": "blendrag.chat.request",
     "Speculation": "blendrag.chat.speculation",
     "SyncReport": "blendrag.serving.collection",
+    "foreign": "blendrag.chat.foreign",
     "open_chat": "blendrag.remote.chat",
+    "plain": "blendrag.text",
     "progress_bar": "blendrag.progress",
+    "spellings": "blendrag.names",
     "without_password": "blendrag.remote.http",
 }
 
@@ -91,4 +100,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'blendrag' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return getattr(home, name, home)  # or a module of that name

@@ -127,6 +127,11 @@ class ChatRequest:
         return self.tool_choice not in (AUTO, NONE)
 
     @property
+    def held(self) -> bool:
+        """Whether a grammar holds the answer."""
+        return self.forced or self.schema is not None or self.grammar is not None
+
+    @property
     def offered(self) -> tuple[Mapping[str, Any], ...]:
         """The tools that the model may call."""
         return () if self.tool_choice == NONE else self.tools

@@ -147,8 +147,7 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
         return [_harmless(tokens, message) for message in native], options
     messages = [_harmless(tokens, _written(message)) for message in messages]
     if request.offered:
-        described = (whole_tool(tool)["function"] for tool in request.offered)
-        signatures = "\n".join(json.dumps(function, ensure_ascii=False) for function in described)
+        signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in request.offered)
         messages.insert(0, {"role": "system", "content": _INTRODUCTION.format(tools=signatures)})
     return messages, {}
 
@@ -195,9 +194,10 @@ def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with all that templates ask for."""
-    function = {"name": "", "description": "", **tool["function"]}  # in the order that models know
-    return {"type": "function", **tool, "function": {**function, "parameters": parameters_of(tool)}}
+    """A tool with all that templates ask for; what it has stays where it is."""
+    function = {**tool["function"], "parameters": parameters_of(tool)}
+    function.setdefault("description", "")
+    return {"type": "function", **tool, "function": function}
 
 
 def _warn_about_variables(template: TemplateFacts, given: Mapping[str, Any]) -> None:
@@ -276,7 +276,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
     if not request.forced and request.schema is None:
         own, most = request.grammar, request.sampling.max_tokens
         return json_grammar(own, most) if isinstance(own, Mapping) else own
-    schemas = Schemas(request.sampling.max_tokens)
+    schemas = Schemas(request.sampling.max_tokens or _UNSAID_TOKENS)
     wanted: list[dict[str, Any]] = []
     if not request.forced and request.schema is not None:  # an agent calls tools first, and answers then
         wanted.append(schemas.own(request.schema, "the schema"))
@@ -326,6 +326,12 @@ def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatReque
         return read_answer(text, request)
     names = {tool["function"]["name"] for tool in request.offered}
     return _limited(_sorted(text, [_call_of(*call, " ".join(call), names) for call in written]), request)
+
+
+def ended_by(reading: Reading, finish_reason: str) -> str:
+    """Return "tool_calls" for an answer that calls tools, unless the last of its calls was cut."""
+    cut = reading.invalid and finish_reason == "length"
+    return "tool_calls" if reading.calls and not cut else finish_reason
 
 
 def _limited(reading: Reading, request: ChatRequest) -> Reading:

@@ -13,6 +13,7 @@ from blendrag.chat.request import ChatRequest
 from blendrag.chat.tools import (
     TemplateFacts,
     answer_grammar,
+    ended_by,
     read_answer,
     visible,
     whole_tool,
@@ -81,7 +82,7 @@ class Turn:
     def _tool_parser(self) -> ToolParser | None:
         """What reads calls that the model may make; those that a grammar holds it to are JSON."""
         request = self._request
-        if not request.offered or answer_grammar(request):
+        if not request.offered or request.held:
             return None
         tools = [whole_tool(tool) for tool in request.offered]
         wanted, variables = self._settings.tool_parser, request.chat_template_kwargs
@@ -201,7 +202,7 @@ class Turn:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls and not read.invalid else last.finish_reason or "stop",
+            finish_reason=ended_by(read, last.finish_reason or "stop"),
             ttft_s=self._first_s or 0.0,
             total_s=time.perf_counter() - self._begin,
             usage=usage,

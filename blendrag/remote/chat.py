@@ -268,8 +268,7 @@ class RemoteChat(ChatModel):
         about = self._model(**_timeout(request))
         template: TemplateFacts = about["template"]
         messages, options = with_tools(template, request)
-        held = request.forced or request.schema is not None or request.sampling.grammar is not None
-        if request.offered and about["tool_parser"] and not held:
+        if request.offered and about["tool_parser"] and not request.held:
             options |= offered_tools(template, request)
             options |= {"tool_choice": "auto", "parallel_tool_calls": request.parallel_tool_calls}
         elif "tools" in options:

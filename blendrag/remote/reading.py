@@ -8,7 +8,7 @@ from typing import Any
 
 from blendrag.chat.answer import Answer, Piece, TokenLogprob, Usage
 from blendrag.chat.request import ChatRequest
-from blendrag.chat.tools import read_calls, visible
+from blendrag.chat.tools import ended_by, read_calls, visible
 from blendrag.errors import BrokenAnswerError, GenerationTimeoutError, ServerBusyError
 from blendrag.remote.http import made, refusal, understood
 from blendrag.serving.evidence import Evidence
@@ -91,7 +91,7 @@ class Reader:
             read.text,
             self._reasoning or None,
             sources=self._request.sources,
-            finish_reason="tool_calls" if read.calls and not read.invalid else self._finish_reason,
+            finish_reason=ended_by(read, self._finish_reason),
             ttft_s=self._ttft_s,
             total_s=time.perf_counter() - self._begin,
             usage=Usage(

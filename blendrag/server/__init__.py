@@ -12,12 +12,12 @@ class Limits:
 
     body_mib: of its body; 64 are some 20,000 pages. items: messages of a chat, and documents that it names;
     of a body's JSON, 16 values each, or 256 where documents are put. text_mib: of texts that are tokenised to
-    be answered, or of one that is kept.
+    be answered, that a request names, or of one that is kept.
     """
 
     body_mib: int = 64
     items: int = 4096
-    text_mib: int = 4
+    text_mib: int = 2
 
     def values(self, method: str) -> int:
         """Of the body of a request with this method."""

@@ -10,10 +10,12 @@ from typing import Annotated, Any, get_type_hints
 
 from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Discriminator, Tag, create_model, model_validator
+from pydantic import BaseModel, Discriminator, Tag, ValidationError, create_model, model_validator
 
+from blendrag.chat.tools import parameters_of
 from blendrag.engine.worker.metrics import ROLES, count
 from blendrag.errors import BlendragError, ConfigError
+from blendrag.server import LIMITS, Limits
 from blendrag.server.blending import FIELD_NAME, Blended, BlendFields, Blending, blending_of, is_chat
 from blendrag.server.gate import key_of
 from blendrag.server.keys import Key
@@ -21,6 +23,7 @@ from blendrag.server.knowledge import status_of
 from blendrag.text import plain
 
 HEADER = "x-blendrag"
+_MOST_MISTAKES = 1000
 _DATA = "data: "
 _DONE = "data: [DONE]"
 _LEAST_TEMPERATURE = 1e-5  # below, vLLM samples greedily
@@ -31,12 +34,12 @@ Endpoint = Callable[[Any, Request], Awaitable[Response]]
 Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
-def body_of(stock: Endpoint, most_items: int) -> type[BaseModel]:
-    """What ``stock`` takes, with a field that is ours. most_items: of messages and of documents."""
+def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
+    """What ``stock`` takes, with a field that is ours."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
 
     def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
-        return _understood(most_items, cls, body, read)
+        return _understood(limits, cls, body, read)
 
     return create_model(
         f"Blended{model.__name__}",
@@ -46,28 +49,43 @@ def body_of(stock: Endpoint, most_items: int) -> type[BaseModel]:
     )
 
 
-def _understood(most: int, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
+def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
     """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
     contents that it would read later, once, are read here."""
     if isinstance(body, dict):
-        ours = body.get(FIELD_NAME)
-        hints = ours.get("documents") if isinstance(ours, dict) else None
-        for name, items in (("messages", body.get("messages")), ("documents", hints)):
-            if isinstance(items, list) and len(items) > most:
-                raise ValueError(f"{len(items):,} {name}: a request has {most:,} at most (--max-items)")
+        _check_amount(body, limits)
     try:
         body = plain(body)
         if is_chat(cls) and isinstance(body, dict) and isinstance(body.get("messages"), list):
             body = {**body, "messages": [_readable(message) for message in body["messages"]]}
+            if isinstance(tools := body.get("tools"), list):
+                body["tools"] = [_with_parameters(tool) for tool in tools]
         request = read(body)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+    except ValidationError as error:
+        if (mistakes := error.error_count()) > _MOST_MISTAKES:  # to list them takes long
+            raise ValueError(f"{mistakes:,} mistakes, as in messages that have no role or content") from None
+        raise
     except (AttributeError, LookupError, RecursionError) as error:
         raise ValueError(f"a value is of a wrong kind: {error}") from None
     for message in request.messages if is_chat(cls) else ():
         if isinstance(message, dict) and isinstance(message.get("content"), Iterator):
             message["content"] = list(message["content"])
     return request
+
+
+def _check_amount(body: dict[str, Any], limits: Limits) -> None:
+    """Raises ValueError."""
+    ours = body.get(FIELD_NAME)
+    named = ours.get("documents") if isinstance(ours, dict) else None
+    for what, items in (("messages", body.get("messages")), ("documents", named)):
+        if isinstance(items, list) and len(items) > limits.items:
+            raise ValueError(f"{len(items):,} {what}: at most {limits.items:,} are taken (--max-items)")
+    if isinstance(named, list):
+        length = sum(len(text) for text in named if isinstance(text, str))
+        if length > limits.text_mib << 20:
+            raise ValueError(f"documents of more than {limits.text_mib} MiB (--max-text-mib): name fewer")
 
 
 def _readable(message: Any) -> Any:
@@ -89,6 +107,14 @@ def _readable(message: Any) -> Any:
         role = message.get("role")
         count({"blendrag_parts_left_out": {role if role in ROLES else "other": left_out}})
     return {**message, "content": kept}
+
+
+def _with_parameters(tool: Any) -> Any:
+    """A tool that says what parameters it has, if it has none, too: some templates look into them."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or function.get("parameters"):
+        return tool
+    return {**tool, "function": {**function, "parameters": parameters_of(tool)}}
 
 
 def _text_of(part: Any, depth: int = 2) -> str:

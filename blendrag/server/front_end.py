@@ -52,7 +52,7 @@ def attach_router(app: FastAPI) -> None:
     limits, bodies = Limits(**served["limits"]), list[type[BaseModel]]()
     for path in _BLENDED:
         stock = _posting(app, path)
-        bodies.append(body_of(stock.endpoint, limits.items))
+        bodies.append(body_of(stock.endpoint, limits))
         app.router.routes.remove(stock)
         app.add_api_route(
             path,
@@ -112,7 +112,7 @@ class _Engine(RunningEngine):
 
     def end_in_order(self, tenants: Mapping[str, Blending], requests: Requests, state: Any) -> None:
         """When the server is told to end, let in no request, stop ingest behind what is being prefilled, and
-        let running answers end; those that go on after two thirds of the time (``--shutdown-timeout``) end
+        let running answers end; those that go on after half of the time (``--shutdown-timeout``) end
         with what there is of them. Then take no more calls, or whoever waits for one would hold it up.
         tenants: closed before the engine. state: of the app."""
         llm, close = self._llm, self._llm.shutdown
@@ -128,7 +128,7 @@ class _Engine(RunningEngine):
             for tenant in tenants.values():
                 tenant.end()
             if not dead and threading.get_ident() != self._thread:
-                self._let_end(requests, begun + 2 / 3 * allowed, begun + 3 / 4 * allowed)
+                self._let_end(requests, begun + allowed / 2, begun + 3 / 5 * allowed)
             self._end_calls()
             # Apart: in the loop's own thread, as after an error, what waits for the loop would never end.
             closing = Thread(target=_close, args=([*tenants.values()],), daemon=True)

@@ -42,6 +42,8 @@ _ROUTES = {
 _OPEN = ("GET", "/health")
 _PATHS = tuple((method, compile_path(path)[0], right) for (method, path), right in _ROUTES.items())
 
+_TOKENISED = "/tokenize"  # of vLLM's routes, one that takes texts that are longer than the model's window
+
 _RETRY_S = "5"
 
 _WITHIN_VALUES = bytes(set(range(256)) - set(b'"[{,'))
@@ -112,7 +114,13 @@ class Gate:
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
         """Gives a body as a whole, once it is known that it can be read quickly."""
-        declared, most = 0, self._limits.body_mib << 20
+        tokenised = scope["path"].endswith(_TOKENISED)  # by vLLM, whatever it has of it
+        limit, option = (
+            (self._limits.text_mib, "--max-text-mib")
+            if tokenised
+            else (self._limits.body_mib, "--max-body-mib")
+        )
+        declared, most = 0, limit << 20
         with contextlib.suppress(ValueError):  # of what is no number, only what comes is counted
             declared = int(headers.get("content-length") or 0)
 
@@ -128,7 +136,7 @@ class Gate:
                 if max(declared, size) > most:
                     # FastAPI lets no other exception out of its reading of a body.
                     raise HTTPException(
-                        413, f"the body has more than {most >> 20} MiB (--max-body-mib): send less at once"
+                        413, f"the body has more than {limit} MiB ({option}): send less at once"
                     )
             body, allowed = b"".join(parts), self._limits.values(scope.get("method", ""))
             if len(body) >= allowed and await asyncio.to_thread(has_more_values, body, allowed):

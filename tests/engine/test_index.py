@@ -44,8 +44,10 @@ def test_a_second_ingest_does_only_what_has_changed(open_index: Open, folder: Pa
 
     (folder / "1.txt").write_text(texts[5])
     (folder / "2.txt").unlink()
+    index._ledger._execute("UPDATE documents SET reader = 0")  # as if an older reader had made another text
     changed = index.ingest(folder)
     assert (changed.added, changed.changed, changed.unchanged, changed.removed) == (0, 1, 3, 1)
+    assert changed.reread == 1 and not index._ledger.read_by_older()
     assert 0 < changed.chunks <= 4
     assert_consistent(index)
     assert not {str(folder / "2.txt")} & index._vectors.sources()

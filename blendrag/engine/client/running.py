@@ -135,6 +135,14 @@ class RunningEngine:
         finally:
             task.cancel()
 
+    async def _has_died(self) -> bool:
+        """Of an engine that has failed at something. A worker's end fails its calls a moment before it ends
+        the engine."""
+        ends = time.monotonic() + 4 * _LOOK_S
+        while not self._llm.errored and time.monotonic() < ends:
+            await asyncio.sleep(_LOOK_S / 10)
+        return bool(self._llm.errored)
+
     def _died(self, what: str) -> EngineError:
         if self._closed:
             return _closed_meanwhile()
@@ -181,7 +189,7 @@ class RunningEngine:
         except EngineError:
             raise
         except Exception as error:
-            if self._llm.errored:
+            if await self._has_died():
                 raise self._died(operation) from error
             raise EngineError(f"the engine failed at {operation}: {error}") from error
         for answer in answers:
@@ -314,7 +322,7 @@ class RunningEngine:
         except errors.BlendragError:
             raise
         except Exception as error:
-            if self._llm.errored:
+            if await self._has_died():
                 raise self._died("generating") from error
             raise EngineError(f"the engine stopped while generating: {error}") from error
 

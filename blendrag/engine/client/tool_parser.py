@@ -38,7 +38,7 @@ class Notation:
 
 # The first whose signs are in a template is its own.
 NOTATIONS = (
-    Notation(_HARMONY, ("<|channel|>", "to=functions"), ()),
+    Notation(_HARMONY, ("<|start|>assistant", "<|channel|>"), ()),
     Notation("deepseek_v32", ("<｜DSML｜",), ("<｜DSML｜function_calls>",), "<｜DSML｜invoke"),
     Notation(
         "deepseek_v3",
@@ -63,7 +63,7 @@ NOTATIONS = (
     Notation("lfm2", ("<|tool_list_start|>",), ("<|tool_call_start|>",)),
     Notation("mistral", ("[TOOL_CALLS]",), ("[TOOL_CALLS]",)),
     Notation("internlm", ("<|action_start|>",), ("<|action_start|>",)),
-    Notation("phi4_mini_json", ("<|tool|>",), ("functools[",)),
+    Notation("phi4_mini_json", ("<|tool|>", "<|/tool|>"), ("functools[",)),
     Notation("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>")),
     Notation("granite4", ("<|start_of_role|>", "<tool_call>"), ("<tool_call>",)),
     Notation("jamba", ("<|bom|>", "<tool_calls>"), ("<tool_calls>",)),

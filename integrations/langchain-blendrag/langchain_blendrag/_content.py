@@ -10,11 +10,12 @@ from typing import Any
 
 from blendrag.errors import ConfigError
 
-# Calls, which the message itself lists; thinking, which is read apart; and marks of a provider's cache.
-_ELSEWHERE = {
-    "cachePoint", "cache_point", "functionCall", "function_call", "invalid_tool_call", "reasoning",
-    "reasoningContent", "reasoning_content", "redacted_thinking", "thinking", "toolUse", "tool_call",
-    "tool_call_chunk", "tool_use",
+CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
+"""Blocks of calls, which the message itself lists."""
+# These; broken ones, and thinking, which are read apart; and marks of a provider's cache.
+_ELSEWHERE = CALLS | {
+    "cachePoint", "cache_point", "invalid_tool_call", "reasoning", "reasoningContent", "reasoning_content",
+    "redacted_thinking", "thinking",
 }  # fmt: skip
 # Where blocks keep what is to be read, if they have no ``text``: as a string, or in blocks of their own.
 _WITHIN = (

@@ -24,7 +24,7 @@ from langchain_core.messages.tool import ToolCall, ToolCallChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from blendrag.errors import BlendragWarning, ConfigError
-from langchain_blendrag._content import is_media, text_of
+from langchain_blendrag._content import CALLS, is_media, kind_of, text_of
 
 if TYPE_CHECKING:
     from blendrag import Answer, Piece
@@ -79,6 +79,8 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
                 {"id": call["id"], "name": call["name"], "arguments": call["args"]}
                 for call in message.tool_calls
             ]
+        elif isinstance(message.content, list):  # of a history that was written by hand
+            left_out.update(kind for kind in map(kind_of, message.content) if kind in CALLS)
         if thought := _thinking_of(message):
             plain["reasoning_content"] = thought
     if isinstance(message, ToolMessage):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import BaseMessage
 
-from blendrag.chat.foreign import ALIASES, request_options
+from blendrag import foreign
 from blendrag.errors import ConfigError
 from langchain_blendrag._convert import document_texts, plain_messages
 from langchain_blendrag._tools import bound_tools
@@ -15,7 +15,7 @@ from langchain_blendrag._tools import bound_tools
 if TYPE_CHECKING:
     from blendrag import ChatModel, ChatRequest
 
-SYNONYMS = {**ALIASES, "openai_api_base": "base_url", "openai_api_key": "api_key"}
+SYNONYMS = {**foreign.ALIASES, "openai_api_base": "base_url", "openai_api_key": "api_key"}
 """What other providers' classes call the same."""
 
 
@@ -34,7 +34,7 @@ def chat_request(
         )
     if options.get("tools"):
         options = {**options, **bound_tools(options["tools"], options.get("tool_choice"))}
-    asked = request_options(options)
+    asked = foreign.request_options(options)
     asked["stop"] = stop or asked.get("stop")
     asked["documents"] = document_texts(messages, options.get("documents") or ())
     return chat.request(plain_messages(messages), **asked)

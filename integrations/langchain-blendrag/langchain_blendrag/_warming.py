@@ -18,9 +18,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from blendrag import progress_bar
+from blendrag import progress_bar, spellings
 from blendrag.errors import BlendragError, ConfigError
-from blendrag.names import spellings
 from langchain_blendrag._ingest import ChunkIngestReport, Notes, identified, token_splitter
 
 if TYPE_CHECKING:

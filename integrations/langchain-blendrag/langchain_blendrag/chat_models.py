@@ -22,11 +22,8 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
-from blendrag import ChatModel, Settings, open_chat, without_password
-from blendrag.chat.foreign import TAKEN, by_our_names, call_options, warn_about
+from blendrag import ChatModel, Settings, foreign, open_chat, plain, without_password
 from blendrag.errors import BlendragWarning, ConfigError
-from blendrag.settings import RENAMED
-from blendrag.text import plain
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation, with_conversation
 from langchain_blendrag._errors import as_langchain_has_them
@@ -150,16 +147,16 @@ class ChatBlend(InConversation):
     def _gather_settings(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = by_our_names(values, SYNONYMS)
+        values = foreign.by_our_names(values, SYNONYMS)
         fields = {*cls.model_fields, "model_name"}
         ours = Settings.model_fields.keys() - fields
-        renamed = RENAMED.keys() - fields  # Settings say what they are called now
+        renamed = foreign.FORMER - fields  # Settings say what they are called now
         given = {name: value for name, value in values.items() if name in fields}
         more = {name: value for name, value in values.items() if name in ours | renamed}
         unknown = values.keys() - fields - ours - renamed - {"settings"}
-        options = {name: values[name] for name in unknown & TAKEN}
-        unknown = without_tracing({name: values[name] for name in unknown - TAKEN}).keys()
-        warn_about(sorted(unknown), {*fields, *ours, *TAKEN}, stacklevel=5)
+        options = {name: values[name] for name in unknown & foreign.TAKEN}
+        unknown = without_tracing({name: values[name] for name in unknown - foreign.TAKEN}).keys()
+        foreign.warn_about(sorted(unknown), {*fields, *ours, *foreign.TAKEN}, stacklevel=5)
         more = {**given.get("more_settings", {}), **values.get("settings", {}), **more}
         options |= given.get("model_kwargs") or {}
         return given | {"more_settings": more, "model_kwargs": options}
@@ -335,7 +332,7 @@ class ChatBlend(InConversation):
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in _PER_CALL}
-        return call_options(fields, without_tracing(kwargs), also=("model", "n"))
+        return foreign.call_options(fields, without_tracing(kwargs), also=("model", "n"))
 
     def get_token_ids(self, text: str) -> list[int]:
         """``text`` in the model's own tokens."""

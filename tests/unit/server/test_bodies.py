@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.exceptions import VLLMValidationError
 
+from blendrag.server import Limits
 from blendrag.server.blending import _unplanned, is_chat
 from blendrag.server.completions import _once, _readable, _repeated, body_of
 
-CHAT, COMPLETION = body_of(create_chat_completion, 100), body_of(create_completion, 100)
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}, "uuid": "theirs"}
 
 
@@ -145,3 +148,35 @@ def test_image_is_left_out() -> None:
     assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
     odd = {"type": "picture", "image_url": {"url": "x"}}
     assert _readable({"role": "user", "content": [odd]})["content"] == [odd]
+
+
+@pytest.mark.parametrize("spelling", [{}, {"parameters": None}, {"parameters": {}}])
+def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelling: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "clock", **spelling}}
+    (read_tool,) = read(CHAT, tools=[tool]).tools
+    assert read_tool.function.parameters == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("tools", [3, [3], [{"function": 3}], [{"type": "function"}], {}, None])
+def test_what_is_no_tool_is_an_error_of_the_servers(tools: Any) -> None:
+    with contextlib.suppress(ValidationError, VLLMValidationError):
+        read(CHAT, tools=tools)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 11}, "11 messages.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x"] * 11}}, "11 documents.*--max-items"),
+        ({"messages": [], "blendrag": {"documents": ["x" * (1 << 20), "y"]}}, "--max-text-mib"),
+        ({"messages": [{}] * 200}, "mistakes"),
+    ],
+    ids=["messages", "documents", "long documents", "mistakes"],
+)
+def test_request_that_holds_too_much_is_refused_by_the_option_that_allows_more(
+    body: dict[str, Any], said: str
+) -> None:
+    small = body_of(create_chat_completion, Limits(items=200 if said == "mistakes" else 10, text_mib=1))
+    with pytest.raises(ValidationError, match=said) as caught:
+        small.model_validate(body)
+    assert caught.value.error_count() == 1

@@ -34,7 +34,7 @@ from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from engine_facts import FACTS
 
-CHAT, COMPLETION = body_of(create_chat_completion, 100), body_of(create_completion, 100)
+CHAT, COMPLETION = body_of(create_chat_completion), body_of(create_completion)
 TEXT = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
 USAGE = {"usage": {"prompt_tokens": 99, "completion_tokens": 7}}
 

@@ -69,7 +69,7 @@ def test_other_programs_can_read_the_archive(root: Path, tmp_path: Path) -> None
 def test_changes_that_are_only_in_the_log_are_exported(root: Path, tmp_path: Path) -> None:
     """SQLite's newest rows are not in its main file while a log is open."""
     db = sqlite3.connect(root / "ledger.sqlite")
-    db.execute("INSERT INTO documents VALUES ('last', '', '', '[]', 1, 1.0)")
+    db.execute("INSERT INTO documents VALUES ('last', '', '', '[]', 1, 1.0, 1)")
     db.commit()
     exported(root, tmp_path / "index.tar")
     db.close()

@@ -32,10 +32,10 @@ BESIDE: list[tuple[Any, dict[str, int]]] = [
     ({"type": "reasoning_content", "reasoning_content": {"text": "hm", "signature": "s"}}, {}),
     ({"reasoningContent": {"reasoningText": {"text": "hm"}}}, {}),
     ({"text": "hm", "thought": True}, {}),
-    ({"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}, {}),
-    ({"type": "tool_call_chunk", "name": "f", "args": "{}", "id": "1", "index": 0}, {}),
-    ({"toolUse": {"toolUseId": "1", "name": "f", "input": {}}}, {}),
-    ({"functionCall": {"name": "f", "args": {}}}, {}),
+    ({"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}, {"function_call": 1}),
+    ({"type": "tool_call_chunk", "name": "f", "args": "{}", "id": "1", "index": 0}, {"tool_call_chunk": 1}),
+    ({"toolUse": {"toolUseId": "1", "name": "f", "input": {}}}, {"toolUse": 1}),
+    ({"functionCall": {"name": "f", "args": {}}}, {"functionCall": 1}),
     ({"cachePoint": {"type": "default"}}, {}),
     ({"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}}, {"server_tool_use": 1}),
     ({"type": "web_search_call", "id": "w", "status": "completed"}, {"web_search_call": 1}),
@@ -152,6 +152,14 @@ def test_every_kind_of_message_becomes_a_turn(recorded_llm: ChatBlend) -> None:
     assert "<|im_start|>system\nBe kind." in prompt
     for shown in ("Be kind.", "nobody asked", "2024-01-02", "of old", "Be stern.", "Again."):
         assert shown in prompt
+
+
+@pytest.mark.filterwarnings(f"error::{BlendragWarning.__module__}.BlendragWarning")
+def test_call_in_a_block_is_the_messages_own() -> None:
+    call: Any = {"name": "f", "args": {}, "id": "1"}
+    block = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+    (plain,) = plain_messages([AIMessage(content=[block, SKY], tool_calls=[call])])
+    assert plain["content"] == "It is blue." and [one["name"] for one in plain["tool_calls"]] == ["f"]
 
 
 def test_message_that_is_nested_too_deeply_is_named() -> None:

@@ -26,8 +26,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.program.function_program import get_function_tool
 from pydantic import SecretStr, field_serializer
 
-from blendrag import ChatModel, Settings, open_chat, without_password
-from blendrag.chat.foreign import ALIASES, FORMER, TAKEN, warn_about
+from blendrag import ChatModel, Settings, foreign, open_chat, without_password
 from blendrag.errors import BlendragWarning
 from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
@@ -44,7 +43,7 @@ _PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top
 # How a server is reached: what blendrag's client calls the fields.
 _HTTP = {"headers": "default_headers", "client": "http_client", "async_client": "async_http_client"}
 _ALIASES = {
-    **ALIASES,
+    **foreign.ALIASES,
     "api_base": "base_url",
     "api_url": "base_url",
     "max_model_len": "context_window",
@@ -153,7 +152,7 @@ class BlendLLM(StructuredByGrammar):
         values |= {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {})}
         given: dict[str, Any] = {}
         more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
-        settings = {*Settings.model_fields, *FORMER}
+        settings = {*Settings.model_fields, *foreign.FORMER}
         for name, value in values.items():
             if name in cls.model_fields:
                 given[name] = value
@@ -161,10 +160,12 @@ class BlendLLM(StructuredByGrammar):
                 given.setdefault(own, value)
             elif name in settings:
                 more[name] = value
-            elif name in TAKEN or name in COUNTS:
+            elif name in foreign.TAKEN or name in COUNTS:
                 options[name] = value
             else:
-                warn_about([name], {*cls.model_fields, *_ALIASES, *settings, *TAKEN}, stacklevel=3)
+                foreign.warn_about(
+                    [name], {*cls.model_fields, *_ALIASES, *settings, *foreign.TAKEN}, stacklevel=3
+                )
         return given | {"more_settings": more, "additional_kwargs": options}
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr
 from llama_index.core.instrumentation.dispatcher import active_instrument_tags  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import active_span_id
 
-from blendrag.chat.foreign import call_options, request_options
+from blendrag import foreign
 from blendrag.errors import BlendragWarning, ConfigError
 from llama_index.llms.blendrag.errors import AnswerCutError
 from llama_index.llms.blendrag.events import BlendCacheEvent
@@ -45,7 +45,7 @@ class Call:
         options: Sequence[Mapping[str, Any]],
         conversation: str | None,
     ) -> None:
-        given = call_options(*options, also=("model", STRUCTURED, *COUNTS))
+        given = foreign.call_options(*options, also=("model", STRUCTURED, *COUNTS))
         self._span_id = active_span_id.get()
         self._structured = STRUCTURED in given
         self._reasoning = self._text = ""
@@ -54,7 +54,7 @@ class Call:
         for name in COUNTS:
             if given.get(name, 1) != 1:
                 warnings.warn(f"{name}={given[name]!r}: one answer is given", BlendragWarning, stacklevel=4)
-        asked = request_options(given)
+        asked = foreign.request_options(given)
         asked["documents"] = _texts(asked.get("documents") or ())
         asked["conversation"] = _conversation(asked.get("conversation"), conversation)
         self.request = chat.request(

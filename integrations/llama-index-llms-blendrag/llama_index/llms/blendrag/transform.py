@@ -10,9 +10,8 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, TransformComponent
 
-from blendrag import KeptDocuments, SyncReport
+from blendrag import KeptDocuments, SyncReport, spellings
 from blendrag.errors import ConfigError
-from blendrag.names import spellings
 from llama_index.llms.blendrag.base import BlendLLM
 from llama_index.llms.blendrag.nodes import sources_by_id, texts_by_id
 
