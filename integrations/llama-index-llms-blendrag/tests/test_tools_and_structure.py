@@ -311,6 +311,23 @@ async def test_program_that_calls_a_tool_ends_with_the_error(make_llm: Any, scri
     assert len(grammars) == 1 and "Leaflet" in grammars.pop(), "a stream is held to the call, too"
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("mode", ["compact", "refine"])
+def test_answers_that_are_filtered_by_structure_are_held_to_it(
+    llm: BlendLLM, scripted: Any, mode: Any, streaming: bool
+) -> None:
+    found = {"query_satisfied": True, "answer": "Eight years."}
+    scripted.answers = [json.dumps({"name": "StructuredRefineResponse", "arguments": found})]
+    synthesizer = get_response_synthesizer(
+        llm=llm, response_mode=mode, structured_answer_filtering=True, streaming=streaming
+    )
+    nodes = [
+        NodeWithScore(node=TextNode(text=text), score=1.0) for text in ("Batteries last.", "Motors too.")
+    ]
+    assert str(synthesizer.synthesize("How long?", nodes=nodes)) == "Eight years."
+    assert all(asked.sampling.grammar for asked in scripted.asked)
+
+
 def test_list_of_calls_whose_last_was_cut_is_not_taken_for_whole(make_llm: Any, scripted: Any) -> None:
     scripted.answers = [CALL + CALL]
     llm = make_llm()
