@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -44,6 +44,7 @@ _BETWEEN_ATTEMPTS_S = 1.0
 _LONGEST_WAIT_S = 60.0
 _PREFETCH_S = 5.0
 _PREFETCHES = 4
+_TEXT_CHARACTERS = 1 << 20  # of one text; servers take twice as many
 _EVENT_BYTES = 64 << 20  # evidence has a row for each document
 
 # Settings that a client has a use for; all others are the server's.
@@ -309,13 +310,26 @@ class RemoteChat(ChatModel):
             return list(ids)
 
     def split(self, text: str) -> list[str]:
-        """A document in chunks of as many tokens as the settings say."""
-        s = self.settings
-        body = {"texts": [text], "chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
-        found = self.server.call("POST", "v1/kb/split", body)
-        with understood(self.server):
-            (pieces,) = found["pieces"]
-            return list(pieces)
+        """Return a document in chunks of as many tokens as the settings say, none over the cuts of one that
+        is too long for a request."""
+        s, pieces = self.settings, list[str]()
+        for part in _parts(text):
+            body = {"texts": [part], "chunk_tokens": s.chunk_tokens, "chunk_overlap": s.chunk_overlap}
+            found = self.server.call("POST", "v1/kb/split", body)
+            with understood(self.server):
+                (some,) = found["pieces"]
+                pieces += some
+        return pieces
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text in parts that a request may hold, cut behind a paragraph, a line or a word if there is one."""
+    while len(text) > _TEXT_CHARACTERS:
+        ends = (text.rfind(gap, 0, _TEXT_CHARACTERS) + len(gap) for gap in ("\n\n", "\n", " "))
+        at = next((end for end in ends if end > _TEXT_CHARACTERS // 2), _TEXT_CHARACTERS)
+        yield text[:at]
+        text = text[at:]
+    yield text
 
 
 def _path(request: ChatRequest) -> str:

@@ -1,5 +1,4 @@
-"""The engine tests that matter on engines of other kinds: with claims as devices other than CPU have them, and
-in bfloat16."""
+"""Engine tests that matter, on engines of other kinds: with claims as GPUs have them, and in bfloat16."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from blendrag import BlendragError, Evidence, RemoteChat, errors, open_chat
@@ -467,3 +469,12 @@ def test_doctor_keeps_to_itself_who_reads_calls(
     assert json.loads(run.stdout) == about
     shown = CliRunner().invoke(app, ["doctor", "--server", server.url]).stdout
     assert ("'mistral', in the server" if parser else "by blendrag itself") in " ".join(shown.split())
+
+
+@given(st.text("a \n", max_size=60))
+def test_text_too_long_for_a_request_is_cut_into_parts_of_it(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "_TEXT_CHARACTERS", 8)
+        parts = list(remote._parts(text))
+    assert "".join(parts) == text
+    assert all(len(part) <= 8 for part in parts)
