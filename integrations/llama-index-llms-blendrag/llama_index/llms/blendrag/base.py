@@ -149,7 +149,7 @@ class BlendLLM(StructuredByGrammar):
         if not isinstance(values, dict):
             return values
         values = dict(values)
-        values |= {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {})}
+        values = {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {}), **values}
         given: dict[str, Any] = {}
         more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
         settings = {*Settings.model_fields, *foreign.FORMER}
