@@ -24,7 +24,8 @@ class Evidence:
     prefixes; mixed: that of its first ones did, and the rest was blended.
     reused: taken from the store as they are, or, of blended documents, from vLLM's own prefix cache, behind
     an earlier prompt that began in the same way. exact: those of them that came from the tree, as full
-    prefill makes them. recomputed: taken from the store and repaired.
+    prefill makes them. recomputed: taken from the store and repaired, or computed in the block of the paged
+    cache in which the documents end.
     fresh: computed because no KV was there to take (system prompt, separators, question, misses).
     prefix: all others that vLLM's prefix cache had.
     plain: why the prompt was prefilled without blending; None if it was blended.

@@ -28,7 +28,10 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     results = json.loads(result.stdout)
     arms = results["arms"]
     assert list(arms) == ["full", "prefix", "exact", "exact cold", "reuse", "blend@0.25", "blend@1"]
-    assert [arm["tokens_recomputed"] for arm in arms.values()] == [128, 128, 0, 0, 0, 32, 128]
+    full, prefix, exact, cold, reuse, quarter, whole = (arm["tokens_recomputed"] for arm in arms.values())
+    assert full == prefix == whole == 128 and exact == cold == 0
+    assert reuse < 32, "of the block in which the documents end"
+    assert quarter == reuse + round(0.25 * (128 - reuse))
     assert all(arm["ttft_ms"]["median"] > 0 for arm in arms.values())
     for arm in ("exact", "exact cold", "blend@1"):
         assert arms[arm]["kl_first_token"] < 1e-3 and arms[arm]["top1_agreement"] == 1

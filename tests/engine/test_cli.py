@@ -67,7 +67,8 @@ def test_options_reach_the_engine(blendrag: Callable[..., Result], ingested: dic
     question = ("ask", "What is Bo's barge called?", "--json", "--max-tokens", "2")
     all_reused = json.loads(blendrag(*question, "--ratio", "0", "--similarity-top-k", "1").stdout)
     assert len(all_reused["sources"]) == 1 and all_reused["tokens"] <= 2
-    assert all_reused["evidence"]["reused"] > 0 and all_reused["evidence"]["recomputed"] == 0
+    assert all_reused["evidence"]["reused"] > all_reused["evidence"]["recomputed"]
+    assert all_reused["evidence"]["recomputed"] < 32, "of the block in which the documents end"
     plain = json.loads(blendrag(*question, "--no-blend").stdout)
     assert plain["evidence"]["reused"] == 0 and "switched off" in plain["evidence"]["plain"]
 

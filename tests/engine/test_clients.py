@@ -258,7 +258,7 @@ def test_llama_index_loses_what_embedded_ones_have(url: str) -> None:
     assert last.raw["blendrag"]["prompt"] == raw["blendrag"]["prompt"]  # type: ignore[index]
     assert asyncio.run(llm.acomplete(asked)).text == response.message.content
     assert llm.structured_predict(City, _prompt("Name a city.")).name is not None
-    with pytest.raises(errors.ConfigError, match="did you mean repetition_penalty"):
+    with pytest.warns(errors.BlendragWarning, match="did you mean repetition_penalty"):
         llm.complete("Hi", repetition_penalti=1.0)
     text = f"Epsilon is a village of nine houses. {FILLER}"
     warm = WarmKV(llm=llm)

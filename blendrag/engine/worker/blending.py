@@ -187,7 +187,7 @@ class RequestBlend:
     def _found(self) -> list[Chunk]:
         """The chunks that are there, but for those that were found unusable; ascending."""
         ids, again = self._order.token_ids, bool(self._missing)
-        end = self._order.recipe.reused_end(len(ids), self._model.cache.block_size)
+        end = self._reused_end
         spans = [
             (key, CachedSpan(at, min(n, end - at)))
             for at, key, n in sorted((at, key, n) for key, at, n in self._order.recipe.spans)
@@ -203,6 +203,17 @@ class RequestBlend:
             else:
                 chunks.append((span, found))
         return chunks
+
+    @property
+    def _reused_end(self) -> int:
+        return self._order.recipe.reused_end(len(self._order.token_ids), self._model.cache.block_size)
+
+    def _behind_reused(self, end: int | None = None) -> int:
+        """How many cached tokens stand behind those whose stored KV is used, and before ``end``."""
+        ends = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
+        return sum(
+            max(0, (last if end is None else min(last, end)) - max(at, self._reused_end)) for at, last in ends
+        )
 
     def _worth_loading(self, chunks: list[Chunk]) -> list[Chunk]:
         """Those that the controller would load; the others are computed like fresh tokens."""
@@ -275,9 +286,9 @@ class RequestBlend:
         spent = {"load": watch.load_s, "select": watch.select_s}
         return BlendReport(
             prefix=begin,
-            cached=left.cached.size,
-            fresh=left.fresh.size,
-            recomputed=recomputed,
+            cached=left.cached.size + self._behind_reused(),
+            fresh=left.fresh.size - self._behind_reused(len(order.token_ids)),
+            recomputed=recomputed + self._behind_reused(),
             missing=self._missing,
             selector=options.selector,
             ratio=options.recompute_ratio,
