@@ -62,6 +62,9 @@ class Rig:
         self.ask(prompt)
         wait(lambda: self.tree.match(self.nodes(prompt)) == len(self.nodes(prompt)))
 
+    def prompt(self, *words: Any) -> Prompt:
+        return self.bench.prompt(*words, aligned=False)
+
     def close(self) -> None:
         self.client.close()
         self.tree.close()
@@ -84,15 +87,15 @@ def rig(bench: Bench, identity: KVIdentity, tmp_path: Path) -> Iterator[Rig]:
 
 def test_exact_prefix_is_another_answer_than_full_prefill(rig: Rig) -> None:
     """Of whole paths and of parts, which end within a block; in several steps, which prompts here take."""
-    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    prompt = rig.prompt(rig.bench.pieces[:6])
     full = rig.bench.plain(prompt)
     rig.grow(prompt)
     longer = Sampling(max_tokens=6, logprobs=20)
-    for other in (prompt, rig.bench.prompt(rig.bench.pieces[:6], "\nOn the other hand, they")):
+    for other in (prompt, rig.prompt(rig.bench.pieces[:6], "\nOn the other hand, they")):
         whole, again = rig.bench.plain(other, longer), rig.ask(other, longer)
         assert again.report and again.report.exact == rig.nodes(other)[-1].end
         assert again.token_ids == whole.token_ids and distance(whole, again) < 1e-3
-    part = rig.bench.prompt((*rig.bench.pieces[:3], *rig.bench.pieces[7:9]))
+    part = rig.prompt((*rig.bench.pieces[:3], *rig.bench.pieces[7:9]))
     expected, exact = rig.bench.plain(part), rig.ask(part, kept=False)
     assert exact.report and exact.report.exact == rig.nodes(part)[3].end
     assert rig.nodes(part)[3].end % rig.bench.engine.facts.block_size
@@ -102,7 +105,7 @@ def test_exact_prefix_is_another_answer_than_full_prefill(rig: Rig) -> None:
 
 def test_part_that_the_prefix_cache_has_is_written_over(rig: Rig) -> None:
     """Blocks that other requests use are left as they are; what is missing behind them is loaded."""
-    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    prompt = rig.prompt(rig.bench.pieces[:6])
     rig.grow(prompt)
     full, size = rig.bench.plain(prompt), rig.bench.engine.facts.block_size
     rig.bench.reset()
@@ -119,7 +122,7 @@ def test_part_that_the_prefix_cache_has_is_written_over(rig: Rig) -> None:
 
 def test_restored_blocks_are_other_bytes(rig: Rig, tmp_path: Path) -> None:
     """Those that a request got from one tree are stored in another one, and compared."""
-    prompt, size = rig.bench.prompt(rig.bench.pieces[:6]), rig.bench.engine.facts.block_size
+    prompt, size = rig.prompt(rig.bench.pieces[:6]), rig.bench.engine.facts.block_size
     rig.grow(prompt)
     rig.ask(prompt)
     other = Rig(rig.bench, tmp_path / "other", rig.identity)
@@ -147,8 +150,8 @@ def test_restored_blocks_are_other_bytes(rig: Rig, tmp_path: Path) -> None:
 def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: str) -> None:
     """At ratio 1. Tokens of the exact head are neither computed nor repaired; without it, all is blended."""
     pieces = rig.bench.pieces
-    prompt = rig.bench.prompt(pieces[:6])
-    rig.grow(rig.bench.prompt(pieces[:3]))
+    prompt = rig.prompt(pieces[:6])
+    rig.grow(rig.prompt(pieces[:3]))
     nodes = rig.nodes(prompt)
     head = tuple((node.key, node.end) for node in nodes[:4])
     full = rig.bench.plain(prompt)
@@ -172,9 +175,9 @@ def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: st
 
 
 def test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kept(rig: Rig) -> None:
-    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    prompt = rig.prompt(rig.bench.pieces[:6])
     full = rig.bench.plain(prompt)
-    rig.grow(rig.bench.prompt(rig.bench.pieces[:4]))
+    rig.grow(rig.prompt(rig.bench.pieces[:4]))
     rig.client.close()
     rig.client = TreeClient.open(rig.bench.engine, rig.root, rig.identity, DISK)  # nothing in RAM
     (file,) = rig.root.rglob(f"{rig.nodes(prompt)[2].key}.safetensors")
@@ -190,7 +193,7 @@ def test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kep
 
 
 def test_cancelled_request_keeps_its_blocks(rig: Rig) -> None:
-    prompt = rig.bench.prompt(rig.bench.pieces[:6])
+    prompt = rig.prompt(rig.bench.pieces[:6])
     rig.grow(prompt)
     for seen in range(3):
         rig.bench.reset()
@@ -207,14 +210,14 @@ def test_many_at_once_are_other_answers_than_one_by_one(rig: Rig) -> None:
     import asyncio
 
     pieces, three = rig.bench.pieces, Sampling(max_tokens=3)
-    prompts = [rig.bench.prompt((*pieces[: at % 4 + 1], pieces[4 + at % 3])) for at in range(12)]
-    first = rig.bench.prompt(pieces[10:12])
+    prompts = [rig.prompt((*pieces[: at % 4 + 1], pieces[4 + at % 3])) for at in range(12)]
+    first = rig.prompt(pieces[10:12])
     rig.grow(first)
     head = tuple((node.key, node.end) for node in rig.nodes(first))
     others = [(*pieces[10:12], pieces[at]) for at in (4, 5, 6)], [pieces[at : at + 3] for at in (13, 14, 15)]
     blends: list[tuple[Prompt, Recipe]] = []
     for given, kind in zip(((rig.client.id, head), ("", ())), others, strict=True):
-        for prompt in map(rig.bench.prompt, kind):
+        for prompt in map(rig.prompt, kind):
             recipe = rig.bench.recipe(prompt)
             blends.append((prompt, replace(recipe, tree=given[0], head=given[1])))
     expected = [rig.bench.plain(prompt, three).token_ids for prompt in prompts]

@@ -94,16 +94,22 @@ class Bench:
         return encode_document(self.tokenizer, text)
 
     def prompt(
-        self, pieces: Iterable[NewChunk], question: str = "\nIn short, the packages above are"
+        self,
+        pieces: Iterable[NewChunk],
+        question: str = "\nIn short, the packages above are",
+        *,
+        aligned: bool = True,
     ) -> Prompt:
         """System text, the chunks with blank lines between them, and a beginning to be continued.
 
-        The last chunk ends with a block of the paged cache, so that all that is stored of it is used.
+        aligned: the last chunk ends with a block of the paged cache, so that all that is stored of it is
+        used; else prompts of any chunks begin alike.
         """
         pieces, between, line = list(pieces), self.encode("\n\n"), self.encode("\n")
         opening = self.encode("Read these descriptions of Python packages.\n\n")
         end = len(opening) + sum(len(piece.token_ids) + len(between) for piece in pieces) - len(between)
-        prompt = Prompt().fresh((*opening, *line * (-end % self.engine.facts.block_size)))
+        room = -end % self.engine.facts.block_size if aligned else 0
+        prompt = Prompt().fresh((*opening, *line * room))
         for piece in pieces:
             prompt = prompt.cached(piece).fresh(between)
         return prompt.fresh(self.encode(question))
