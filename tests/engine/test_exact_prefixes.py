@@ -163,7 +163,8 @@ def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: st
         assert report and not report.fallback and not report.missing
         assert report.prefix == 0 and report.exact == nodes[3].end
         assert report.cached == sum(length for _, _, length in prompt.spans[3:])
-        assert report.recomputed <= ratio * report.cached + 3, "rounded up, in each chunk"
+        rest = rig.bench.engine.facts.block_size  # where documents end
+        assert report.recomputed <= ratio * report.cached + 3 + rest, "rounded up, in each chunk"
         assert distance(full, mixed) < bound
     rig.client.delete(rig.tree.withdraw(nodes))
     rig.bench.reset()

@@ -50,16 +50,15 @@ def test_what_a_prefix_hit_leaves_is_computed_exactly(bench: Bench) -> None:
     assert divergence(full, again) <= divergence(full, first)
 
 
-def test_a_long_rest_behind_a_prefix_hit_is_blended(bench: Bench) -> None:
-    questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]  # too long to be left to the engine
+def test_another_long_question_behind_a_prefix_hit_is_the_engines_own(bench: Bench) -> None:
+    questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]
     one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
     alone = bench.blended(two, TEXT, ratio=0.999)
     bench.blended(one, ratio=0.999)
     after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two, ratio=0.999))
-    assert after.report and after.report.prefix == two.spans[-1][1], "from the chunk on that the hit ends in"
-    assert after.report.recomputed == after.report.cached == CHUNK_TOKENS
+    assert after.report is None and after.prefix_tokens >= sum(two.spans[-1][1:])
     assert after.token_ids == alone.token_ids
-    assert distance(alone, after) < 2e-3
+    assert after.logprobs == alone.logprobs
 
 
 def test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer(bench: Bench) -> None:

@@ -50,7 +50,7 @@ def test_a_prompt_of_chunks_and_one_token(bench: Bench) -> None:
     check_against_full(bench, prompt.fresh(bench.encode("?")[:1]))
 
 
-def test_a_prompt_of_chunks_only_leaves_the_engine_its_last_token(bench: Bench) -> None:
+def test_a_prompt_of_chunks_only_leaves_the_engine_its_last_tokens(bench: Bench) -> None:
     prompt = Prompt().cached(bench.pieces[0]).cached(bench.pieces[1])
     full, exact = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0)
     assert distance(full, exact) < CLOSE
