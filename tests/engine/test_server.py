@@ -301,7 +301,7 @@ def test_request_that_holds_too_much_is_refused_while_others_are_answered(
     server: Server, long: tuple[str, dict[str, Any], str]
 ) -> None:
     path, body, option = long
-    content = json.dumps({"model": DEFAULT_MODEL, **body}).encode()
+    content = json.dumps({"model": DEFAULT_MODEL, **body} if path == CHAT else body).encode()
     method, headers = "PUT" if path == KB else "POST", {"content-type": "application/json"}
     with ThreadPoolExecutor(1) as pool, server.connect() as beside:
         asked = pool.submit(server.client.request, method, path, content=content, headers=headers)
