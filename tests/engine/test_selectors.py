@@ -103,7 +103,7 @@ def test_prompt_without_a_question_is_repaired_otherwise_than_by_gradual(bench: 
 
 
 def test_missing_last_document_is_taken_for_the_question(bench: Bench) -> None:
-    prompt = bench.prompt([*bench.pieces[8 : 8 + CHUNKS], bench.piece(UNKNOWN)])
+    prompt = bench.prompt([*bench.pieces[8 : 8 + CHUNKS], bench.piece(8 * UNKNOWN)])
     unasked = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
     for each, selector in ((prompt, "query"), (unasked, "gradual")):
         report = bench.blended(each, selector="query", ratio=RATIO).report

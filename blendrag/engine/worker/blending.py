@@ -209,10 +209,12 @@ class RequestBlend:
         return self._order.recipe.reused_end(len(self._order.token_ids), self._model.cache.block_size)
 
     def _behind_reused(self, end: int | None = None) -> int:
-        """How many cached tokens stand behind those whose stored KV is used, and before ``end``."""
-        ends = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
+        """How many tokens, before ``end``, the chunk has left whose stored KV is used in part."""
+        spans = ((at, at + n) for key, at, n in self._order.recipe.spans if key not in self._missing)
         return sum(
-            max(0, (last if end is None else min(last, end)) - max(at, self._reused_end)) for at, last in ends
+            max(0, (last if end is None else min(last, end)) - self._reused_end)
+            for at, last in spans
+            if at < self._reused_end
         )
 
     def _worth_loading(self, chunks: list[Chunk]) -> list[Chunk]:

@@ -100,7 +100,7 @@ def test_prompt_that_is_computed_there_has_other_kv_than_here(
     """Else the counts would be of something else."""
     model = model_there(tmp_path / "there", 4)
     report = ChunkedPrompt(4).blend(model, tmp_path / "kv", BlendOptions(1.0))
-    assert report.recomputed == sum(TOKENS)
+    assert report.recomputed == report.cached >= sum(TOKENS[:2])
     for attention, (_, expected) in zip(model.decoder.attentions, computed, strict=True):
         views = key_value_of(attention, attention.kv_cache.held[BLOCK_IDS])
         assert views is not None
