@@ -313,15 +313,16 @@ class RequestBlend:
                 return (yield from FusedPrefill(forward, stored, selector, self._chosen).run())
             question = self._order.recipe.cached_end  # where it begins, whichever documents are there
             attention = yield from QuestionPass(forward, stored, question).run()
-        tokens = forward.tokens
+        # What stands before all that is cached is not changed by any repair.
+        tokens = forward.tokens.behind(max(begin, int(forward.tokens.cached[0])))
+        attention = attention[attention.numel() - tokens.cached.size :]
         offsets, lengths = torch.from_numpy(tokens.offsets), torch.from_numpy(tokens.lengths)
         asked = CachedTokens(offsets, lengths, tokens.cached.size, attention=attention)
         chosen = self._ranks.choose(tokens.cached[selector.select(0, asked).numpy()])
-        self._choices.keep(self._order, chosen)
-        # What stands before all that is cached is not changed by any repair.
-        behind = tokens.behind(max(begin, int(tokens.cached[0])))
+        if not self._order.written:
+            self._choices.keep(self._order, chosen)
         # Not dense: for that, all of the stored KV would be needed again.
-        forward = replace(forward, tokens=behind, dense=False)
+        forward = replace(forward, tokens=tokens, dense=False)
         return (yield from FusedPrefill(forward, None, selector, chosen).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:
