@@ -58,7 +58,7 @@ def test_another_long_question_behind_a_prefix_hit_is_the_engines_own(bench: Ben
     after = bench.engine.generate(two.token_ids, TEXT, bench.recipe(two, ratio=0.999))
     assert after.report is None and after.prefix_tokens >= sum(two.spans[-1][1:])
     assert after.token_ids == alone.token_ids
-    assert after.logprobs == alone.logprobs
+    assert distance(alone, after) < 1e-4
 
 
 def test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer(bench: Bench) -> None:
