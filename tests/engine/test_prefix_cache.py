@@ -71,7 +71,9 @@ def test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer(bench: Bench)
         for prompt in (one, two)
     )
     assert unknown.report and unknown.report.fallback and not unknown.report.prefix
-    assert again.report and again.report.fallback
+    assert (
+        again.report is None or again.report.fallback
+    )  # what the engine has computed for the first is right
     assert again.token_ids == full.token_ids and distance(full, again) < 2e-3
 
 

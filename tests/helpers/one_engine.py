@@ -24,7 +24,7 @@ LAYERS = 10
 MODEL = user_cache_path("blendrag") / "tests" / f"smollm2-{LAYERS}-layers"
 ENGINE = {
     "model": str(MODEL),
-    "dtype": os.environ.get("BLENDRAG_TESTS_DTYPE", "float32"),
+    "dtype": os.environ.get("TESTS_DTYPE", "float32"),
     "max_model_len": 4096,
     "kv_cache_gib": 1,
     "max_num_batched_tokens": 512,
