@@ -22,6 +22,8 @@ from blendrag.engine.worker.indices import Ints, upload
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.options import BlendOptions
 
+_LAST_ROWS = 2  # of a prompt, at most, that the engine computes behind its question
+
 
 class WindowQueries:
     """Q of a prompt's last fresh tokens in every layer, as the last pass over each leaves it: of the
@@ -138,7 +140,7 @@ class Compression:
         assert options.kv_budget is not None
         last = (order.tokens - 1) // size  # the block that is written on stays
         keep = options.kv_budget // size - 1
-        if seen.end != order.tokens - 1:
+        if seen.end < order.tokens - _LAST_ROWS:
             raise WholeError("the question is left to the engine")
         if options.kv_budget < (least := least_budget(options.kv_window, size)):
             raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
@@ -146,9 +148,7 @@ class Compression:
             raise WholeError("the prompt is no longer than the budget")
         blocks = np.array(order.block_ids[: last + 1])
         allocator = make_allocator(options.kv_allocator, options.kv_alpha)
-        scores = self._scores(
-            parts, seen, options, blocks, min(last * size, order.tokens - 1 - options.kv_window)
-        )
+        scores = self._scores(parts, seen, options, blocks, min(last * size, seen.end - options.kv_window))
         stays = scores.new_full((*scores.shape[:2], last * size - scores.shape[2]), float("inf"))
         scores = torch.cat([scores, stays], -1)
         counts = allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
