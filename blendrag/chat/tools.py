@@ -155,8 +155,9 @@ def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Mess
 def forced_schema(
     tools: Sequence[Mapping[str, Any]], name: str | None, max_tokens: int | None
 ) -> Mapping[str, Any]:
-    """What vLLM's server takes for a forced call: the arguments of the tool that is named; or a list of one
-    call. max_tokens: None for the rest of the window. Raises ConfigError as :func:`answer_grammar` does."""
+    """Return the schema that vLLM's server takes for a forced call: the arguments of the tool that is
+    named; or a list of one call. max_tokens: None for the rest of the window. Raises ConfigError as
+    :func:`answer_grammar` does."""
     schemas = Schemas(max_tokens or _UNSAID_TOKENS)
     if name is not None:
         tool = next(tool for tool in tools if tool["function"]["name"] == name)
@@ -271,8 +272,8 @@ def _written(message: Message) -> Message:
 
 
 def answer_grammar(request: ChatRequest) -> Grammar | None:
-    """What the answer has to match: the schema asked for; one call, a name and arguments; or the request's
-    own grammar. Raises ConfigError for a schema that no answer can be held to."""
+    """Return what the answer has to match: the schema asked for; one call, a name and arguments; or the
+    request's own grammar. Raises ConfigError for a schema that no answer can be held to."""
     if not request.forced and request.schema is None:
         own, most = request.grammar, request.sampling.max_tokens
         return json_grammar(own, most) if isinstance(own, Mapping) else own
@@ -303,7 +304,7 @@ def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -
 
 
 def _before(text: str, marks: Iterable[str]) -> str:
-    """What stands before the first of the marks."""
+    """Return what stands in a text before the first of the marks."""
     return text[: min((text.index(mark) for mark in marks if mark in text), default=len(text))]
 
 

@@ -80,7 +80,7 @@ class Turn:
         """Told of the engine's TTFT, in seconds."""
 
     def _tool_parser(self) -> ToolParser | None:
-        """What reads calls that the model may make; those that a grammar holds it to are JSON."""
+        """Return what reads calls that the model may make; calls held by a grammar are JSON."""
         request = self._request
         if not request.offered or request.held:
             return None

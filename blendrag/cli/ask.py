@@ -130,7 +130,7 @@ def _ready(
 
 
 def _length(given: int | None) -> int:
-    """Of an answer, in tokens: models may say the same over and over until their window ends."""
+    """Return an answer's length in tokens: models may say the same over and over until their window ends."""
     from blendrag.settings import Settings
 
     return given or Settings.load().max_tokens or _LONGEST_TOKENS

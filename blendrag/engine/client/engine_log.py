@@ -36,7 +36,7 @@ def open_log(cache_dir: Path) -> Path | None:
 
 
 def print_there() -> None:
-    """In a new process of the engine: what it and its libraries print goes to the file, if there is one."""
+    """Send what a new process of the engine and its libraries print to the file, if there is one."""
     if file := os.environ.get(VARIABLE):
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         for stream in (1, 2):
@@ -45,7 +45,7 @@ def print_there() -> None:
 
 
 def log_there(logger: logging.Logger, file: Path) -> None:
-    """In the engine's client: what ``logger`` would print goes to the file."""
+    """Send what ``logger`` would print in the engine's client to the file."""
     for handler in list(logger.handlers):
         to_a_file = isinstance(handler, logging.FileHandler) and not isinstance(handler, _LogFile)
         if isinstance(handler, logging.StreamHandler) and not to_a_file:
