@@ -21,7 +21,7 @@ def arguments(model_dir: Path, **options: Any) -> dict[str, Any]:
 
 
 def said_of(model_dir: Path, **options: Any) -> str | None:
-    with engine_environment(Settings.load(**options), "sockets"):
+    with engine_environment(Settings.load(**options), "sockets", None):
         return shortage(model_dir, arguments(model_dir, **options))
 
 
