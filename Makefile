@@ -83,7 +83,6 @@ compat: setup
 	@$(MAKE) --no-print-directory $(OLDEST)
 	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q -m "not own_engine" tests/unit/engine tests/engine \
 		$(addprefix --ignore tests/unit/engine/test_,paged_cache.py head_pages.py gpu_backends.py)
-	PYTHONPATH="$(abspath $(OLDEST)):$$PYTHONPATH" $(BIN)/pytest -q tests/engine/test_async_claims.py
 
 test: lint
 	$(PARTED) -m "not models and not variant and not parallel and not (engine and gpu)"

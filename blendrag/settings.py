@@ -40,6 +40,8 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 RENAMED = {
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
+    "mask": "mask is gone: scattered tokens are always masked in runs",
+    "claim": "claim is gone: a request is never blended inside the step that needs it",
     "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
 }
 
@@ -145,16 +147,8 @@ class Settings(BaseSettings):
     controller: bool = Field(
         True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
     )
-    mask: Literal["auto", "runs", "dense"] = Field(
-        "auto", description="How a CPU masks scattered tokens; auto measures both exact ways at start."
-    )
     blend_share: float = Field(
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
-    )
-    claim: Literal["auto", "async"] = Field(
-        "auto",
-        description="Whether a request is blended inside the step that needs it: auto, on CPU and with"
-        " nothing else to do; async, never.",
     )
     layers_in_flight: int = Field(
         8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."

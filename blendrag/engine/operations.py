@@ -11,7 +11,7 @@ from blendrag.machine import Machine
 class EngineFacts:
     """What a running engine is.
 
-    reason: why its model cannot be blended; None if it can. mask: how scattered tokens are masked then.
+    reason: why its model cannot be blended; None if it can.
     blocks: what names the bytes of its KV blocks, which no other engine may take for its own;
     "" where they are not kept.
     """
@@ -23,7 +23,6 @@ class EngineFacts:
     threads: int
     block_size: int
     reason: str | None
-    mask: str = ""
     num_layers: int = 0
     blocks: str = ""
 

@@ -58,7 +58,7 @@ def read_path(params: dict[str, Any] | None, prompt: int) -> PrefixPath | None:
 @dataclass(slots=True)
 class NodeLoad:
     """The first nodes of a request's path, to be put into its blocks; the first ``written`` tokens are there.
-    token_ids: all up to the last node's end. ticket, waits: as in ``BlendOrder``. use: whether it is one."""
+    token_ids: all up to the last node's end; none: they are there, and were used. use: whether it is one."""
 
     request_id: str
     ticket: str
@@ -67,7 +67,6 @@ class NodeLoad:
     token_ids: Sequence[int]
     block_ids: Sequence[int]
     written: int
-    waits: bool
     use: bool = True
 
 

@@ -65,10 +65,12 @@ class Recipe:
         return min(self.cached_end, claimed) // block_size * block_size
 
     def claim(self, num_prompt_tokens: int, block_size: int, own: int = 1) -> int:
-        """Return how many leading tokens the fused prefill computes; the engine computes ``own`` or more."""
-        if num_prompt_tokens - self.cached_end > _MAX_FUSED_TAIL:
+        """Return how many leading tokens the fused prefill computes; the engine computes ``own`` or more, but
+        for a short question, half of which is read first."""
+        tail = num_prompt_tokens - self.cached_end
+        if tail > _MAX_FUSED_TAIL:
             return self.reused_end(num_prompt_tokens, block_size)
-        return max(0, num_prompt_tokens - own)
+        return max(0, num_prompt_tokens - min(own, max(2, tail // 2)))
 
     def transfer_params(self, ticket: str) -> dict[str, Any]:
         """For ``SamplingParams.extra_args["kv_transfer_params"]``; ``ticket`` names the request."""
@@ -119,10 +121,7 @@ class EvictionOrder:
 
 @dataclass(slots=True)
 class BlendOrder:
-    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there.
-
-    waits: whether the request waits for it beside the engine's steps; else the step at hand needs it.
-    """
+    """One prompt for the worker to compute: tokens [0, len(token_ids)), of which ``written`` are there."""
 
     request_id: str
     ticket: str
@@ -130,7 +129,6 @@ class BlendOrder:
     block_ids: list[int]
     written: int
     recipe: Recipe
-    waits: bool = False
 
 
 def read_recipe(params: dict[str, Any] | None) -> Recipe | None:

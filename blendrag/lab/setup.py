@@ -21,21 +21,20 @@ _SETTINGS = {"codec", "selector", "metric", "check_layers", "threshold", "ram_by
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[Options]):
-    """options: the command's. mask: in use. prompt_tokens: lengths of the prompts, each once, ascending."""
+    """options: the command's. prompt_tokens: lengths of the prompts, each once, ascending."""
 
     options: Options
     settings: Settings
     machine: Machine
-    mask: str
     prompt_tokens: tuple[int, ...]
 
     @classmethod
     def of(cls, engine: Engine, settings: Settings, options: Options, prompts: Iterable[Prompt]) -> Self:
         lengths = tuple(sorted({len(prompt.token_ids) for prompt in prompts}))
-        return cls(options, settings, engine.facts.machine(settings.model), engine.facts.mask, lengths)
+        return cls(options, settings, engine.facts.machine(settings.model), lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """``machine`` and ``config``, for JSON."""
-        config = {"ratio": self.settings.recompute_ratio, "mask": self.mask}
+        config = {"ratio": self.settings.recompute_ratio}
         config |= self.settings.model_dump(mode="json", include=_SETTINGS) | asdict(self.options)
         return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}

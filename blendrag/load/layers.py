@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredLayer:
-    """One layer's stored KV of a prompt's cached tokens, on the device.
-
-    key (before RoPE), value: [cached, kv_heads, head_size]. kept: [kv_heads, cached] bool, the tokens that
-    each head has; None: every head has all of them.
-    """
+class StoredLayer(NamedTuple):
+    """One layer's stored KV of a prompt's cached tokens: K before RoPE and V, [cached, kv_heads, head_size]
+    each, on the device."""
 
     key: torch.Tensor
     value: torch.Tensor
-    kept: torch.Tensor | None = None
-
-    def of_all_heads(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, for those who need every token in every head."""
-        assert self.kept is None, "heads of different lengths"
-        return self.key, self.value
 
 
 class StoredLayers(ABC):
@@ -35,9 +25,9 @@ class StoredLayers(ABC):
         """Begin to load this layer and those above it. Returns at once; called once."""
 
     @abstractmethod
-    def ready(self, layer: int) -> bool:
-        """Whether :meth:`synchronize` would not have to wait. Ends the use of the layer before, as that
-        does."""
+    def ready(self, layer: int, wait_s: float = 0.0) -> bool:
+        """Return whether :meth:`synchronize` would not have to wait, after waiting for it so many seconds.
+        Ends the use of the layer before, as that does."""
 
     @abstractmethod
     def synchronize(self, layer: int) -> StoredLayer:
@@ -71,8 +61,8 @@ class SteadyLayers(StoredLayers):
     def fetch_kv(self, first_layer: int) -> None:
         self._layers.fetch_kv(first_layer)
 
-    def ready(self, layer: int) -> bool:
-        return self.failure is not None or self._layers.ready(layer)
+    def ready(self, layer: int, wait_s: float = 0.0) -> bool:
+        return self.failure is not None or self._layers.ready(layer, wait_s)
 
     def synchronize(self, layer: int) -> StoredLayer:
         if self.failure is None:

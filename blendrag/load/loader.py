@@ -159,9 +159,9 @@ class _Loading(StoredLayers):
         self._started = True
         self._thread.submit(self._run, first_layer)
 
-    def ready(self, layer: int) -> bool:
+    def ready(self, layer: int, wait_s: float = 0.0) -> bool:
         try:
-            self._take(layer, wait=False)
+            self._take(layer, wait_s)
         except queue.Empty:
             return False
         except BaseException as error:  # it is for those who come for the layer
@@ -169,16 +169,16 @@ class _Loading(StoredLayers):
         return True
 
     def synchronize(self, layer: int) -> StoredLayer:
-        self._take(layer, wait=True)
+        self._take(layer)
         key, value = self._slots.receive(layer % self._count)[: self._numbers].view(self._shape)
         return StoredLayer(key, value)
 
-    def _take(self, layer: int, *, wait: bool) -> None:
+    def _take(self, layer: int, wait_s: float | None = None) -> None:
         """Hold this layer, and none before it. Raises what loading raised, and Empty for one that is not
-        here."""
+        here after so many seconds."""
         while self._held != layer:
             self._release()
-            ready = self._ready.get(block=wait)
+            ready = self._ready.get(block=wait_s != 0.0, timeout=wait_s or None)
             if isinstance(ready, BaseException):
                 raise ready
             assert ready <= layer, "layers are asked for in ascending order"

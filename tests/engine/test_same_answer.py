@@ -16,10 +16,16 @@ TEXT = Sampling(max_tokens=12, logprobs=5)
 OPTIONS = [{"selector": "query"}, {"selector": "hkvd"}, {"ratio": 1.0}, {"ratio": 0.0}]
 
 
-def assert_same(one: Delta, other: Delta) -> None:
-    """To the last digit: the same numbers come out of the same kernels."""
+def distance(one: Delta, other: Delta) -> float:
+    """The most that a log probability differs by, of tokens that both name."""
+    pairs = zip(one.logprobs, other.logprobs, strict=True)
+    return max(abs(a[token] - b[token]) for a, b in pairs for token in a.keys() & b.keys())
+
+
+def assert_same(one: Delta, other: Delta, rounding: float) -> None:
+    """To the last digit, where the same numbers come out of the same kernels."""
     assert other.token_ids == one.token_ids
-    assert other.logprobs == one.logprobs
+    assert distance(one, other) <= rounding
 
 
 @pytest.fixture(params=[0, 13], ids=["ends with a block", "ends inside a block"])
@@ -31,27 +37,44 @@ def prompt(bench: Bench, request: pytest.FixtureRequest) -> Prompt:
     return Prompt((*opening, *whole.token_ids), spans)
 
 
+@pytest.fixture
+def rounding(bench: Bench, prompt: Prompt) -> float:
+    """What the engine's own prefill of the prompt and prefix hits differ by, which have fewer rows in a step:
+    nothing, where the processor's kernels round a row alike however many there are beside it."""
+    plain, hits = bench.plain(prompt, TEXT), []
+    for known in (len(prompt.token_ids), len(prompt.token_ids) // 2):
+        bench.reset()
+        bench.engine.generate(prompt.token_ids[:known], TEXT)
+        hits.append(bench.engine.generate(prompt.token_ids, TEXT))
+    assert all(hit.prefix_tokens and hit.token_ids == plain.token_ids for hit in hits)
+    return 4 * max(distance(plain, hit) for hit in hits)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_prefix_hit_gives_what_blending_gave(bench: Bench, prompt: Prompt, options: dict[str, Any]) -> None:
+def test_prefix_hit_gives_what_blending_gave(
+    bench: Bench, prompt: Prompt, options: dict[str, Any], rounding: float
+) -> None:
     first = bench.blended(prompt, TEXT, **options)
     again = bench.engine.generate(prompt.token_ids, TEXT, bench.recipe(prompt, **options))
     assert again.report is None and again.prefix_tokens > prompt.spans[-1][1]
-    assert_same(first, again)
+    assert_same(first, again, rounding)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_another_time_and_from_disk_it_is_blended_to_the_same(
-    bench: Bench, prompt: Prompt, options: dict[str, Any]
+    bench: Bench, prompt: Prompt, options: dict[str, Any], rounding: float
 ) -> None:
     first = bench.blended(prompt, TEXT, **options)
     bench.client.empty_ram()
     cold = bench.blended(prompt, TEXT, **options)
     assert cold.report and cold.report.tiers == {"disk": 5}
-    assert_same(first, cold)
+    assert_same(first, cold, rounding)
 
 
-def test_everything_recomputed_is_the_engines_own_prefill(bench: Bench, prompt: Prompt) -> None:
-    assert_same(bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0))
+def test_everything_recomputed_is_the_engines_own_prefill(
+    bench: Bench, prompt: Prompt, rounding: float
+) -> None:
+    assert_same(bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, ratio=1.0), rounding)
 
 
 def test_others_beside_it_do_not_change_it(bench: Bench, prompt: Prompt) -> None:

@@ -151,7 +151,7 @@ def test_layer_is_another_one_after_its_way_to_the_gpu(tables: Tables, tmp_path:
         with loader.load(spans, store.layout, torch.device(DEVICE), Trace()) as layers:
             layers.fetch_kv(0)
             for number in range(LAYERS):
-                use(number, torch.stack(layers.synchronize(number).of_all_heads()))
+                use(number, torch.stack(layers.synchronize(number)))
 
     found: dict[int, torch.Tensor] = {}
     load(lambda number, kv: found.update({number: kv.cpu()}))

@@ -48,9 +48,9 @@ class ChunkedPrompt:
         for chunk in self.chunks:
             put(store, chunk)
         order = BlendOrder("", "", self.ids, BLOCK_IDS, written, Recipe("", tuple(self.spans), options))
+        pace = Pace()
+        pace.begin(60.0, idle=True)
         try:
-            return exhaust(
-                RequestBlend(model, LayerLoader(4), store, order, None, Pace(), None, choices).run()
-            )
+            return exhaust(RequestBlend(model, LayerLoader(4), store, order, None, pace, None, choices).run())
         finally:
             store.close()

@@ -99,21 +99,21 @@ def _raised(ranks: Ranks, error: Exception) -> str:
     return "nothing"
 
 
-def slices(ranks: Ranks) -> list[tuple[str, int | None, int]]:
+def slices(ranks: Ranks) -> list[tuple[str, int, int]]:
     """Blends by clocks that differ: which one, with how many rows, in which slice."""
-    count, log = 0, list[tuple[str, int | None, int]]()
+    count, log = 0, list[tuple[str, int, int]]()
 
     def start(order: BlendOrder, pace: Pace) -> Sliced:
         for _ in range(10):
             time.sleep(0.001 + 0.004 * ranks.rank)
             log.append((order.request_id, pace.rows, count))
-            if pace.pause(pace.rows or 1):
+            if pace.pause(pace.rows):
                 yield
         return {"done": order.request_id}  # type: ignore[return-value]
 
     queue = BlendQueue(start, ranks)
     recipe = Recipe("store", (("key", 0, 2),))
-    queue.add(BlendOrder(name, name, [1, 2], [0], 0, recipe, True) for name in "ab")
+    queue.add(BlendOrder(name, name, [1, 2], [0], 0, recipe) for name in "ab")
     while queue:
         queue.run((0.006, 0.5)[ranks.rank])
         count += 1

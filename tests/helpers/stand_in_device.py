@@ -104,7 +104,9 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
 class _Event:
     """Of work that is done as soon as it is launched."""
 
-    def record(self, stream: object) -> None: ...
+    def __init__(self, *_: object) -> None: ...
+
+    def record(self, stream: object = None) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -116,5 +118,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crossings]:
     for name, made in {"Stream": lambda device: stream, "Event": _Event, "stream": nullcontext}.items():
         monkeypatch.setattr(torch.cuda, name, made)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch, "Event", _Event)
     with Crossings() as crossings:
         yield crossings

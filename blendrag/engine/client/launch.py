@@ -30,9 +30,9 @@ from blendrag.settings import Settings
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (
     "model", "revision", "lora", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype",
-    "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "mask",
+    "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens",
     "prefix_caching", "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser",
-    "layers_in_flight", "blend_share", "claim", "reorder_window", "cache_dir",
+    "layers_in_flight", "blend_share", "reorder_window", "cache_dir",
 )  # fmt: skip
 
 # vLLM's engine arguments that blendrag's settings have under another name.
@@ -280,10 +280,8 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "mask": settings.mask,
             "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,
-            "claim": settings.claim,
             "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,

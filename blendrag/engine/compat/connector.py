@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Self, TypeVar
 
+import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -30,10 +31,8 @@ __all__ = [
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
     "RequestBlocks",
-    "evict_blocks",
     "least_rows",
     "own_connector",
-    "takes_back_steps",
 ]
 
 
@@ -43,22 +42,15 @@ def own_connector(kind: type[Connector]) -> Connector:
     return next(one for one in getattr(group, "sub_connectors", [group]) if isinstance(one, kind))
 
 
-def takes_back_steps(vllm_config: Any) -> bool:
-    """Whether a step is undone right if KV that was promised for it turns out not to be there. Asynchronous
-    scheduling keeps the place of the token that the step gave; the second model runner counts on from it."""
-    scheduled_ahead = vllm_config.scheduler_config.async_scheduling
-    return is_cpu() and not scheduled_ahead and not vllm_config.use_v2_model_runner
-
-
 def least_rows() -> int:
-    """Return how many rows of a prompt the engine's own forward is left: a CPU's kernels round a row that is
-    alone in a step otherwise than one among others, as it is when the prompt comes again."""
-    return 2 if is_cpu() else 1
+    """Return how many rows of a prompt the engine's own forward is left, at least.
 
-
-def evict_blocks(pool: Any, block_ids: set[int]) -> None:
-    """Nothing is found in these blocks any more, whoever has them. pool: vLLM's ``BlockPool``."""
-    pool.evict_blocks(block_ids)
+    A CPU's matrix products round a few rows otherwise than many, and those of AVX2 up to eleven; a prompt is
+    to be answered alike whether it is blended, prefilled or found in the prefix cache.
+    """
+    if not is_cpu():
+        return 1
+    return 2 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 12
 
 
 class FreeBlocks:

@@ -47,12 +47,10 @@ Lost = tuple[str, str, str]  # a chunk that cannot be used: its key, the tier th
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What all requests are blended with. dense: whether the mask is written out. ranks: which have the rest
-    of the model."""
+    """What all requests are blended with. ranks: which have the rest of the model."""
 
     decoder: Decoder
     cache: PagedCache
-    dense: bool = False
     ranks: Ranks = ALONE
 
 
@@ -277,7 +275,6 @@ class RequestBlend:
             model.decoder,
             left if only_left else tokens,
             model.cache.pages(order.block_ids, order.written),
-            model.dense and not only_left,  # it needs the KV of all tokens
             self._pace,
             self._trace,
             Stopwatch(),
@@ -321,8 +318,7 @@ class RequestBlend:
         chosen = self._ranks.choose(tokens.cached[selector.select(0, asked).numpy()])
         if not self._order.written:
             self._choices.keep(self._order, chosen)
-        # Not dense: for that, all of the stored KV would be needed again.
-        forward = replace(forward, tokens=tokens, dense=False)
+        forward = replace(forward, tokens=tokens)
         return (yield from FusedPrefill(forward, None, selector, chosen).run())
 
     def _selector_of(self, options: BlendOptions) -> Selector:

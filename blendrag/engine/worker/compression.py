@@ -22,7 +22,7 @@ from blendrag.engine.worker.indices import Ints, upload
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.options import BlendOptions
 
-_LAST_ROWS = 2  # of a prompt, at most, that the engine computes behind its question
+_LAST_ROWS = 12  # of a prompt, at most, that the engine computes behind its question
 
 
 class WindowQueries:

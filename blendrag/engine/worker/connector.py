@@ -1,9 +1,7 @@
 """The vLLM KV connector: the scheduler half claims a blended prompt's tokens, the worker half computes them.
 
-A load is asynchronous: the request joins the engine's steps when its blend has ended, or has failed, and goes
-on by a slice per step beside running requests (``engine.worker.slices``). On CPU, with nothing else to do, it
-is synchronous: ``start_load_kv`` runs before the engine's own forward of the same step, which then computes
-the prompt's last token and samples. vLLM imports this module in all of its processes.
+Every claim is asynchronous: the blend goes on by a slice per engine step (``engine.worker.slices``), and its
+request joins the steps when it has ended, or has failed. vLLM imports this module in all of its processes.
 """
 
 from __future__ import annotations
@@ -11,34 +9,30 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from blendrag.engine.compat.connector import (
-    FreeBlocks,
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
     RequestBlocks,
-    evict_blocks,
     least_rows,
-    takes_back_steps,
 )
 from blendrag.engine.compat.platform import front_end_in_rust
-from blendrag.engine.prefixes import NodeLoad, NodeSave
+from blendrag.engine.prefixes import NodeLoad, NodeSave, read_path
 from blendrag.engine.recipe import (
     FIELD,
     SECRET,
     BlendOrder,
     EvictionOrder,
     Recipe,
-    conversation_of,
     is_sealed,
     read_recipe,
 )
-from blendrag.engine.report import BlendReport, Eviction
+from blendrag.engine.report import BlendReport, Cause, Eviction
+from blendrag.engine.worker.failures import Failures, MemoryLimit
 from blendrag.engine.worker.freeing import BlockFreeing
 from blendrag.engine.worker.metrics import (
     BlendMetrics,
@@ -51,8 +45,8 @@ from blendrag.engine.worker.metrics import (
     of_report,
 )
 from blendrag.engine.worker.prefix_claims import PrefixClaims, held_tokens
-from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.engine.worker.reordering import Reordering
+from blendrag.engine.worker.slices import IDLE_S
 from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,20 +80,35 @@ class BlendMetadata(KVConnectorMetadata):
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what was done, and what became of its KV, by request id; the chance that a
-    conversation goes on, by it."""
+    """Worker to scheduler, by request id: what was done, and what became of its KV."""
 
     reports: dict[str, BlendReport]
-    forecasts: dict[str, float] = field(default_factory=dict)
     evictions: dict[str, Eviction] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
-        return BlendReports(
-            {**other.reports, **self.reports},
-            {**other.forecasts, **self.forecasts},
-            {**other.evictions, **self.evictions},
-        )
+        return BlendReports({**other.reports, **self.reports}, {**other.evictions, **self.evictions})
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request between its arrival and its end, in the scheduler's process.
+
+    recipe: how it is blended; None: it is not. state: ``new``; ``ordered``, the worker was told of what was
+    claimed for it; ``here``, the worker has done that; ``failed``, the engine prefills it itself. result:
+    what its answer says of it, once that is known. tokens: of its prompt that were claimed.
+    """
+
+    recipe: Recipe | None = None
+    state: Literal["new", "ordered", "here", "failed"] = "new"
+    result: BlendReport | None = None
+    tokens: int = 0
+    refused: bool = False  # the worker has never heard of it
+
+    def refuse(self, cause: Cause, why: str) -> None:
+        """Have the engine prefill it, and its answer say why."""
+        self.recipe, self.state, self.refused = None, "failed", True
+        self.result = BlendReport(cause=cause, fallback=why)
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -112,24 +121,18 @@ class BlendConnector(KVConnectorBase_V1):
         self._salt_needed = bool(vllm_config.cache_config.enable_prefix_caching)
         self._block_size = int(vllm_config.cache_config.block_size)
         self._share = float(extra.get("blend_share", 1.0))
-        self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
-        self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         self._secret = os.environ.get(SECRET)
         if self._secret and front_end_in_rust():
             raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
         if extra.get("sealed") and not self._secret and role is KVConnectorRole.SCHEDULER:
             raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
-        self._pool: Any = None
-        self._order: PrefixOrder | None = None
         self._freeing = BlockFreeing(None)
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
-        self._beside: set[str] = set()  # requests whose blend is claimed asynchronously
-        self._blending: set[str] = set()  # those of them that the worker was told of, and has not finished
-        self._failed: set[str] = set()  # requests that the engine prefills itself
-        self._ordered: set[str] = set()  # requests that the worker blends or has blended
-        self._results: dict[str, BlendReport] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._blending: set[str] = set()  # requests that the worker was told of, and has not finished
+        self._memory = MemoryLimit()
         self._prefixes = PrefixClaims()
         window = int(extra.get("reorder_window", 0))
         self._reordering = Reordering(window) if window else None
@@ -137,6 +140,7 @@ class BlendConnector(KVConnectorBase_V1):
         # worker half
         self._data_plane: DataPlane | None = None
         self._failed_blocks: set[int] = set()
+        self._failures = Failures(_log)
         self._arrived: set[str] = set()
         self._reports: dict[str, BlendReport] = {}
         self._evictions: dict[str, Eviction] = {}
@@ -148,161 +152,126 @@ class BlendConnector(KVConnectorBase_V1):
         super().bind_kv_cache_manager(kv_cache_manager)
         self._freeing = BlockFreeing(RequestBlocks.of(kv_cache_manager))
 
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        self._pool = gpu_block_pool
-        blocks = FreeBlocks.of(gpu_block_pool) if self._prefix_forecasts else None
-        self._order = None if blocks is None else PrefixOrder(blocks)
-
     def on_new_request(self, request: Any) -> None:
-        self._ordering(lambda order: order.began(conversation_of(request)))
-        if self._reordering is not None and FIELD not in (request.kv_transfer_params or {}):
+        asked = self._of(request)
+        if self._reordering is not None and asked.recipe is None:
             held, prompt = held_tokens(request), request.num_prompt_tokens
             self._reordering.arrived(request.request_id, held, prompt)
 
-    def _ordering(self, work: Callable[[PrefixOrder], None]) -> None:
-        """Whatever goes wrong with it, the engine's own order is as good an answer."""
+    def _of(self, request: Any) -> _Asked:
+        """What is known of a request. Its recipe is read once: a waiting one is asked for in every step."""
+        known = self._asked.get(request.request_id)
+        if known is not None:
+            return known
+        asked = self._asked[request.request_id] = _Asked()
+        params, salt = request.kv_transfer_params, request.cache_salt
         try:
-            if self._order is not None:
-                work(self._order)
-        except Exception:
-            self._order = None
-            _log.exception("forecasts no longer reach the prefix cache")
+            if self._secret and params and not is_sealed(params, salt, self._secret):
+                raise ValueError("it is not this server's")
+            asked.recipe = read_recipe(params)
+            read_path(params, request.num_prompt_tokens)
+        except Exception as error:  # a server's clients send what they like
+            asked.refuse("recipe", f"unreadable recipe: {error}")
+        if asked.recipe and self._salt_needed and not salt:
+            asked.refuse("salt", "no cache salt while prefix caching is on")
+        return asked
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        try:
-            recipe = self._recipe_of(request)
-            exact = 0 if recipe else self._prefixes.claim(request, num_computed_tokens)
-        except Exception as error:  # a server's clients send what they like
-            self._results[request.request_id] = BlendReport(
-                cause="recipe", fallback=f"unreadable recipe: {error}"
-            )
+        asked = self._of(request)
+        if asked.state == "failed":
             return 0, False
-        if request.request_id in self._failed:
-            return 0, False
-        if recipe is None:
+        if asked.recipe is None:
             if self._reordering and not self._reordering.may_begin(request.request_id, num_computed_tokens):
                 return None, False
-            return exact, exact > 0 and self._always_beside
-        if self._salt_needed and not request.cache_salt:
-            self._results[request.request_id] = BlendReport(
-                cause="salt", fallback="no cache salt while prefix caching is on"
-            )
-            return 0, False
-        claimed = self._claim(recipe, request)
+            exact = self._prefixes.claim(request, num_computed_tokens)
+            return exact, exact > 0
+        claimed = self._claim(asked.recipe, request)
         new = claimed - num_computed_tokens
-        if new <= 0 or 0 < recipe.reused_end(claimed, self._block_size) <= num_computed_tokens:
+        if new <= 0 or 0 < asked.recipe.reused_end(claimed, self._block_size) <= num_computed_tokens:
+            return 0, False
+        if not self._memory.suffices(claimed):
+            asked.refuse("memory", "a prompt that is no longer than this one has just run out of memory")
             return 0, False
         if len(self._blending) >= _BLENDS_AHEAD:
             return None, False  # it would hold its blocks, and do nothing with them
-        if self._share >= 1 and self._orders:
-            return None, False  # one a step, so that the first has its token before the second begins
-        others = self._share < 1 and bool(self._running or self._blending or self._orders)
-        waits = self._always_beside or others
-        (self._beside.add if waits else self._beside.discard)(request.request_id)
-        return new, waits
+        return new, True
 
     def _claim(self, recipe: Recipe, request: Any) -> int:
         return recipe.claim(request.num_prompt_tokens, self._block_size, own=least_rows())
 
-    def _recipe_of(self, request: Any) -> Recipe | None:
-        """Raises what it likes for one that is broken, or not this server's."""
-        params = request.kv_transfer_params
-        if self._secret and params and not is_sealed(params, request.cache_salt, self._secret):
-            raise ValueError("it is not this server's")
-        return read_recipe(params)
-
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        request_id, asked = request.request_id, self._of(request)
         if self._reordering is not None:
-            self._reordering.began(request.request_id)
-        try:
-            recipe = self._recipe_of(request)
-        except Exception:  # nothing was claimed for it, and nothing of it is kept
+            self._reordering.began(request_id)
+        if asked.state == "failed":  # nothing more of it is kept
             return
-        if recipe is None and request.request_id in self._failed:
-            return  # its prefix could not be loaded: nothing more of it is kept
-        if recipe is None:
-            block_ids, waits = blocks.get_block_ids()[0], self._always_beside
-            self._prefixes.allocated(request, block_ids, num_external_tokens, waits=waits)
-            if num_external_tokens:
-                self._ordered.add(request.request_id)
-            return
-        if not num_external_tokens:
-            return
-        claimed = self._claim(recipe, request)
-        waits = request.request_id in self._beside
-        self._ordered.add(request.request_id)
-        self._freeing.expect(request, recipe)
-        if waits:
-            self._blending.add(request.request_id)
-        self._orders.append(
-            BlendOrder(
-                request.request_id,
-                str(request.kv_transfer_params.get("ticket", "")),
-                list(request.all_token_ids[:claimed]),
-                list(blocks.get_block_ids()[0]),
-                claimed - num_external_tokens,
-                recipe,
-                waits,
-            )
-        )
+        block_ids = list(blocks.get_block_ids()[0])
+        if asked.recipe is None:
+            self._prefixes.allocated(request, block_ids, num_external_tokens)
+        elif num_external_tokens:
+            claimed = self._claim(asked.recipe, request)
+            asked.tokens = claimed
+            self._freeing.expect(request, asked.recipe)
+            self._blending.add(request_id)
+            ticket, ids = str(request.kv_transfer_params.get("ticket", "")), request.all_token_ids[:claimed]
+            written = claimed - num_external_tokens
+            self._orders.append(BlendOrder(request_id, ticket, list(ids), block_ids, written, asked.recipe))
+        if num_external_tokens:
+            asked.state = "ordered"
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         orders, self._orders = self._orders, []
         before, self._running = self._running, set(scheduler_output.num_scheduled_tokens)
-        ended = frozenset(scheduler_output.finished_req_ids)
-        follows = not before.isdisjoint(self._running)
         if self._reordering is not None:
             self._reordering.step_over()
-        loads, saves = self._prefixes.take_loads(), self._prefixes.saves(scheduler_output)
-        preempted = frozenset(scheduler_output.preempted_req_ids or ())
-        evictions = self._freeing.orders(scheduler_output.num_scheduled_tokens)
-        busy = bool(self._running)
-        return BlendMetadata(orders, busy, follows, ended, loads, saves, preempted, evictions)
+        return BlendMetadata(
+            orders,
+            busy=bool(self._running),
+            follows=not before.isdisjoint(self._running),
+            ended=frozenset(scheduler_output.finished_req_ids),
+            loads=self._prefixes.take_loads(),
+            saves=self._prefixes.saves(scheduler_output),
+            preempted=frozenset(scheduler_output.preempted_req_ids or ()),
+            evictions=self._freeing.orders(scheduler_output.num_scheduled_tokens),
+        )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        # They were named by their content when they were claimed. vLLM leaves that, and computes it in
-        # chunks, before whose end the request may go.
-        if connector_output.invalid_block_ids and self._pool is not None:
-            evict_blocks(self._pool, connector_output.invalid_block_ids)
         meta = connector_output.kv_connector_worker_meta
-        if isinstance(meta, BlendReports):
-            for request_id, report in meta.reports.items():
-                if not self._prefixes.grows(request_id):
-                    merge(self._tally, of_report(report))
-                self._blending.discard(request_id)
-                if request_id in self._ordered:  # else it has ended in this very step
-                    self._results[request_id] = report
-                    if report.fallback:
-                        self._failed.add(request_id)
-                        self._prefixes.forget(request_id)
-                        self._freeing.forget(request_id)
-            for request_id, eviction in meta.evictions.items():
-                merge(self._tally, of_eviction(eviction))
-                self._freeing.free(request_id, eviction)
-                if request_id in self._results:
-                    self._results[request_id] = self._results[request_id].evicted(eviction)
-            for conversation, chance in meta.forecasts.items():
-                self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
-        self._ordering(lambda order: order.settle())
+        if not isinstance(meta, BlendReports):
+            return
+        for request_id, report in meta.reports.items():
+            if not self._prefixes.grows(request_id):
+                merge(self._tally, of_report(report))
+            self._blending.discard(request_id)
+            asked = self._asked.get(request_id)
+            if asked is not None and asked.state == "ordered":  # else it has ended in this very step
+                asked.result, asked.state = report, "failed" if report.fallback else "here"
+                if report.cause == "memory":
+                    self._memory.ran_out(asked.tokens)
+                if report.fallback:
+                    self._prefixes.forget(request_id)
+                    self._freeing.forget(request_id)
+        for request_id, eviction in meta.evictions.items():
+            merge(self._tally, of_eviction(eviction))
+            self._freeing.free(request_id, eviction)
+            asked = self._asked.get(request_id)
+            if asked is not None and asked.result is not None:
+                asked.result = asked.result.evicted(eviction)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
-        grows = self._prefixes.grows(request.request_id)
-        self._prefixes.forget(request.request_id)
+        request_id = request.request_id
+        asked, grows = self._asked.pop(request_id, _Asked()), self._prefixes.grows(request_id)
+        self._prefixes.forget(request_id)
+        self._freeing.forget(request_id)
         if self._reordering is not None:
-            self._reordering.ended(request.request_id)
-        result = self._results.pop(request.request_id, None)
-        self._freeing.forget(request.request_id)
-        for requests in (self._running, self._beside, self._blending, self._failed):
-            requests.discard(request.request_id)
-        if request.request_id in self._ordered:
-            self._ordered.remove(request.request_id)
-        elif result is not None:
-            merge(self._tally, of_report(result))
-        elif request.num_computed_tokens and not grows:  # else it was cancelled before it began
-            recipe = read_recipe(request.kv_transfer_params)
-            merge(self._tally, of_outcome("prefix" if recipe else "plain"))
-        return False, None if result is None else {FIELD: result.to_plain()}
+            self._reordering.ended(request_id)
+        self._running.discard(request_id)
+        self._blending.discard(request_id)
+        if asked.result is None and asked.state == "new" and request.num_computed_tokens and not grows:
+            merge(self._tally, of_outcome("prefix" if asked.recipe else "plain"))
+        elif asked.result is not None and asked.refused:
+            merge(self._tally, of_report(asked.result))
+        return False, None if asked.result is None else {FIELD: asked.result.to_plain()}
 
     # -- worker half --------------------------------------------------------------------------------------
 
@@ -339,14 +308,15 @@ class BlendConnector(KVConnectorBase_V1):
                     self._finish(load, report)
         queue = self._data_plane.queue
         queue.add(metadata.orders)
-        self._arrived.update(order.request_id for order in queue.cancel(metadata.ended) if order.waits)
+        self._arrived.update(order.request_id for order in queue.cancel(metadata.ended))
         if queue:
             self._data_plane.wait_for_device()  # else the engine's own forward would be taken for ours
         clock = self._data_plane.clock
         clock.enter(follows=metadata.follows)
-        sliced = metadata.busy and self._share < 1
-        for order, outcome in queue.run(clock.slice_s(self._share) if sliced else None):
-            self._finish(order, outcome)
+        idle = not metadata.busy
+        done = queue.run(IDLE_S if idle else clock.slice_s(self._share), idle=idle)
+        if done is not None:
+            self._finish(*done)
         clock.leave()
 
     def wait_for_save(self) -> None:
@@ -359,11 +329,12 @@ class BlendConnector(KVConnectorBase_V1):
 
     def _finish(self, order: BlendOrder | NodeLoad, outcome: BlendReport | Exception) -> None:
         if isinstance(outcome, Exception):  # whatever it is, the engine's own prefill gives the right answer
+            self._failures.log(outcome)
             first = order.written // self._block_size
             self._failed_blocks.update(order.block_ids[first:])
             outcome = BlendReport.failed(outcome, order.written)
         self._reports[order.request_id] = outcome
-        if order.waits:
+        if order.token_ids:  # else nobody waits for it
             self._arrived.add(order.request_id)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -379,10 +350,7 @@ class BlendConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
         evictions, self._evictions = self._evictions, {}
-        forecasts = self._data_plane.take_forecasts() if self._data_plane is not None else {}
-        if not self._prefix_forecasts:
-            forecasts = {}
-        return BlendReports(reports, forecasts, evictions) if reports or forecasts or evictions else None
+        return BlendReports(reports, evictions) if reports or evictions else None
 
     def shutdown(self) -> None:
         """What was prefilled is written before the process ends."""

@@ -128,7 +128,6 @@ class ExactPrefixes:
             ids,
             order.block_ids,
             order.written,
-            False,
         )
         try:
             report = self.load(load)

@@ -18,7 +18,6 @@ from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.connector import BlendConnector
 from blendrag.engine.worker.data_plane import OPERATIONS, DataPlane
 from blendrag.engine.worker.decoder import make_decoder
-from blendrag.engine.worker.mask_choice import choose_mask
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.ranks import ALONE, SeveralRanks
 from blendrag.engine.worker.selfcheck import unfit_reason
@@ -73,14 +72,13 @@ class BlendWorker:
             return facts
         connector = own_connector(BlendConnector)
         extra = connector.options
-        mask = ranks.choose(choose_mask(decoder, cache, extra.get("mask", "auto")))
-        loaded = LoadedModel(decoder, cache, mask == "dense", ranks)
+        loaded = LoadedModel(decoder, cache, ranks)
         in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
         owner = self.vllm_config.parallel_config.data_parallel_index == 0
         self._blendrag = self.blendrag_data_plane(loaded, in_flight, share, owner=owner)
         connector.bind(self._blendrag)
         blocks = cache.format if size == 1 else ""  # a rank's have some of the heads
-        return facts | {"mask": mask, "num_layers": decoder.num_layers, "blocks": blocks}
+        return facts | {"num_layers": decoder.num_layers, "blocks": blocks}
 
     def blendrag_call(self, client: str, number: int, operation: str, *args: Any) -> dict[str, Any]:
         """Run one of the operations: ``{"ok": result}`` or ``{"error": [name, message]}``. A long one is only

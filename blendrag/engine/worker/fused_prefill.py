@@ -59,12 +59,11 @@ class FusedPrefill:
             check = layer > 0 and layer in checks and tokens.cached.size > 0
             if self._stored is not None and (reuses or check):
                 yield from self._stored.arrival(layer)
-            stored = self._stored.write(layer) if reuses and self._stored is not None else None
+            if self._stored is not None and reuses:
+                self._stored.write(layer)
             if len(rows):  # else only stored KV is left to write
-                scattered = check or len(rows) < tokens.ids.size
-                whole = forward.whole(stored) if scattered and forward.dense else None
                 look = partial(self._choose, layer, repaired) if check else None
-                rows = yield from forward.layer(layer, rows, whole, look, check)
+                rows = yield from forward.layer(layer, rows, look, check)
                 repaired = tokens.repaired(rows.positions.host) if check else repaired
             if layer >= checks[0]:
                 recomputed.append(repaired.size)

@@ -38,7 +38,7 @@ class PrefixClaims:
         claimed = min(path.held_end, request.num_prompt_tokens - 1) - computed
         return claimed if claimed >= self._least else 0
 
-    def allocated(self, request: Any, block_ids: Sequence[int], claimed: int, *, waits: bool) -> None:
+    def allocated(self, request: Any, block_ids: Sequence[int], claimed: int) -> None:
         """The request has these blocks; ``claimed`` of its tokens are to be loaded. Also when it comes again,
         after it had to give them up or has waited for what was loaded."""
         try:
@@ -66,7 +66,6 @@ class PrefixClaims:
                     list(ids),
                     list(block_ids),
                     written,
-                    waits,
                     not path.grows,
                 )
             )

@@ -11,8 +11,6 @@ from typing import Self
 import numpy as np
 import torch
 
-from blendrag.attention.dense import masked_attention
-from blendrag.engine.compat.model import scores_of
 from blendrag.engine.worker.decoder import Attended, Decoder, Projected, Rows
 from blendrag.engine.worker.indices import Indices, Ints, upload
 from blendrag.engine.worker.paged import Addresses, Pages, Places
@@ -99,13 +97,12 @@ Note = Callable[[int, Ints, torch.Tensor], None]
 
 @dataclass(frozen=True)
 class PromptForward:
-    """Of one prompt, once or several times. dense: whether rows attend to all K and V of a layer put together
-    instead of the pages; ``pace`` says when to pause, and knows the other ranks; ``note`` is told of Q."""
+    """Of one prompt, once or several times. ``pace`` says when to pause, and knows the other ranks;
+    ``note`` is told of Q."""
 
     decoder: Decoder
     tokens: PromptTokens
     pages: Pages
-    dense: bool
     pace: Pace
     trace: Trace
     watch: Stopwatch
@@ -113,6 +110,7 @@ class PromptForward:
     # By where a piece begins and its length: shared by layers that run over the same rows in the same pieces.
     _addresses: dict[tuple[int, int], Addresses] = field(default_factory=dict, init=False)
     _places: dict[tuple[int, int], Places] = field(default_factory=dict, init=False)
+    _launched: list[torch.Event] = field(default_factory=list, init=False)
 
     @property
     def device(self) -> torch.device:
@@ -123,11 +121,10 @@ class PromptForward:
         return self.decoder.embed(ids, Indices.of(positions, self.device))
 
     def layer(
-        self, layer: int, rows: Rows, whole: KV | None = None, look: Look | None = None, check: bool = False
+        self, layer: int, rows: Rows, look: Look | None = None, check: bool = False
     ) -> Generator[None, None, Rows]:
         """One layer over ``rows``, whose K and V are written; those that go on. Pauses between its pieces.
 
-        whole: room for all tokens' K and V of this layer (:meth:`whole`), the stored ones in it.
         check: whether ``look`` may drop rows; it sees all of them at once then, with K before RoPE.
         """
         if check:  # these rows and those that go on may be as many as others were
@@ -136,9 +133,9 @@ class PromptForward:
         parts: list[Rows] = []
         at, count = 0, len(rows)
         while at < count:  # ascending, so that what a piece attends to is written
-            end = min(count, at + (self._most_rows(check) or count))
+            end = at + self._piece(count - at, check)
             piece = rows if end - at == count else rows.at(slice(at, end))
-            attention = partial(self._attention, layer, at, piece.positions, whole, look)
+            attention = partial(self._attention, layer, at, piece.positions, look)
             with self.trace.span("compute", f"layer {layer}"):
                 parts.append(self.decoder.prefill_layer(layer, piece, attention, raw_keys=check))
             if self._pauses(end - at):
@@ -146,31 +143,24 @@ class PromptForward:
             at = end
         return rows.joined(parts)
 
-    def pause(self, until: Callable[[], bool] = lambda: True) -> Generator[None, None, None]:
-        """Once, or as often as it takes."""
+    def pause(self) -> Generator[None, None, None]:
+        """Let the engine take a step."""
         self.watch.pause()
-        while True:
-            yield
-            if self.pace.rows is None or until():
-                break
+        yield
         self.watch.resume()
 
-    def whole(self, stored: KV | None) -> KV:
-        """Room for all tokens' K and V of a layer; what is stored is in it."""
-        shape = (len(self.tokens.ids), *self.decoder.kv_shape)
-        key, value = (torch.empty(shape, dtype=self.decoder.dtype, device=self.device) for _ in (0, 1))
-        if stored is not None:
-            at = upload(self.tokens.cached, self.device)
-            key[at], value[at] = stored
-        return key, value
-
-    def _most_rows(self, check: bool) -> int | None:
-        """Of a piece; None: all."""
-        return None if check else self.pace.rows
+    def _piece(self, left: int, check: bool) -> int:
+        """Return how many of the ``left`` rows of a layer the next piece has: none has a few only, which a
+        CPU's matrix products would round otherwise."""
+        return left if check else -(-left // -(-left // self.pace.rows))
 
     def _pauses(self, rows: int) -> bool:
-        if self.pace.rows is not None and self.device.type != "cpu":  # else only the launch would be timed
-            torch.accelerator.current_stream(self.device).synchronize()  # not the loader's, which is ahead
+        if self.device.type != "cpu":  # else only the launch would be timed
+            # One piece is left to the device, which else would wait for the next one's launch.
+            self._launched.append(torch.Event(self.device))
+            self._launched[-1].record()
+            if len(self._launched) > 1:
+                self._launched.pop(0).synchronize()
         return self.pace.pause(rows)
 
     def _attention(
@@ -178,13 +168,10 @@ class PromptForward:
         layer: int,
         at: int,
         positions: Indices,
-        whole: KV | None,
         look: Look | None,
         projected: Projected,
     ) -> Attended:
         self.pages.write(layer, self._placed(at, positions.host), projected.key, projected.value)
-        if whole is not None:
-            whole[0][positions.device], whole[1][positions.device] = projected.key, projected.value
         if self.note is not None:
             self.note(layer, positions.host, projected.query)
         kept = None if look is None else look(positions, projected)
@@ -193,10 +180,6 @@ class PromptForward:
         query = projected.query
         if kept is not None:
             query, positions = query[kept.device], positions[kept]
-        if whole is not None and self.dense and len(positions) < len(self.tokens.ids):
-            scores = scores_of(self.decoder.attentions[layer])
-            assert scores is not None, "the mask is not written out for such a model"
-            return Attended(masked_attention(query, *whole, positions.host, scores), kept)
         return Attended(self.pages.attend(layer, query, self._addressed(at, positions.host)), kept)
 
     def _placed(self, at: int, positions: Ints) -> Places:

@@ -46,8 +46,7 @@ class QuestionPass:
         for layer in range(forward.decoder.num_layers):
             yield from self._stored.arrival(layer)
             moved = self._stored.write(layer)
-            whole = forward.whole(moved) if forward.dense else None
-            rows = yield from forward.layer(layer, rows, whole, partial(self._note, layer, moved[0]))
+            rows = yield from forward.layer(layer, rows, partial(self._note, layer, moved[0]))
         mass = forward.pace.ranks.sum(self._mass).cpu()
         forward.watch.select_s = forward.watch.total_s - forward.watch.load_s
         return mass

@@ -14,7 +14,6 @@ from blendrag.engine.compat.model import layer_context, scores_of
 from blendrag.engine.worker.chunk_prefill import ChunkTokens, prefill_chunks
 from blendrag.engine.worker.decoder import Decoder, Projected, tapped
 from blendrag.engine.worker.indices import upload
-from blendrag.engine.worker.mask_choice import make_probe
 from blendrag.engine.worker.paged import PagedCache
 from blendrag.engine.worker.ranks import ALONE, Ranks
 
@@ -78,9 +77,18 @@ def forward_error(decoder: Decoder, cache: PagedCache) -> float:
 def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -> float:
     """Largest relative error, over the kinds of layers, of attention of random scattered rows over the paged
     cache, against float32 on the CPU."""
-    probe = make_probe(decoder, cache, tokens, share)
-    query, key, value = probe.query.cpu(), probe.key.cpu(), probe.value.cpu()
-    positions = torch.from_numpy(probe.positions)
+    first, device, pages = decoder.attentions[0], cache.device, cache.scratch([tokens])
+    dtype = next(decoder.model.parameters()).dtype
+    generator = torch.Generator().manual_seed(0)
+
+    def random(count: int, heads: int) -> torch.Tensor:
+        return torch.randn((count, heads, first.head_size), generator=generator).to(device, dtype)
+
+    key, value = (random(tokens, first.num_kv_heads) for _ in range(2))
+    pages.write(0, pages.places(np.arange(tokens)), key, value)
+    positions = torch.randperm(tokens, generator=generator)[: int(tokens * share)].sort().values
+    query, addresses = random(len(positions), first.num_heads), pages.addresses(positions.numpy())
+    on_host = query.cpu(), key.cpu(), value.cpu(), positions
     errors = {}
     for layer, attention in enumerate(decoder.attentions):
         scores = scores_of(attention)
@@ -89,8 +97,8 @@ def mask_error(decoder: Decoder, cache: PagedCache, tokens: int, share: float) -
         kind = scores.window, scores.soft_cap, scores.sinks is None
         if kind not in errors:
             sinks = None if scores.sinks is None else scores.sinks.cpu()
-            reference = dense_attention(query, key, value, positions, replace(scores, sinks=sinks))
-            errors[kind] = relative_error(probe.paged(layer).cpu(), reference)
+            reference = dense_attention(*on_host, replace(scores, sinks=sinks))
+            errors[kind] = relative_error(pages.attend(layer, query, addresses).cpu(), reference)
     return max(errors.values(), default=0.0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from functools import partial
 
 from blendrag.engine.worker.indices import upload
 from blendrag.engine.worker.prompt_forward import KV, PromptForward
@@ -25,22 +26,22 @@ class StoredKV:
             self._layers.fetch_kv(first_layer)
 
     def arrival(self, layer: int) -> Generator[None, None, None]:
-        """Pause until the layer is here, where a pause is allowed: else whoever asks for it waits."""
-        forward, held = self._forward, self._last is not None and self._last[0] == layer
-        if forward.pace.rows is not None and not held and not self._ready(layer):
-            yield from forward.pause(lambda: self._ready(layer))
-
-    def _ready(self, layer: int) -> bool:
-        return self._forward.pace.ranks.all(self._layers.ready(layer))
+        """Pause until the layer is here."""
+        forward = self._forward
+        while True:
+            begin = time.perf_counter()
+            with forward.trace.span("wait", f"layer {layer}"):
+                there = forward.pace.arrived(partial(self._layers.ready, layer))
+            forward.watch.load_s += time.perf_counter() - begin
+            if there:
+                break
+            yield from forward.pause()
+        self._last = layer, self._layers.synchronize(layer)
 
     def at(self, layer: int) -> KV:
-        """As it is stored, K before RoPE, to be compared with."""
-        if self._last is None or self._last[0] != layer:
-            begin = time.perf_counter()
-            with self._forward.trace.span("wait", f"layer {layer}"):
-                self._last = layer, self._layers.synchronize(layer)
-            self._forward.watch.load_s += time.perf_counter() - begin
-        return self._last[1].of_all_heads()
+        """The layer as it is stored, K before RoPE, to be compared with; it has arrived."""
+        assert self._last is not None and self._last[0] == layer
+        return self._last[1]
 
     def write(self, layer: int) -> KV:
         """Write it to the pages; K moved to its positions, and V."""

@@ -161,6 +161,6 @@ def _blend(results: KernelResults) -> str:
 def _facts(results: KernelResults) -> str:
     setup, options = results.setup, results.setup.options
     return (
-        f"{options.chunks} chunks of {options.chunk_tokens} tokens, {options.ratio:.0%} recomputed, mask"
-        f" {setup.mask}, {options.repeats} times each, in {setup.machine.dtype}; {where(setup.machine)}."
+        f"{options.chunks} chunks of {options.chunk_tokens} tokens, {options.ratio:.0%} recomputed,"
+        f" {options.repeats} times each, in {setup.machine.dtype}; {where(setup.machine)}."
     )

@@ -105,7 +105,7 @@ def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[st
     """What a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
         "model", "revision", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "check_layers",
-        "threshold", "mask", "separator", "chunk_tokens", "blend_share", "enforce_eager",
+        "threshold", "separator", "chunk_tokens", "blend_share", "enforce_eager",
         "max_num_batched_tokens", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window",
     )  # fmt: skip
     return {

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from blendrag.attention.dense import masked_attention
 from blendrag.attention.runs import find_runs
-from blendrag.engine.compat.model import normed, scores_of
+from blendrag.engine.compat.model import normed
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.decoder import Attended, KnownDecoder, Rows
 from blendrag.engine.worker.indices import Indices, Ints, upload
@@ -61,7 +60,6 @@ class LayerPieces:
             )
         self._decoder = decoder
         self.dtype = decoder.dtype
-        self._dense = model.dense
         self._random = torch.Generator().manual_seed(0)
         self.device, self._pages = model.cache.device, model.cache.scratch([tokens])
         self._tokens = PromptTokens.of(range(tokens), [CachedSpan(*span) for span in spans])
@@ -107,7 +105,7 @@ class LayerPieces:
             ),
             "qkv": lambda n: self._project(n, some),
             "write": lambda n: self._pages.write(n, some.places, some.key, some.value),
-            "attention": self._attend_dense if self._dense else lambda n: self._attend(n, some),
+            "attention": lambda n: self._attend(n, some),
             "o_proj": lambda n: self._output(n, some.query),
             "mlp": lambda n: self._feed(n, some.states, some.residual),
             "qkv_all": lambda n: self._project(n, whole),
@@ -132,18 +130,6 @@ class LayerPieces:
 
     def _attend(self, layer: int, rows: _Rows) -> torch.Tensor:
         return self._pages.attend(layer, rows.query, rows.addresses)
-
-    def _attend_dense(self, layer: int) -> torch.Tensor:
-        """With the whole K and V put together, which this mask needs."""
-        parts = ((self._stored_key, self._some.key), (self._stored_value, self._some.value))
-        whole = []
-        for old, new in parts:
-            both = new.new_empty(len(self._all.positions), *new.shape[1:])
-            both[self._cached], both[self._some.positions.device] = old, new
-            whole.append(both)
-        scores = scores_of(self._decoder.attentions[layer])
-        assert scores is not None, "models that run piece by piece have no other attention"
-        return masked_attention(self._some.query, whole[0], whole[1], self._some.positions.host, scores)
 
     def _output(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         projected, _ = self._decoder.layers[layer].self_attn.o_proj(heads.view(heads.shape[0], -1))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.worker.blending import Chunk, LoadedModel, RequestBlend
+from blendrag.engine.worker.blending import Chunk, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.prompt_forward import PromptForward
@@ -37,9 +36,6 @@ class LabDataPlane(DataPlane):
 class LMCacheBlend(RequestBlend):
     """One request's blend as LMCache does it."""
 
-    def __init__(self, model: LoadedModel, *rest: Any) -> None:
-        super().__init__(replace(model, dense=False), *rest)
-
     @property
     def forward_type(self) -> type[PromptForward]:
         return LMCacheForward
@@ -60,8 +56,9 @@ class LMCacheBlend(RequestBlend):
 class LMCacheForward(PromptForward):
     """With the mask of the released CacheBlend and LMCache."""
 
-    def _most_rows(self, check: bool) -> None:
+    def _piece(self, left: int, check: bool) -> int:
         """Whole layers only: the mask counts the selected tokens."""
+        return left
 
     def _seen(self, positions: Ints) -> Ints:
         cached = self.tokens.cached

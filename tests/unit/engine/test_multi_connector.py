@@ -23,7 +23,7 @@ from blendrag.settings import Settings
 def test_connector_among_others_is_not_bound_to_its_model(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings.load(mask="dense")
+    settings = Settings.load(blend_share=0.3)
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
@@ -40,7 +40,7 @@ def test_connector_among_others_is_not_bound_to_its_model(
     }
     monkeypatch.setattr(compat, "get_kv_transfer_group", lambda: both[KVConnectorRole.WORKER])
     ours = compat.own_connector(BlendConnector)
-    assert ours.options["mask"] == "dense"
+    assert ours.options["blend_share"] == 0.3
 
     request = SimpleNamespace(
         request_id="r",

@@ -82,7 +82,7 @@ def load(
     named = tuple((node.key, node.end) for node in nodes)
     root = next(iter(prefixes._trees))
     wanted = list(ids[: nodes[-1].end])
-    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, waits=False, use=use))
+    return prefixes.load(NodeLoad("r", "t", root, named, wanted, blocks, written, use=use))
 
 
 @given(
@@ -227,7 +227,7 @@ def test_tree_takes_no_other_policy_while_it_is_used() -> None:
 def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:
     """vLLM ends the engine then."""
     with opened(make_cache()) as (prefixes, _):
-        order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8, waits=True)
+        order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8)
         assert prefixes.load(order) is None
         with pytest.raises(KeyError):
             prefixes.load(replace(order, token_ids=list(range(8))))

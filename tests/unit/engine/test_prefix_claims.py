@@ -44,7 +44,7 @@ def test_node_is_stored_before_it_is_complete_or_twice(steps: list[int], held: i
     done = claimed = claims.claim(one, 0)
     one.num_computed_tokens = done
     blocks = list(range(100, 100 + -(-done // BLOCK)))
-    claims.allocated(one, blocks, claimed, waits=False)
+    claims.allocated(one, blocks, claimed)
     saved: list[str] = []
     for tokens in steps:
         tokens = min(tokens, one.num_prompt_tokens - done)
@@ -70,15 +70,15 @@ def test_what_is_claimed_is_not_what_is_loaded() -> None:
     for computed, claimed in ((0, 14), (8, 6), (16, 0)):
         one = request(held=3)
         assert claims.claim(one, computed) == claimed
-        claims.allocated(one, [1, 2, 3, 4], claimed, waits=True)
+        claims.allocated(one, [1, 2, 3, 4], claimed)
         (load,) = claims.take_loads()
-        assert (load.nodes, load.ticket, load.waits) == (NODES, "ticket", True)
+        assert (load.nodes, load.ticket) == (NODES, "ticket")
         assert list(load.token_ids) == (list(range(14)) if claimed else []), "a use, where nothing is loaded"
         assert not claimed or load.written == computed
         claims.forget("r")
     whole = request(held=3, tokens=14)
     assert claims.claim(whole, 0) == 13, "the last token is the engine's"
-    claims.allocated(whole, [1, 2, 3, 4], 13, waits=False)
+    claims.allocated(whole, [1, 2, 3, 4], 13)
     assert claims.take_loads()[0].written == 0
 
 
@@ -86,10 +86,10 @@ def test_growth_counts_as_a_use_of_what_it_grows_behind() -> None:
     """Of each node before it, once a slice: popular would be what has many children."""
     for grows in (False, True):
         claims, one = PrefixClaims(1), request(held=2, grows=grows)
-        claims.allocated(one, [1, 2, 3], 0, waits=False)
+        claims.allocated(one, [1, 2, 3], 0)
         assert (len(claims.take_loads()), claims.grows("r")) == (0 if grows else 1, grows)
         claims.forget("r")
-        claims.allocated(one, [1, 2, 3], 5, waits=False)  # the prefix cache has lost a part
+        claims.allocated(one, [1, 2, 3], 5)  # the prefix cache has lost a part
         (load,) = claims.take_loads()
         assert load.use is not grows
         claims.forget("r")
@@ -106,22 +106,22 @@ def test_blended_prompt_leaves_nodes_behind() -> None:
     for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
         claims, one = PrefixClaims(1), request(salt=salt)
         assert bool(claims.claim(one, 0)) is takes
-        claims.allocated(one, [1, 2, 3, 4, 5], 0, waits=False)
+        claims.allocated(one, [1, 2, 3, 4, 5], 0)
         assert bool(claims.saves(step({"r": 20}))) is takes
 
 
 def test_request_goes_on_storing_after_its_prefix_could_not_be_loaded() -> None:
     claims, one = PrefixClaims(1), request()
-    claims.allocated(one, [1, 2, 3, 4, 5], claims.claim(one, 0), waits=False)
+    claims.allocated(one, [1, 2, 3, 4, 5], claims.claim(one, 0))
     claims.forget("r")
     assert claims.saves(step({"r": 20})) == []
 
 
 def test_blocks_that_a_request_had_to_give_up_are_stored() -> None:
     claims, one = PrefixClaims(1), request(held=0, kept=2)
-    claims.allocated(one, [1], 0, waits=False)
+    claims.allocated(one, [1], 0)
     assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
-    claims.allocated(one, [7, 8, 9], 0, waits=False)  # preempted, and back from the beginning
+    claims.allocated(one, [7, 8, 9], 0)  # preempted, and back from the beginning
     (again,) = claims.saves(step({"r": 12}, {"r": [7, 8, 9]}, resumed=("r",)))
     assert (again.key, again.block_ids) == ("a", [7, 8, 9])
 
@@ -144,7 +144,7 @@ def test_path_that_no_client_of_ours_sends_is_followed(wrong: dict[str, Any]) ->
     claims, one = PrefixClaims(1), request(**wrong)
     with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
         claims.claim(one, 0)
-    claims.allocated(one, [1, 2], 0, waits=False)
+    claims.allocated(one, [1, 2], 0)
     assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
 
 

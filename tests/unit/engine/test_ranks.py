@@ -69,7 +69,7 @@ class _Breaking(StoredLayers):
 
     def fetch_kv(self, first_layer: int) -> None: ...
 
-    def ready(self, layer: int) -> bool:
+    def ready(self, layer: int, wait_s: float = 0.0) -> bool:
         return layer < 2
 
     def synchronize(self, layer: int) -> StoredLayer:
@@ -88,7 +88,7 @@ def test_layers_that_cannot_be_loaded_end_a_rank() -> None:
         assert layers.synchronize(0).key.sum() == 24
         assert not layers.ready(2)
         for layer in (2, 3):
-            key, value = layers.synchronize(layer).of_all_heads()
+            key, value = layers.synchronize(layer)
             assert key.dtype == torch.bfloat16 and key.shape == (3, 2, 4)
             assert not key.any() and not value.any() and key is not value
             assert layers.ready(layer + 1)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.jobs import Job, JobName, Jobs
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 
@@ -18,8 +19,8 @@ PIECE_S = 0.002
 NUMBERS = itertools.count()
 
 
-def order(name: str, *, waits: bool = True) -> BlendOrder:
-    return BlendOrder(name, name, [1, 2], [0], 0, Recipe("store", (("key", 0, 2),)), waits)
+def order(name: str) -> BlendOrder:
+    return BlendOrder(name, name, [1, 2], [0], 0, Recipe("store", (("key", 0, 2),)))
 
 
 class Work:
@@ -27,25 +28,28 @@ class Work:
 
     def __init__(self, pieces: int = 6) -> None:
         self.pieces, self.log, self.left = pieces, list[str](), list[str]()
-        self.rows: list[int | None] = []
 
     def start(self, order: BlendOrder, pace: Pace) -> Sliced:
         try:
             for _ in range(self.pieces):
                 time.sleep(PIECE_S)
                 self.log.append(order.request_id)
-                self.rows.append(pace.rows)
                 if order.request_id == "broken":
                     raise RuntimeError("broken")
-                if pace.pause(pace.rows or 1):
+                if pace.pause(pace.rows):
                     yield
-            return {"done": order.request_id}
+            return BlendReport(selector=order.request_id)
         finally:
             self.left.append(order.request_id)
 
 
-def finished(queue: BlendQueue, budget_s: float | None) -> list[str]:
-    return [order.request_id for order, _ in queue.run(budget_s)]
+ENOUGH_S = 10.0
+
+
+def finished(queue: BlendQueue, budget_s: float = ENOUGH_S, steps: int = 1) -> list[str]:
+    """Whose blends end in so many steps, with a slice in each."""
+    done = [queue.run(budget_s) for _ in range(steps)]
+    return [one.order.request_id for one in done if one is not None]
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def work() -> Work:
     return Work()
 
 
-def test_slice_takes_as_long_as_the_whole_blend(work: Work) -> None:
+def test_slice_ends_before_a_long_blend_does(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a")])
     assert finished(queue, PIECE_S) == []
@@ -61,25 +65,22 @@ def test_slice_takes_as_long_as_the_whole_blend(work: Work) -> None:
     assert queue
 
 
-def test_first_blend_waits_for_its_token_until_all_others_are_done(work: Work) -> None:
+def test_first_token_leaves_before_the_next_blend_begins(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a"), order("b")])
-    assert finished(queue, None) == ["a"]
-    assert finished(queue, None) == ["b"]
+    assert finished(queue) == ["a"]
+    assert finished(queue, steps=3) == [] and "b" not in work.log
+    assert finished(queue) == ["b"]
     assert not queue
-    assert set(work.rows) == {None}  # whole layers
 
 
-def test_budget_that_is_too_small_for_a_piece_stops_all_progress(work: Work) -> None:
+def test_blend_goes_on_however_small_the_budget(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a")])
-    done: list[str] = []
-    for _ in range(work.pieces + 1):
-        done += finished(queue, 0.0)
-    assert done == ["a"]
+    assert finished(queue, 0.0, steps=work.pieces + 1) == ["a"]
 
 
-def test_second_order_is_begun_before_the_first_has_its_token(work: Work) -> None:
+def test_orders_are_blended_one_after_the_other(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a"), order("b")])
     while queue:
@@ -87,34 +88,25 @@ def test_second_order_is_begun_before_the_first_has_its_token(work: Work) -> Non
     assert work.log == ["a"] * work.pieces + ["b"] * work.pieces
 
 
-def test_order_that_the_step_needs_is_put_off(work: Work) -> None:
-    queue = BlendQueue(work.start)
-    queue.add([order("a")])
-    assert finished(queue, PIECE_S) == []
-    queue.add([order("b"), order("now", waits=False)])
-    assert finished(queue, PIECE_S) == ["a", "now"]  # what was begun has the loader's buffers
-    assert finished(queue, None) == ["b"]
-
-
-def test_failing_blend_takes_the_next_one_along(work: Work) -> None:
+def test_failing_blend_leaves_the_next_one_alone(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("broken"), order("b")])
-    ((_, broken),), ((_, done),) = queue.run(None), queue.run(None)
-    assert isinstance(broken, RuntimeError)
-    assert done == {"done": "b"}
+    broken = queue.run(ENOUGH_S)
+    assert broken and isinstance(broken.outcome, RuntimeError)
+    assert finished(queue, steps=4) == ["b"]
 
 
-def test_cancelled_blend_keeps_what_it_opened(work: Work) -> None:
+def test_cancelled_blend_gives_back_what_it_opened(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a"), order("b"), order("c")])
     queue.run(0.0)
     gone = queue.cancel({"a", "b"})
     assert {one.request_id for one in gone} == {"a", "b"}
     assert work.left == ["a"]  # b was not begun
-    assert finished(queue, None) == ["c"]
+    assert finished(queue) == ["c"]
 
 
-def test_stopped_blend_is_never_heard_of_again(work: Work) -> None:
+def test_blend_fails_when_its_store_closes(work: Work) -> None:
     queue = BlendQueue(work.start)
     queue.add([order("a")])
     queue.run(0.0)
@@ -122,8 +114,8 @@ def test_stopped_blend_is_never_heard_of_again(work: Work) -> None:
     assert not work.left
     queue.stop("store")
     assert work.left == ["a"]
-    ((one, outcome),) = queue.run(0.0)
-    assert one.request_id == "a" and isinstance(outcome, RuntimeError)
+    done = queue.run(0.0)
+    assert done and done.order.request_id == "a" and isinstance(done.outcome, RuntimeError)
     assert not queue
 
 
@@ -131,7 +123,6 @@ def steps(pace: Pace, budget_s: float, rows_per_s: float) -> Iterator[int]:
     """Rows of the pieces of one slice, on a machine that computes so many per second."""
     pace.begin(budget_s)
     while True:
-        assert pace.rows is not None
         rows = pace.rows
         time.sleep(rows / rows_per_s)
         yield rows
@@ -140,7 +131,7 @@ def steps(pace: Pace, budget_s: float, rows_per_s: float) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("rows_per_s", [5_000.0, 200_000.0])
-def test_pieces_stay_too_large_or_too_small_for_the_machine(rows_per_s: float) -> None:
+def test_pieces_fit_the_machine(rows_per_s: float) -> None:
     pace, budget_s = Pace(), 0.04
     for _ in range(8):
         rows = list(steps(pace, budget_s, rows_per_s))
@@ -148,7 +139,7 @@ def test_pieces_stay_too_large_or_too_small_for_the_machine(rows_per_s: float) -
     assert sum(rows) >= 0.1 * budget_s * rows_per_s  # and most of the slice is used, on a busy machine too
 
 
-def test_idle_time_counts_as_the_engines_step() -> None:
+def test_idle_time_is_no_part_of_the_engines_step() -> None:
     clock = StepClock()
     assert clock.slice_s(0.5) == 0.0
     for _ in range(4):
@@ -300,7 +291,7 @@ def test_job_that_fails_is_kept() -> None:
 # -- what another thread waits for ------------------------------------------------------------------------
 
 
-def test_blend_waits_for_a_server_in_the_engines_step() -> None:
+def test_blend_pauses_while_a_server_answers_another_thread() -> None:
     answer, pace, undone = threading.Event(), Pace(), list[int]()
 
     def slow() -> int:
@@ -310,8 +301,12 @@ def test_blend_waits_for_a_server_in_the_engines_step() -> None:
     with ThreadPoolExecutor(1) as thread:
         pace.begin(PIECE_S)
         waiting = beside(thread, pace, slow, undone.append)
+        begin = time.perf_counter()
         next(waiting)
+        assert time.perf_counter() - begin < 50 * PIECE_S, "beside answers nobody waits"
+        pace.begin(100 * PIECE_S, idle=True)
         next(waiting)
+        assert time.perf_counter() - begin > 50 * PIECE_S, "an idle engine would ask again at once"
         given_up = beside(thread, pace, slow, undone.append)
         next(given_up)
         given_up.close()
@@ -321,6 +316,3 @@ def test_blend_waits_for_a_server_in_the_engines_step() -> None:
                 next(waiting)
         assert end.value.value == 1
     assert undone == [1], "what was opened for a request that gave up stays open"
-    pace.begin(None)
-    with pytest.raises(StopIteration):  # the step needs it
-        next(beside(thread, pace, slow))

@@ -37,7 +37,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def fetched(layers: StoredLayers, numbers: Sequence[int]) -> dict[int, torch.Tensor]:
     layers.fetch_kv(numbers[0])
-    return {number: torch.stack(layers.synchronize(number).of_all_heads()).clone() for number in numbers}
+    return {number: torch.stack(layers.synchronize(number)).clone() for number in numbers}
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))
@@ -96,7 +96,7 @@ def test_layer_that_was_asked_after_never_comes_or_is_another(
                 assert time.monotonic() < ends
                 time.sleep(0.001)
             assert layers.ready(number)
-            found = torch.stack(layers.synchronize(number).of_all_heads())
+            found = torch.stack(layers.synchronize(number))
             assert bits(found).equal(bits(whole[number]))
 
 
@@ -171,7 +171,7 @@ def test_what_the_caller_writes_into_a_layer_does_not_reach_the_record(
     with bench.load(bench.open()) as layers:
         layers.fetch_kv(0)
         for layer in range(LAYERS):
-            for tensor in layers.synchronize(layer).of_all_heads():
+            for tensor in layers.synchronize(layer):
                 tensor.zero_()
     assert all(same(get(bench.store, chunk), chunk) for chunk in bench.chunks)
 

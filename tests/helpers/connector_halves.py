@@ -1,0 +1,78 @@
+"""Both halves of the connector around a model of a few lines, for vLLM's own scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from blendrag.engine.recipe import BlendOrder
+from blendrag.engine.worker.compression import Compression
+from blendrag.engine.worker.connector import BlendConnector
+from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
+
+PROMPT = 300  # tokens: three blocks
+WRONG = -7
+_NO_DECODER: Any = None
+_COMPRESSION = Compression(_NO_DECODER, None, "nothing is evicted here")
+_LAYER = FullAttentionSpec(block_size=128, num_kv_heads=1, head_size=8, dtype=torch.float32)
+BLOCKS = KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], _LAYER)])
+
+
+@dataclass
+class Runner:
+    """The connector's worker half around a model whose next token is its position, if all before it is there.
+
+    As vLLM's second model runner it counts a request's tokens by itself from where it was added.
+    """
+
+    connector: BlendConnector
+    there: dict[str, set[int]] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def step(self, scheduled: Any) -> ModelRunnerOutput:
+        for new in scheduled.scheduled_new_reqs:
+            self.counted[new.req_id] = new.num_computed_tokens
+        half = self.connector
+        half.bind_connector_metadata(scheduled.kv_connector_metadata)
+        first = getattr(scheduled, "has_sync_kv_loads", True)  # before vLLM 0.30 always
+        if first:
+            half.start_load_kv(None)
+        tokens = [self.forward(name, count) for name, count in scheduled.num_scheduled_tokens.items()]
+        if not first:
+            half.start_load_kv(None)
+        arrived = half.get_finished(scheduled.finished_req_ids)[1]
+        output = KVConnectorOutput(
+            finished_recving=arrived,
+            invalid_block_ids=half.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=half.build_connector_worker_meta(),
+        )
+        half.clear_connector_metadata()
+        names = list(scheduled.num_scheduled_tokens)
+        numbers = {name: number for number, name in enumerate(names)}
+        return ModelRunnerOutput(names, numbers, tokens, kv_connector_output=output)
+
+    def forward(self, name: str, count: int) -> list[int]:
+        begin = self.counted[name]
+        end = self.counted[name] = begin + count
+        self.there.setdefault(name, set()).update(range(begin, end))
+        if end < PROMPT:
+            return []
+        return [end if self.there[name] == set(range(end)) else WRONG]
+
+
+def plane(start: Callable[[BlendOrder, Pace], Sliced], **more: Any) -> Any:
+    """What a worker's half is bound to."""
+    return SimpleNamespace(
+        queue=BlendQueue(start),
+        clock=StepClock(),
+        tiers=[],
+        wait_for_device=lambda: None,
+        compression=_COMPRESSION,
+        **more,
+    )
