@@ -17,7 +17,6 @@ from blendrag.cli.eval import evaluate
 from blendrag.cli.evictor import app as evictor
 from blendrag.cli.ingest import ingest
 from blendrag.cli.maintenance import gc, purge, verify
-from blendrag.cli.plan import plan
 from blendrag.cli.profile import profile
 from blendrag.cli.serve import ANY_OPTION, serve
 from blendrag.cli.stats import stats
@@ -25,7 +24,7 @@ from blendrag.cli.tree import app as tree
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
-for command in (ingest, ask, chat, stats, verify, gc, purge, profile, plan, doctor, demo):
+for command in (ingest, ask, chat, stats, verify, gc, purge, profile, doctor, demo):
     app.command()(command)
 app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
