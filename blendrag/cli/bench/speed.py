@@ -166,48 +166,6 @@ def decode(
     measured(lambda progress: run_decode(settings, wanted, progress), table, json)
 
 
-def kernels(
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 512,
-    ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Recompute ratio.")] = 0.15,
-    repeats: options.Repeats = 20,
-    model: options.Model = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
-    from blendrag.lab.bench.kernels import KernelOptions, print_kernels, run_kernels
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
-    settings = Settings.load(model=model)
-    table = pasted(print_kernels, "kernels", paste)
-    measured(lambda progress: run_kernels(settings, wanted, progress), table, json)
-
-
-def context(
-    texts: Annotated[int, typer.Option(min=3, help="Texts that a chunk is taken from.")] = 16,
-    chunk_tokens: options.ChunkTokens = 256,
-    before: Annotated[int, typer.Option(min=1, help="Tokens of other text before it in a prompt.")] = 1024,
-    model: options.Model = None,
-    data: options.Data = None,
-    plot: options.Plot = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-) -> None:
-    """How far a chunk's KV is from what it is behind other documents, by what it was prefilled behind."""
-    from blendrag.lab.bench.context import ContextOptions, draw_context, print_context, run_context
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = ContextOptions(texts, chunk_tokens, before, data)
-    settings = Settings.load(model=model)
-    table = pasted(print_context, "context", paste)
-    measured(lambda progress: run_context(settings, wanted, progress), table, json, plot, draw_context)
-
-
 def tree(
     data: Annotated[Path, typer.Option(help="Questions in SQuAD's format.", metavar="FILE")],
     arrivals: Annotated[

@@ -25,7 +25,6 @@ BAD = [
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
     (("beside", "--plot", "out"), "--plot out"),
-    (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
 ]
 
 
@@ -47,7 +46,7 @@ def test_selector_that_there_is_not_is_found_out_by_the_engine(monkeypatch: pyte
     assert result.exit_code == 1 and result.stderr.startswith("error: unknown selector 'hkdv'")
 
 
-@pytest.mark.parametrize("command", ["ttft", "sweep", "beside", "kernels"])
+@pytest.mark.parametrize("command", ["ttft", "sweep", "beside"])
 @pytest.mark.parametrize(
     ("option", "value"), [("--chunks", "1"), ("--repeats", "0"), ("--chunk-tokens", "4")]
 )
