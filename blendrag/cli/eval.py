@@ -57,7 +57,6 @@ def evaluate(
     from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE
     from blendrag.lab.evaluate.report import print_evaluation
     from blendrag.lab.evaluate.run import EvalOptions, run_eval
-    from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
     require("nltk", "rouge_score")  # before hours of asking
@@ -67,5 +66,6 @@ def evaluate(
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, rows)
     left = f"interrupted: the same command goes on from {rows}" if rows else "interrupted"
-    table = pasted(print_evaluation, "eval", paste)
-    measured(lambda bar: run_eval(settings, options, bar), table, json, plot, draw, left)
+    measured(
+        lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left, paste, "eval"
+    )

@@ -70,7 +70,6 @@ Paste = Annotated[
 ]
 Chunks = Annotated[int, typer.Option(min=2, help="Chunks in a prompt.")]
 ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]
