@@ -20,6 +20,7 @@ Repair = Annotated[
     bool,
     typer.Option("--repair", help="Put damaged records aside, drop what nothing needs, prefill again later."),
 ]
+Tree = Annotated[bool, typer.Option("--tree", help="Remove all exact prefixes, too.")]
 Document = Annotated[
     str, typer.Option("--document", "-d", help="The document; a file by its path.", show_default=False)
 ]
@@ -71,15 +72,19 @@ def _print_verified(report: VerifyReport, repair: bool) -> None:
             typer.echo(f"{count:,} files {what}: blendrag gc removes them")
 
 
-def gc(index: options.Index = options.DEFAULT_INDEX, json: options.Json = False) -> None:
+def gc(index: options.Index = options.DEFAULT_INDEX, tree: Tree = False, json: options.Json = False) -> None:
     """Remove files that nothing needs, and compact the databases."""
+    from blendrag.cli.tree import remove_tree
     from blendrag.settings import Settings
     from blendrag.store.maintenance.closed_index import closed_index
     from blendrag.store.maintenance.gc import collect
 
     stack = Settings.load().stack
     with closed_index(index) as opened, progress_bar(unit="bytes") as bar:
+        prefixes = remove_tree(opened) if tree else 0
         freed = collect(opened, stack, bar)
+    if tree:
+        freed.bytes["exact prefixes"] = prefixes
     if json:
         print_json(freed.to_dict())
     else:
