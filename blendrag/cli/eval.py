@@ -50,7 +50,6 @@ def evaluate(
     paste: Paste = None,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
-    from blendrag.lab import require
     from blendrag.lab.bench.axes import parse_ratios
     from blendrag.lab.evaluate.arms import parse_arms
     from blendrag.lab.evaluate.plot import draw
@@ -59,7 +58,6 @@ def evaluate(
     from blendrag.lab.evaluate.run import EvalOptions, run_eval
     from blendrag.settings import Settings
 
-    require("nltk", "rouge_score")  # before hours of asking
     settings = Settings.load(model=model)
     at = parse_ratios(ratios) if ratios else None
     wanted = parse_arms(arms.split(",") if arms else (), at, settings)

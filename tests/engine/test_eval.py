@@ -59,7 +59,7 @@ def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
     assert list(arms) == ARMS
     for arm in arms.values():
         assert arm["n"] == 3
-        for name in ("f1", "rouge_l", "nll_gold", "gap_closed", "kl_first_token", "kl_answer",
+        for name in ("f1", "nll_gold", "gap_closed", "kl_first_token", "kl_answer",
                      "top1_agreement", "f1_vs_full", "decision_agreement"):  # fmt: skip
             assert arm[name].keys() == {"mean", "low", "high"}
             assert arm[name]["low"] <= arm[name]["mean"] <= arm[name]["high"]

@@ -66,7 +66,6 @@ def test_measurement_of_nothing_is_accepted(
 HIDDEN = [
     ("matplotlib", ("bench", "ttft", "--plot", "out.png")),
     ("matplotlib", ("eval", "--data", "rows.jsonl", "--plot", "out.png")),
-    ("rouge_score", ("eval", "--data", "rows.jsonl")),
 ]
 
 
