@@ -65,25 +65,21 @@ MEASURES = tuple(field.name for field in fields(Round))
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """An arm with so many answers at once, by :data:`MEASURES`; ratios are to ``whole``, round by round."""
-
-    own: dict[str, Spread]
-    ratio: dict[str, Spread]
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeResults:
-    """rows: by arm and number of answers. whole: decoded from all KV; evicted: from the budget; floor: from
+    """rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of its ``ratio_`` to
+    ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor: from
     all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt."""
 
-    rows: dict[tuple[str, int], Decoding]
+    rows: dict[tuple[str, int], dict[str, Spread]]
     kept: int
     freed: int
     setup: Setup[DecodeOptions]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [{"arm": arm, "answers": count, **asdict(own)} for (arm, count), own in self.rows.items()]
+        rows = [
+            {"arm": arm, "answers": count} | {name: asdict(each) for name, each in own.items()}
+            for (arm, count), own in self.rows.items()
+        ]
         return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
 
 
@@ -169,30 +165,31 @@ def _held() -> float:
     return shares[-1] if shares else 0.0
 
 
-def _summary(own: Sequence[Round], whole: Sequence[Round]) -> Decoding:
-    times, ratios = {}, {}
+def _summary(own: Sequence[Round], whole: Sequence[Round]) -> dict[str, Spread]:
+    found = {}
     for name in MEASURES:
         mine, base = ([getattr(each, name) for each in rounds] for rounds in (own, whole))
-        times[name] = spread(mine)
-        ratios[name] = spread([one / other if other else 0.0 for one, other in zip(mine, base, strict=True)])
-    return Decoding(times, ratios)
+        found[name] = spread(mine)
+        pairs = zip(mine, base, strict=True)
+        found[f"ratio_{name}"] = spread([one / other if other else 0.0 for one, other in pairs])
+    return found
 
 
 def print_decode(results: DecodeResults, console: Console) -> None:
     """A row per arm and number of answers."""
     table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
     for (arm, count), found in results.rows.items():
-        own, ratio = ({name: each.median for name, each in part.items()} for part in (found.own, found.ratio))
+        own = {name: each.median for name, each in found.items()}
         table.add_row(
             arm,
             str(count),
             f"{1e3 * own['ttft_s']:,.0f}",
-            f"{ratio['ttft_s']:.2f}x",
+            f"{own['ratio_ttft_s']:.2f}x",
             f"{1e3 * own['second_s']:,.0f}",
             f"{1e3 * own['itl_s']:,.1f}",
-            f"{ratio['itl_s']:.2f}x",
+            f"{own['ratio_itl_s']:.2f}x",
             f"{own['held']:.1%}",
-            f"{ratio['held']:.2f}x",
+            f"{own['ratio_held']:.2f}x",
         )
     setup, options = results.setup, results.setup.options
     console.print(table, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeOptions, DecodeResults, Decoding, print_decode
+from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeOptions, DecodeResults, print_decode
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings
@@ -19,12 +19,10 @@ def spread(median: float) -> Spread:
 
 def test_arm_is_left_out_or_shown_with_other_numbers() -> None:
     own, ratio = (2.5, 0.48, 0.031, 0.068), (1.01, 1.1, 0.55, 0.07)
-
-    def measures(n: int, numbers: tuple[float, ...]) -> dict[str, Spread]:
-        return {name: spread(n * number) for name, number in zip(MEASURES, numbers, strict=True)}
-
+    numbers = dict(zip(MEASURES, own, strict=True))
+    numbers |= {f"ratio_{name}": number for name, number in zip(MEASURES, ratio, strict=True)}
     rows = {
-        (arm, count): Decoding(measures(n, own), measures(n, ratio))
+        (arm, count): {name: spread(n * number) for name, number in numbers.items()}
         for count in (1, 8)
         for n, arm in enumerate(ARMS, start=1)
     }
