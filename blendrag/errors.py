@@ -10,8 +10,7 @@ BlendragError
 ├── StoreError
 │   ├── StoreMismatchError   open the index with the model it was made for
 │   ├── StoreInUseError      close the other process that has it open
-│   ├── StoreFullError       free disk space, or raise the limit, and ingest again
-│   └── ArchiveError         export again, or copy the file again
+│   └── StoreFullError       free disk space, or raise the limit, and ingest again
 ├── PredictorError           train it again (blendrag evictor train); until then, eviction is by LRU
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
@@ -74,10 +73,6 @@ class StoreInUseError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk (or the configured limit) has no room for a chunk."""
-
-
-class ArchiveError(StoreError):
-    """A file is no export of an index, or was damaged on its way, or holds what no index has."""
 
 
 class PredictorError(BlendragError):

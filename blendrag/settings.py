@@ -23,7 +23,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from blendrag.control.prices import Prices
 from blendrag.errors import ConfigError
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
@@ -38,6 +37,7 @@ AUTO_PARSER, NO_PARSER = "auto", "none"
 
 # What was called otherwise, and the sentence for whoever writes it still.
 RENAMED = {
+    "prices": "prices has gone with `blendrag plan`: `blendrag profile` says which tier adds no delay",
     "mode": "mode is called blend now: blend=False instead of mode='off'",
     "hints": "hints is called documents now",
     "mask": "mask is gone: scattered tokens are always masked in runs",
@@ -201,9 +201,6 @@ class Settings(BaseSettings):
     codec: str = Field("raw", description="How KV is stored: raw, fp8, int8, int4.")
     namespace: str = Field(
         "", pattern=r"^[\w.-]*$", description="Tenant: KV is shared within a namespace only."
-    )
-    prices: Prices | None = Field(
-        None, description="What storing KV costs, for `blendrag plan`; None: an example."
     )
 
     # Asking

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from blendrag import __version__
-from blendrag.cli.ask import ask, chat
+from blendrag.cli.ask import ask
 from blendrag.cli.bench import app as bench
 from blendrag.cli.console import group, say
 from blendrag.cli.demo import demo
@@ -16,23 +16,19 @@ from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
 from blendrag.cli.evictor import app as evictor
 from blendrag.cli.ingest import ingest
-from blendrag.cli.maintenance import export, gc, import_, purge, verify
-from blendrag.cli.plan import plan
+from blendrag.cli.maintenance import gc, purge, verify
 from blendrag.cli.profile import profile
 from blendrag.cli.serve import ANY_OPTION, serve
 from blendrag.cli.stats import stats
-from blendrag.cli.tree import app as tree
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
-for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
+for command in (ingest, ask, stats, verify, gc, purge, profile, doctor, demo):
     app.command()(command)
-app.command("import")(import_)
 app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
 app.add_typer(evictor, name="evictor")
-app.add_typer(tree, name="tree")
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""``blendrag ask`` and ``blendrag chat``: questions to an index."""
+"""``blendrag ask``: one question to an index, or a conversation."""
 
 from __future__ import annotations
 
@@ -21,18 +21,40 @@ _LONGEST_TOKENS = 1024
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="In quotes.", show_default=False)],
+    question: Annotated[
+        str | None,
+        typer.Argument(help="In quotes; without one, several in a row are read.", show_default=False),
+    ] = None,
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
     similarity_top_k: options.SimilarityTopK = None,
-    max_tokens: options.MaxTokens = None,
-    blend: options.Blend = None,
-    quality: options.Quality = None,
-    recompute_ratio: options.RecomputeRatio = None,
-    selector: options.Selector = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; without a setting, 1,024."),
+    ] = None,
+    blend: Annotated[
+        bool | None,
+        typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),
+    ] = None,
+    quality: Annotated[
+        str | None,
+        typer.Option("--quality", "-q", metavar="STEP", help="fast, balanced or close to full prefill."),
+    ] = None,
+    recompute_ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--recompute-ratio", "--ratio", "-r", min=0.0, max=1.0,
+            help="Share of cached tokens that is recomputed.",
+        ),
+    ] = None,
+    selector: Annotated[
+        str | None, typer.Option(help="Which cached tokens are recomputed: query, hkvd, ...")
+    ] = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
-    show_thinking: options.ShowThinking = False,
+    show_thinking: Annotated[
+        bool, typer.Option("--show-thinking", help="Print what the model thinks before it answers.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what the prompt is made of instead of asking.")
     ] = False,
@@ -41,12 +63,14 @@ def ask(
         typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
     ] = None,
     json: options.Json = False,
-) -> None:
-    """Answer a question from an index."""
+) -> None:  # fmt: skip
+    """Answer a question from an index, or several, each with the ones before it in mind."""
     from blendrag.cli.answering import print_plan, print_sources, print_stream, write_trace_of
 
-    if not question.strip():
+    if question is not None and not question.strip():
         raise typer.BadParameter("the question is empty", param_hint="QUESTION")
+    if question is None and (explain or trace or json):
+        raise typer.BadParameter("--explain, --trace and --json need a question", param_hint="QUESTION")
     if trace and not trace.resolve().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {trace.parent}", param_hint="--trace")
     with _ready(
@@ -62,7 +86,9 @@ def ask(
         selector=selector,
         trace=True if trace else None,
     ) as opened:
-        if explain:
+        if question is None:
+            _converse(opened, show_thinking)
+        elif explain:
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
         elif json:
@@ -75,40 +101,15 @@ def ask(
             write_trace_of(answer, trace)
 
 
-def chat(
-    index: options.Index = options.DEFAULT_INDEX,
-    model: options.Model = None,
-    similarity_top_k: options.SimilarityTopK = None,
-    max_tokens: options.MaxTokens = None,
-    blend: options.Blend = None,
-    quality: options.Quality = None,
-    recompute_ratio: options.RecomputeRatio = None,
-    selector: options.Selector = None,
-    server: options.Server = None,
-    api_key: options.ApiKey = None,
-    show_thinking: options.ShowThinking = False,
-) -> None:
-    """Ask several questions in a row, each with the ones before it in mind."""
+def _converse(index: BlendIndex | ServedIndex, show_thinking: bool) -> None:
     with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
         import readline  # noqa: F401
 
-    with _ready(
-        index,
-        server,
-        api_key,
-        model=model,
-        similarity_top_k=similarity_top_k,
-        max_tokens=_length(max_tokens),
-        blend=blend,
-        quality=quality,
-        recompute_ratio=recompute_ratio,
-        selector=selector,
-    ) as opened:
-        say("Ctrl-C stops an answer, Ctrl-D leaves.")
-        history: list[dict[str, str]] = []
-        while (question := _read()) is not None:
-            if question:
-                _answer(opened, question, history, show_thinking)
+    say("Ctrl-C stops an answer, Ctrl-D leaves.")
+    history: list[dict[str, str]] = []
+    while (question := _read()) is not None:
+        if question:
+            _answer(index, question, history, show_thinking)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,18 @@ from typer.core import TyperGroup
 from blendrag.errors import BlendragError
 
 _WIDE, _PAGE = 1000, 80  # columns
+# What became of commands, for whoever types them still.
+_RENAMED = {
+    "chat": "'blendrag ask' without a question",
+    "tree": "'stats --tree', 'gc --tree' and 'ingest --questions'",
+    "export": "'tar', of the folder of a closed index,",
+    "import": "'tar -x', where an index's folder was packed with 'tar',",
+    "plan": "what 'blendrag profile' says of tiers",
+    "sweep": "'bench ttft --axis'",
+    "beside": "'bench load --beside'",
+    "decode": "'bench load --kv-budget'",
+    "speculate": "'bench ttft --speculate'",
+}
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -76,6 +88,11 @@ def _from_interrupt(error: BaseException | None) -> bool:
 
 class Commands(TyperGroup):
     """A group whose commands end with one clear line instead of a traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in _RENAMED and args[0] not in self.commands:
+            ctx.fail(f"{args[0]!r} is {_RENAMED[args[0]]} now")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

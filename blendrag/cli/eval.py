@@ -50,22 +50,20 @@ def evaluate(
     paste: Paste = None,
 ) -> None:
     """Compare blended answers with those of full prefill, on your model and documents."""
-    from blendrag.lab import require
     from blendrag.lab.bench.axes import parse_ratios
     from blendrag.lab.evaluate.arms import parse_arms
     from blendrag.lab.evaluate.plot import draw
     from blendrag.lab.evaluate.recommend import DEFAULT_TOLERANCE
     from blendrag.lab.evaluate.report import print_evaluation
     from blendrag.lab.evaluate.run import EvalOptions, run_eval
-    from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
-    require("nltk", "rouge_score")  # before hours of asking
     settings = Settings.load(model=model)
     at = parse_ratios(ratios) if ratios else None
     wanted = parse_arms(arms.split(",") if arms else (), at, settings)
     allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
     options = EvalOptions(data, format, wanted, limit, seed, allowed, max_tokens, rows)
     left = f"interrupted: the same command goes on from {rows}" if rows else "interrupted"
-    table = pasted(print_evaluation, "eval", paste)
-    measured(lambda bar: run_eval(settings, options, bar), table, json, plot, draw, left)
+    measured(
+        lambda bar: run_eval(settings, options, bar), print_evaluation, json, plot, draw, left, paste, "eval"
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blendrag.cli import options
 from blendrag.cli.console import interruptible, print_json, say, shown
+from blendrag.errors import ConfigError
 
 if TYPE_CHECKING:
     from blendrag.index.ingest import IngestReport
@@ -18,34 +19,56 @@ _SHOWN_SKIPPED = 10
 
 def ingest(
     paths: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             help="Files and folders: text, Markdown, HTML, PDF, EPUB, Word, PowerPoint, Excel.",
             show_default=False,
         ),
-    ],
+    ] = None,
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="What will be asked, a question per line: have their exact prefixes on disk.", metavar="FILE"
+        ),
+    ] = None,
     server: options.Servers = None,
     api_key: options.ApiKey = None,
     json: options.Json = False,
 ) -> None:
     """Put documents into an index. Repeat it after changes: what is unchanged is skipped."""
     from blendrag.cli.opening import open_index, open_served
+    from blendrag.cli.tree import grow_tree, read_questions
+    from blendrag.index.index import BlendIndex
     from blendrag.index.loaders import load_sources
 
-    load_sources(paths)  # a wrong path is an error before an index is made
+    if not paths and questions is None:
+        raise typer.BadParameter("no paths are given, nor --questions", param_hint="PATHS")
+    load_sources(paths or ())  # a wrong path is an error before an index is made
+    asked = read_questions(questions) if questions else []
+    found: dict[str, Any] = {}
     with (
         interruptible("interrupted: what was ingested is kept; the same command goes on from there"),
         open_served(index, server, api_key, create=True, model=model)
         if server
-        else open_index(index, create=True, model=model) as opened,
+        else open_index(index, create=bool(paths), model=model) as opened,
     ):
-        report = opened.ingest(paths)
+        if asked and not (isinstance(opened, BlendIndex) and opened.settings.tree_disk_bytes):
+            raise ConfigError("--questions: exact prefixes end with this command without tree_disk_bytes")
+        if paths:
+            report = opened.ingest(paths)
+            found |= report.to_dict()
+            if not json:
+                _print(report, index)
+        if asked:
+            assert isinstance(opened, BlendIndex)
+            found["tree"] = tree = grow_tree(opened, asked)
+            if not json:
+                held = f"{tree['nodes']:,} nodes, {tree['bytes'] / 2**20:,.0f} MiB in all"
+                typer.echo(f"{tree['grown']:,} nodes grown; {held}")
     if json:
-        print_json(report.to_dict())
-    else:
-        _print(report, index)
+        print_json(found)
 
 
 def _print(report: IngestReport, folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""``blendrag verify``, ``gc``, ``export``, ``import`` and ``purge``: what looks after an index. No engine."""
+"""``blendrag verify``, ``gc`` and ``purge``: what looks after an index. No engine."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,13 +20,7 @@ Repair = Annotated[
     bool,
     typer.Option("--repair", help="Put damaged records aside, drop what nothing needs, prefill again later."),
 ]
-File = Annotated[
-    Path, typer.Argument(help="The exported index: one tar file.", metavar="FILE.tar", show_default=False)
-]
-Folder = Annotated[
-    Path, typer.Argument(help="Where to make the index: a folder that does not exist.", show_default=False)
-]
-NoKV = Annotated[bool, typer.Option("--no-kv", help="Leave the KV out: an ingest computes it again.")]
+Tree = Annotated[bool, typer.Option("--tree", help="Remove all exact prefixes, too.")]
 Document = Annotated[
     str, typer.Option("--document", "-d", help="The document; a file by its path.", show_default=False)
 ]
@@ -79,15 +72,19 @@ def _print_verified(report: VerifyReport, repair: bool) -> None:
             typer.echo(f"{count:,} files {what}: blendrag gc removes them")
 
 
-def gc(index: options.Index = options.DEFAULT_INDEX, json: options.Json = False) -> None:
+def gc(index: options.Index = options.DEFAULT_INDEX, tree: Tree = False, json: options.Json = False) -> None:
     """Remove files that nothing needs, and compact the databases."""
+    from blendrag.cli.tree import remove_tree
     from blendrag.settings import Settings
     from blendrag.store.maintenance.closed_index import closed_index
     from blendrag.store.maintenance.gc import collect
 
     stack = Settings.load().stack
     with closed_index(index) as opened, progress_bar(unit="bytes") as bar:
+        prefixes = remove_tree(opened) if tree else 0
         freed = collect(opened, stack, bar)
+    if tree:
+        freed.bytes["exact prefixes"] = prefixes
     if json:
         print_json(freed.to_dict())
     else:
@@ -103,45 +100,6 @@ def _print_freed(freed: Freed) -> None:
     if freed.left:
         say(f"{freed.left:,} chunks to be deleted are in a tier that cannot be written or reached now")
     typer.echo(f"freed {freed.total / 2**20:,.1f} MiB")
-
-
-def export(
-    file: File,
-    index: options.Index = options.DEFAULT_INDEX,
-    no_kv: NoKV = False,
-    json: options.Json = False,
-) -> None:
-    """Write a whole index into one file. Starts no engine."""
-    from blendrag.store.maintenance.archive import export_index
-    from blendrag.store.maintenance.closed_index import closed_index
-
-    with (
-        interruptible("interrupted: no file was left behind"),
-        closed_index(index) as opened,
-        progress_bar(unit="bytes") as bar,
-    ):
-        header = export_index(opened, file, kv=not no_kv, progress=bar)
-    if json:
-        print_json(header.to_dict())
-        return
-    typer.echo(f"{shown(str(file))}: {header.files:,} files, {header.nbytes / 2**20:,.0f} MiB")
-
-
-def import_(file: File, folder: Folder, json: options.Json = False) -> None:
-    """Make an index from an exported file, after checking all of it."""
-    from blendrag.store.maintenance.archive import import_archive
-
-    with interruptible("interrupted: no folder was left behind"), progress_bar(unit="bytes") as bar:
-        header = import_archive(file, folder, progress=bar)
-    if json:
-        print_json(header.to_dict())
-        return
-    typer.echo(
-        f"{shown(str(folder))}: {header.files:,} files, {header.nbytes / 2**20:,.0f} MiB;"
-        f" open it with the model {header.identity.model}"
-    )
-    if not header.kv:
-        typer.echo("its KV was not exported: blendrag ingest computes it")
 
 
 def purge(

@@ -21,33 +21,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard outpu
 SimilarityTopK = Annotated[
     int | None, typer.Option("--similarity-top-k", "-k", min=1, help="Chunks put into the prompt.")
 ]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; by default the setting, or 1,024."),
-]
-Blend = Annotated[
-    bool | None,
-    typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),
-]
-RecomputeRatio = Annotated[
-    float | None,
-    typer.Option(
-        "--recompute-ratio", "--ratio", "-r", min=0.0, max=1.0,
-        help="Share of cached tokens that is recomputed.",
-    ),
-]  # fmt: skip
-Quality = Annotated[
-    str | None,
-    typer.Option("--quality", "-q", metavar="STEP", help="fast, balanced or close to full prefill."),
-]
-ShowThinking = Annotated[
-    bool, typer.Option("--show-thinking", help="Print what the model thinks before it answers.")
-]
-Selector = Annotated[
-    str | None,
-    typer.Option("--selector", help="Which cached tokens are recomputed: query, hkvd, ..."),
-]
-
 Server = Annotated[
     str | None,
     typer.Option("--server", "-s", help="Have a server answer (blendrag serve), by its URL.", metavar="URL"),
@@ -70,7 +43,6 @@ Paste = Annotated[
 ]
 Chunks = Annotated[int, typer.Option(min=2, help="Chunks in a prompt.")]
 ChunkTokens = Annotated[int, typer.Option(min=8, help="Tokens in a chunk.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often everything is measured.")]
 Ratios = Annotated[
     str | None, typer.Option(help="Recompute ratios, with commas between them.", metavar="A,B,...")
 ]

@@ -16,6 +16,9 @@ from blendrag.tables import table_with
 if TYPE_CHECKING:
     from blendrag.control.estimate import Estimator
     from blendrag.control.profile import Profile
+    from blendrag.settings import Settings
+
+_FRESH_TOKENS = 64  # of a prompt around its chunks: system prompt, separators, a question
 
 
 def profile(
@@ -34,22 +37,24 @@ def profile(
     path = measured.save(settings.cache_dir)
     if json:
         print_json(measured.model_dump(mode="json"))
-    _print(measured, err() if json else out())
+    _print(measured, settings, err() if json else out())
     for spec in settings.stack:
         if spec.label not in measured.tiers:
             say(f"{spec.label}: not measured, because it may not be written")
     say(f"written to {path}")
 
 
-def _print(measured: Profile, console: Console) -> None:
+def _print(measured: Profile, settings: Settings, console: Console) -> None:
     from blendrag.control.estimate import Estimator
 
     estimate = Estimator.of(measured)
     machine = measured.machine
     where = f"{machine.cpu}, {machine.threads} threads, {machine.device}"
     console.print(Text(f"{measured.model} on {where}"))
-    for table in (_prefill_table(measured), _blend_table(measured, estimate), _tier_table(measured)):
+    tiers = _tier_table(measured, estimate, settings)
+    for table in (_prefill_table(measured), _blend_table(measured, estimate), tiers):
         console.print(table)
+    console.print(Text(f"Lowest tier that adds no delay (mode B): {_mode_b(measured, estimate, settings)}."))
     fit = estimate.recompute
     console.print(
         Text(
@@ -84,9 +89,39 @@ def _blend_table(measured: Profile, estimate: Estimator) -> Table:
     return table
 
 
-def _tier_table(measured: Profile) -> Table:
-    table = table_with("tier", "MB/s", "ms per call", "calls", title="Tiers")
+def _tier_table(measured: Profile, estimate: Estimator, settings: Settings) -> Table:
+    """How fast each tier is, and what that makes of a prompt."""
+    from blendrag.control.choose import ratio_for
+
+    cached, nbytes = _cached(measured, settings)
+    ratio = settings.recompute_ratio
+    title = f"Tiers, and a prompt of {settings.similarity_top_k} chunks from each, {ratio:g} recomputed"
+    columns = ("MB/s", "ms per call", "calls", "load ms", "TTFT ms", "mode A ratio")
+    table = table_with("tier", *columns, title=title)
     for name, speed in measured.tiers.items():
-        cells = (f"{speed.bytes_per_s / 1e6:,.0f}", f"{1e3 * speed.latency_s:.2f}", str(speed.calls))
-        table.add_row(Text(name), *cells)
+        load = estimate.load_s(nbytes, name)
+        ttft = estimate.blend_s(load, estimate.recompute_s(cached, _FRESH_TOKENS, ratio), ratio)
+        table.add_row(
+            Text(name),
+            f"{speed.bytes_per_s / 1e6:,.0f}",
+            f"{1e3 * speed.latency_s:.2f}",
+            str(speed.calls),
+            f"{1e3 * load:,.0f}",
+            f"{1e3 * ttft:,.0f}",
+            f"{ratio_for(estimate, load, cached, _FRESH_TOKENS, ratio):.2f}",
+        )
     return table
+
+
+def _mode_b(measured: Profile, estimate: Estimator, settings: Settings) -> str:
+    from blendrag.control.choose import cheapest_tier
+
+    cached, nbytes = _cached(measured, settings)
+    choice = cheapest_tier(estimate, nbytes, cached, _FRESH_TOKENS, settings.recompute_ratio)
+    return choice.why if choice.tier is None else f"{choice.tier}: it {choice.why}"
+
+
+def _cached(measured: Profile, settings: Settings) -> tuple[int, int]:
+    """Tokens of a prompt's chunks, and bytes of their KV."""
+    tokens = settings.similarity_top_k * settings.chunk_tokens
+    return tokens, tokens * measured.kv_bytes

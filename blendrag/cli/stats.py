@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -13,11 +14,20 @@ from blendrag.cli.console import out, print_json, shown
 
 
 def stats(
-    index: options.Index = options.DEFAULT_INDEX, model: options.Model = None, json: options.Json = False
+    index: options.Index = options.DEFAULT_INDEX,
+    model: options.Model = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Draw the exact prefixes that are on disk instead.")
+    ] = False,
+    json: options.Json = False,
 ) -> None:
     """Show how many documents, chunks and bytes an index holds. Starts no engine."""
     from blendrag.cli.opening import open_index
+    from blendrag.cli.tree import show_tree
 
+    if tree:
+        show_tree(index, json)
+        return
     with open_index(index, model=model) as opened:
         facts = opened.stats()
     if json:

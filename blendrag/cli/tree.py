@@ -1,31 +1,27 @@
-"""``blendrag tree``: the exact prefixes of an index."""
+"""The exact prefixes of an index: ``stats --tree``, ``gc --tree`` and ``ingest --questions``."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 from rich.tree import Tree as Picture
 
-from blendrag.cli import options
-from blendrag.cli.console import group, interruptible, out, print_json, say, shown
+from blendrag.cli.console import interruptible, out, print_json, say, shown
+from blendrag.errors import ConfigError
+from blendrag.progress import progress_bar
 
 if TYPE_CHECKING:
+    from blendrag.index.index import BlendIndex
+    from blendrag.store.maintenance.closed_index import ClosedIndex
     from blendrag.tree.tree import Row
 
-app = group(help="Exact prefixes: prompts that begin as earlier ones did (docs/tree.md).")
 
-Questions = Annotated[
-    Path, typer.Option("--questions", help="What will be asked, one question per line.", metavar="FILE")
-]
-
-
-@app.command()
-def show(index: options.Index = options.DEFAULT_INDEX, json: options.Json = False) -> None:
+def show_tree(index: Path, json: bool) -> None:
     """Draw what is on disk: documents behind each other, with sizes and uses. Starts no engine."""
     from blendrag.prompt.plan import preview
     from blendrag.serving.prefixes import tree_folder
@@ -56,47 +52,35 @@ def show(index: options.Index = options.DEFAULT_INDEX, json: options.Json = Fals
     out().print(picture)
 
 
-@app.command()
-def warm(
-    questions: Questions,
-    index: options.Index = options.DEFAULT_INDEX,
-    model: options.Model = None,
-    similarity_top_k: options.SimilarityTopK = None,
-    json: options.Json = False,
-) -> None:
-    """Have the prefixes of questions on disk before they are asked."""
-    from blendrag.cli.opening import open_index, start_engine
-    from blendrag.errors import ConfigError
-    from blendrag.progress import progress_bar
-
+def read_questions(path: Path) -> list[str]:
+    """One per line. Raises ConfigError."""
     try:
-        asked = [line.strip() for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {str(questions)!r}: {error}") from None
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def grow_tree(index: BlendIndex, questions: Sequence[str]) -> dict[str, Any]:
+    """Have the prefixes of questions on disk before they are asked: how many are new, and what there is."""
+    from blendrag.cli.opening import start_engine
+
     grown = 0
-    with open_index(index, model=model) as opened:
-        if not opened.settings.tree_disk_bytes:
-            raise ConfigError("exact prefixes would end with this command: set tree_disk_bytes")
-        start_engine(opened)
-        with interruptible("interrupted: what has grown is kept"), progress_bar() as bar:
-            bar.note("growing")
-            bar.total(len(asked))
-            for question in asked:
-                grown += opened.warm(question, similarity_top_k)
-                bar.advance()
-        facts = opened.stats()["tree"]
-    if json:
-        print_json({"questions": len(asked), "grown": grown, **facts})
-        return
-    typer.echo(f"{grown:,} nodes grown; {facts['nodes']:,} nodes, {facts['bytes'] / 2**20:,.0f} MiB in all")
+    start_engine(index)
+    with interruptible("interrupted: what has grown is kept"), progress_bar() as bar:
+        bar.note("growing")
+        bar.total(len(questions))
+        for question in questions:
+            grown += index.warm(question)
+            bar.advance()
+    return {"questions": len(questions), "grown": grown, **index.stats()["tree"]}
 
 
-@app.command()
-def clear(index: options.Index = options.DEFAULT_INDEX) -> None:
-    """Remove all exact prefixes from disk. Starts no engine."""
+def remove_tree(index: ClosedIndex) -> int:
+    """Remove all exact prefixes from disk: their bytes."""
     from blendrag.serving.prefixes import tree_folder
-    from blendrag.store.maintenance.closed_index import closed_index
 
-    with closed_index(index) as opened:
-        shutil.rmtree(tree_folder(opened.root), ignore_errors=True)
-    typer.echo("exact prefixes removed")
+    folder = tree_folder(index.root)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    shutil.rmtree(folder, ignore_errors=True)
+    return size

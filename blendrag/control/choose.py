@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blendrag.control.estimate import Estimator
@@ -63,19 +63,14 @@ def ratio_for(
     return max(least, (load_s - hardly_any) / (everything - hardly_any))
 
 
-def cheapest_tier(
-    estimate: Estimator, prices: Mapping[str, float], nbytes: int, cached: int, fresh: int, ratio: float
-) -> TierChoice:
-    """Mode B: of the tiers with T_load <= T_recompute the one with the lowest price (row CB-15).
+def cheapest_tier(estimate: Estimator, nbytes: int, cached: int, fresh: int, ratio: float) -> TierChoice:
+    """Mode B: of the tiers with T_load <= T_recompute the lowest, which is the cheapest, as a stack has the
+    fastest and dearest first (row CB-15).
 
-    prices: per GB-month, by the tier's label; a tier without a price is no candidate, nor is one that was not
-    measured. nbytes: of the KV that a prompt loads. Equal prices: the faster one. No tier is hidden where the
-    selector reads the question.
+    nbytes: of the KV that a prompt loads. No tier is hidden where the selector reads the question.
     """
     recompute = estimate.recompute_s(cached, fresh, ratio)
-    loads = {tier: estimate.load_s(nbytes, tier) for tier in prices if tier in estimate.tiers}
-    if not loads:
-        return TierChoice(None, "no measured tier has a price")
+    loads = {tier: estimate.load_s(nbytes, tier) for tier in estimate.tiers}
     fastest = min(loads, key=loads.__getitem__)
     if not estimate.hides_loading(ratio):
         return TierChoice(
@@ -83,19 +78,15 @@ def cheapest_tier(
             f"every tier adds delay: the selector reads the question, so everything is loaded before"
             f" {recompute:.3g} s of recomputing, and the fastest, {fastest}, loads in {loads[fastest]:.3g} s",
         )
-    hidden = {tier: load for tier, load in loads.items() if load <= recompute}
+    hidden = [tier for tier, load in loads.items() if load <= recompute]
     if not hidden:
         return TierChoice(
             None,
             f"every tier adds delay at ratio {ratio:.2f}: recomputing takes {recompute:.3g} s, and the"
             f" fastest, {fastest}, loads in {loads[fastest]:.3g} s",
         )
-    tier = min(hidden, key=lambda name: (prices[name], hidden[name]))
-    return TierChoice(
-        tier,
-        f"loads in {hidden[tier]:.3g} s behind {recompute:.3g} s of recomputing, and"
-        f" is the cheapest of {len(hidden)} such tiers at {prices[tier]:g} per GB-month",
-    )
+    tier = hidden[-1]
+    return TierChoice(tier, f"loads in {loads[tier]:.3g} s behind {recompute:.3g} s of recomputing")
 
 
 @dataclass(frozen=True, slots=True)

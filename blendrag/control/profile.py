@@ -57,13 +57,15 @@ class TierSpeed(_Measured):
 
 
 class Profile(_Measured):
-    """One model on one machine. ``tiers``: by label."""
+    """One model on one machine. ``tiers``: by label, as the stack has them. ``kv_bytes``: of a token's stored
+    KV; 0 in profiles of older versions, which did not say."""
 
     version: int = VERSION
     identity: str = Field(description="As profile_digest gives it.")
     model: str
     selector: str
     layers: int = Field(gt=0)
+    kv_bytes: int = Field(0, ge=0)
     machine: Machine
     date: str
     prefill: tuple[PrefillPoint, ...] = Field(min_length=3)
@@ -79,15 +81,6 @@ class Profile(_Measured):
         except OSError as error:
             raise StoreError(f"cannot write the profile {str(path)!r}: {error.strerror}") from error
         return path
-
-    def unlike(self, selector: str | None, **here: object) -> str | None:
-        """Whose times these are, if not this selector's (None: whichever) on a machine with these facts."""
-        changed = [name for name, value in here.items() if value != getattr(self.machine, name)]
-        if changed:
-            return f"of another machine (different: {', '.join(changed)})"
-        if selector not in (None, self.selector):
-            return f"of selector {self.selector!r}, not {selector!r}"
-        return None
 
 
 class _Any(BaseModel):
@@ -127,21 +120,19 @@ def load_profile(
     profile = _read(path, digest)
     if isinstance(profile, str):
         return profile
-    whose = profile.unlike(selector, cpu=cpu, threads=threads, device=device, dtype=dtype, vllm=vllm)
+    here = {"cpu": cpu, "threads": threads, "device": device, "dtype": dtype, "vllm": vllm}
+    changed = [name for name, value in here.items() if value != getattr(profile.machine, name)]
+    whose = ""
+    if changed:
+        whose = f"of another machine (different: {', '.join(changed)})"
+    elif selector not in (None, profile.selector):
+        whose = f"of selector {profile.selector!r}, not {selector!r}"
     return f"the profile {str(path)!r} is {whose}: {_REMEDY} again" if whose else profile
 
 
 def any_profile(cache_dir: Path, digest: str) -> bool:
     """Whether this model was measured at all, wherever that was."""
     return any(profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json"))
-
-
-def latest_profile(cache_dir: Path, digest: str) -> Profile | str:
-    """The latest of this model's profiles, whatever machine it was measured on, or why there is none."""
-    paths = profile_path(cache_dir, digest, "any").parent.glob(f"{digest}-*.json")
-    found = [_read(path, digest) for path in sorted(paths)]
-    profiles = [one for one in found if isinstance(one, Profile)]
-    return max(profiles, key=lambda one: one.date) if profiles else (found or [NO_PROFILE])[0]
 
 
 def _read(path: Path, digest: str) -> Profile | str:

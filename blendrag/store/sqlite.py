@@ -114,14 +114,6 @@ def check(path: Path) -> list[str]:
     return [] if lines == ["ok"] else lines
 
 
-def copy(path: Path, target: Path) -> None:
-    """A copy as of now, with what is still in the log, as one file."""
-    make_file(target)
-    with opened(path) as source, opened(target) as copied:
-        source.backup(copied)
-        copied.execute("PRAGMA journal_mode = DELETE")
-
-
 def compact(path: Path) -> int:
     """Give back the room of what was deleted, and overwrite it. Bytes freed; what was in use is copied, so
     that much disk space is needed meanwhile."""
@@ -135,16 +127,3 @@ def compact(path: Path) -> int:
 def _size(path: Path) -> int:
     files = (path, path.with_name(f"{path.name}-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
-
-
-def suspicious(path: Path) -> str:
-    """Why a file from elsewhere cannot be trusted; empty: it holds tables and indices, and is sound."""
-    try:
-        with opened(path) as db:
-            kinds = {str(kind) for (kind,) in db.execute("SELECT DISTINCT type FROM sqlite_schema")}
-    except StoreError as error:
-        return f"cannot be read: {error}"
-    if extra := kinds - {"table", "index"}:
-        return f"has a {', '.join(sorted(extra))}, which would run by itself"
-    problems = check(path)
-    return f"is damaged: {problems[0]}" if problems else ""

@@ -20,7 +20,7 @@ _SPARE = 256  # nodes that are known and not stored, besides as many as are
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node as ``blendrag tree show`` has it. uses: by prompts that took its KV from the tree."""
+    """A node as ``blendrag stats --tree`` has it. uses: by prompts that took its KV from the tree."""
 
     node: Node
     stored: bool

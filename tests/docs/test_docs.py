@@ -73,7 +73,7 @@ def run(page: Path, *, commands: bool = False) -> None:
 
 def run_command(line: str) -> None:
     """Run a line that works on an index. Models other than the default would have to be downloaded."""
-    on_index = line.startswith(("blendrag ingest", "blendrag ask", "blendrag chat", "blendrag stats"))
+    on_index = line.startswith(("blendrag ingest", "blendrag ask", "blendrag stats"))
     if on_index and "--model" not in line:
         result = CliRunner().invoke(app, shlex.split(line)[1:], input="")
         assert result.exit_code == 0, f"{line}\n{result.output}"

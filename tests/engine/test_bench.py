@@ -40,18 +40,3 @@ def test_tiny_bench_measures_all_arms_and_leaves_nothing_behind(
     assert "blend@0.25" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == [plot.name]
     assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids  # the shared engine still serves
-
-
-def test_text_that_a_chunk_has_before_it_in_a_prompt_leaves_it_deviating(
-    command: Callable[..., Result], tmp_path: Path
-) -> None:
-    texts = [f"{'The same words come first. ' * 10}{number} {'are what differs. ' * 9}" for number in "123"]
-    data = tmp_path / "texts.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    words = ("--texts", "3", "--chunk-tokens", "48", "--before", "40", "--data", str(data))
-    result = json.loads(command("bench", "context", *words, "--json").stdout)
-    for way, parts in result["deviation"].items():
-        for row in parts.values():
-            assert len(row) == 7  # distances 0, 1, 2-3, ... 32-47
-            alike = max(row) < 1e-6
-            assert alike == (way in ("own text", "other text")), (way, row)

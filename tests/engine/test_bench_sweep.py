@@ -1,4 +1,4 @@
-"""``blendrag bench sweep``, tiny, on the engine that the other tests use."""
+"""``blendrag bench ttft --axis``, tiny, on the engine that the other tests use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def measured(command: Callable[..., Result], settings: Settings) -> Callable[...
     def run(axis: str, values: str, repeats: int = 1, **environment: str) -> dict[str, Any]:
         before = set(settings.cache_dir.glob(".blendrag-*"))
         result = command(
-            "bench", "sweep", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
+            "bench", "ttft", "--axis", axis, "--values", values, "--chunks", "2", "--chunk-tokens", "64",
             "--repeats", str(repeats), "--json", **environment,
         )  # fmt: skip
         assert axis in result.stderr and set(settings.cache_dir.glob(".blendrag-*")) <= before

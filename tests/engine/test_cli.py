@@ -85,7 +85,7 @@ def test_explain_shows_the_plan_without_asking(
 def test_chat_answers_every_line_and_leaves_at_the_end(
     blendrag: Callable[..., Result], ingested: dict[str, Any]
 ) -> None:
-    result = blendrag("chat", "--max-tokens", "3", input="Whose kite is it?\n\nAnd the barge?\n")
+    result = blendrag("ask", "--max-tokens", "3", input="Whose kite is it?\n\nAnd the barge?\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.count("first token after") == 2
 

@@ -334,7 +334,7 @@ def test_commands_do_not_reach_a_server(url: str, server: Server, tmp_path: Path
     assert blended(answer["evidence"]) > 200
     shown = run("ask", "Who founded Zeta1?", "--server", url, "--explain")
     assert shown.exit_code == 0 and "cached" in shown.stdout
-    chatted = run("chat", "--server", url, "--similarity-top-k", "1", input="Who founded Zeta1?\nAnd when?\n")
+    chatted = run("ask", "--server", url, "--similarity-top-k", "1", input="Who founded Zeta1?\nAnd when?\n")
     assert chatted.stdout.count("tokens reused") == 2, chatted.output
     (tmp_path / "Zeta0.txt").unlink()
     assert ingest()["removed"] == 1

@@ -400,10 +400,10 @@ def test_question_that_was_warmed_up_is_blended(
     small = {"chunk_tokens": "64", "min_cached_tokens": "16", "similarity_top_k": "4"}
     small = {f"BLENDRAG_{name.upper()}": value for name, value in small.items()}
     command("ingest", str(folder), "--index", str(index), **small)
-    words = ("tree", "warm", "--index", str(index), "--questions", str(tmp_path / "questions.txt"))
+    words = ("ingest", "--index", str(index), "--questions", str(tmp_path / "questions.txt"))
     warmed = command(*words, BLENDRAG_TREE_DISK_BYTES=disk, **small)
     assert "5 nodes grown" in warmed.stdout
-    assert "5 nodes" in command("tree", "show", "--index", str(index)).stdout
+    assert "5 nodes" in command("stats", "--tree", "--index", str(index)).stdout
     opened = open_index(tree_disk_bytes=1 << 28)
     assert ask(opened, question).evidence.mode == "exact"
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 from rich.console import Console
@@ -22,7 +21,6 @@ from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.report import print_evaluation
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.running import lab_engine
-from blendrag.lab.worker.operations import MEASURED, LayerLoss
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
@@ -234,22 +232,6 @@ def test_stopped_answers_leave_no_kv_behind_or_free_others(few_blocks: Bench) ->
     assert few_blocks.blended(prompt).report
 
 
-def test_layers_are_measured_on_other_tokens_or_nothing_is_evicted_afterwards(few_blocks: Bench) -> None:
-    prompt, engine = few_blocks.prompt(few_blocks.pieces[:20]), few_blocks.engine
-    answer = tuple(generate(few_blocks, prompt).token_ids[:32])
-    longer = replace(prompt, token_ids=(*prompt.token_ids, *answer))
-    ways = [("window", "ada", BUDGET), ("window", "uniform", BUDGET), ("random", "uniform", BUDGET)]
-    engine.call("begin_study", [*ways, ("window", "ada", 100_000)], 0.5, len(prompt.token_ids))
-    measured = generate(few_blocks, longer, kv_budget=len(longer.token_ids), kv_window=32 + 31)
-    assert measured.report is not None and measured.report.kv_whole == MEASURED
-    found = [LayerLoss(**each) for each in engine.call("end_study")]
-    assert [(one.scorer, one.allocator, one.budget) for one in found] == ways
-    kept, lost = ([float(np.mean(getattr(one, name))) for one in found] for name in ("kept", "lost"))
-    assert 1 > kept[0] > kept[2] > 0 and 1 > kept[1] > kept[2]
-    assert 0 < lost[0] < lost[2] and 0 < lost[1] < lost[2]
-    assert generate(few_blocks, prompt, kv_budget=BUDGET).report.kv_freed  # type: ignore[union-attr]
-
-
 def test_eval_of_budgets_ends_in_an_error_or_says_nothing_of_a_short_answer(
     few_blocks: Bench, texts: list[str], tmp_path: Path
 ) -> None:
@@ -262,7 +244,6 @@ def test_eval_of_budgets_ends_in_an_error_or_says_nothing_of_a_short_answer(
     assert list(results.decoding) == [arm.name for arm in arms if arm.budget]
     for arm in results.decoding.values():
         assert 0 < arm.kept.mean < 0.5 and arm.kl.mean > 0 and arm.nll_loss is not None
-        assert arm.layers_kept and all(0 < share < 1 for share in (*arm.layers_kept, *arm.layers_lost))
     assert results.decoding[arms[2].name].kl_to_uniform is not None
     print_evaluation(results, printed)
     second_table = printed.file.getvalue().partition("- uniform's")[2]  # type: ignore[attr-defined]

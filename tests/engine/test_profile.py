@@ -1,4 +1,4 @@
-"""A profile of the engine that the other tests use, tiny, and a plan's estimates beside measurements."""
+"""A profile of the engine that the other tests use, tiny."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from blendrag.control.estimate import Estimator
-from blendrag.control.plan import Corpus, record_bytes
 from blendrag.control.profile import Profile, load_profile, profile_digest
 from blendrag.engine.client.engine import Engine
-from blendrag.lab.profiling.check import check_plan
 from blendrag.lab.profiling.measure import Grid, measure_profile
 from blendrag.progress import SILENT
 from blendrag.settings import Settings
@@ -41,9 +39,4 @@ def test_profile_of_this_engine_is_used_and_leaves_nothing_behind(
     found = load_profile(tmp_path, profile_digest(identity), **times_of(measured.machine))
     assert isinstance(found, Profile), found
     estimate = Estimator.of(found)
-    nbytes = record_bytes(identity, engine.facts.dtype, 128)
-    checked = check_plan(settings, estimate, Corpus(10, 128, nbytes, 2), 0.15, SILENT)
-    assert {(one.tier, one.what) for one in checked} >= {
-        ("", "plain prefill"), ("ram", "ratio 0.15"), ("disk", "ratio 0.15")
-    }  # fmt: skip
-    assert all(one.estimated_s > 0 and one.measured_s > 0 for one in checked)
+    assert all(estimate.load_s(512 * found.kv_bytes, tier) > 0 for tier in found.tiers)

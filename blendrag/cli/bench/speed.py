@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from blendrag.cli import options
 from blendrag.cli.measured import measured
+from blendrag.errors import ConfigError
+
+Chosen = TypeVar("Chosen")
+
+_MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of every answer.", show_default="what the mode needs")
+]
+_Chunks = Annotated[
+    int | None, typer.Option(min=2, help="Chunks in a prompt.", show_default="6; with a budget, 15")
+]
+_ChunkTokens = Annotated[
+    int | None,
+    typer.Option(min=8, help="Tokens in a chunk.", show_default="256; beside, 512; with a budget, 480"),
+]
+_Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="How often everything is measured.", show_default="what the mode needs"),
+]
+
+
+def _of_mode(kind: type[Chosen], mode: str, **given: Any) -> Chosen:
+    """The options of a mode, of those that were given. Raises ConfigError for one that it does not have."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    wanted = {name: value for name, value in given.items() if value is not None}
+    for name in wanted.keys() - known:
+        raise ConfigError(f"--{name.replace('_', '-')} does not go with {mode}")
+    return kind(**wanted)
 
 
 def ttft(
+    axis: Annotated[
+        str | None,
+        typer.Option(
+            help="Vary this: chunks, chunk_tokens, ratio, quality, question_tokens, batch, codec, tier."
+        ),
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option(help="Its values, with commas between them.", metavar="A,B,...")
+    ] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option(
+            "--speculate", help="Answers begun from provisional documents, by how many of these come true."
+        ),
+    ] = False,
     chunks: options.Chunks = 6,
     chunk_tokens: options.ChunkTokens = 512,
-    repeats: options.Repeats = 5,
+    repeats: _Repeats = None,
     ratios: options.Ratios = None,
     model: options.Model = None,
     data: options.Data = None,
@@ -24,188 +67,107 @@ def ttft(
     seed: options.Seed = 0,
 ) -> None:
     """Time to first token: full prefill, vLLM's prefix caching, exact prefixes, full reuse, and blending:
-    each step of quality, or each ratio."""
-    from blendrag.lab.bench.axes import AXES, parse_ratios
+    each step of quality, or each ratio. Or against one parameter (--axis)."""
+    from blendrag.lab.bench.axes import AXES, axis_named, parse_ratios
+    from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
-    from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
-    from blendrag.lab.report import pasted
+    from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
     from blendrag.settings import Settings
 
     settings = Settings.load(model=model, prefix_caching=True)
-    axis = AXES["quality" if ratios is None else "ratio"]
-    values = axis.values(None, settings) if ratios is None else parse_ratios(ratios)
-    wanted = TtftOptions(
-        axis.name, values, chunks, chunk_tokens, repeats, data, seed, ingest=True, exact=True
+    common = {"chunks": chunks, "chunk_tokens": chunk_tokens, "repeats": repeats, "seed": seed}
+    if speculate:
+        others = {"axis": axis, "values": values, "ratios": ratios, "data": data, "plot": plot}
+        early = _of_mode(SpeculateOptions, "--speculate", **common, **others)
+        measured(
+            lambda bar: run_speculate(settings, early, bar),
+            print_speculate,
+            json,
+            paste=paste,
+            name="speculate",
+        )
+        return
+    if axis is None and values is None:
+        chosen = AXES["quality" if ratios is None else "ratio"]
+        at = chosen.values(None, settings) if ratios is None else parse_ratios(ratios)
+        table, draw, name = print_ttft, draw_ttft, "ttft"
+    elif ratios is None:
+        chosen = axis_named(axis or "chunks")
+        at = chosen.values(values, settings)
+        table, draw, name = print_sweep, draw_sweep, f"ttft-{chosen.name}"
+    else:
+        raise ConfigError("--ratios does not go with --axis: give --axis ratio --values")
+    all_arms = name == "ttft"
+    wanted = _of_mode(
+        TtftOptions, "", axis=chosen.name, values=at, data=data, ingest=all_arms, exact=all_arms, **common
     )
-    table = pasted(print_ttft, "ttft", paste)
-    measured(lambda progress: run_ttft(settings, wanted, progress), table, json, plot, draw_ttft)
-
-
-def sweep(
-    axis: Annotated[
-        str,
-        typer.Option(
-            help="What is varied: chunks, chunk_tokens, ratio, quality, question_tokens, batch, codec, tier."
-        ),
-    ] = "chunks",
-    values: Annotated[
-        str | None, typer.Option(help="Its values, with commas between them.", metavar="A,B,...")
-    ] = None,
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 512,
-    repeats: options.Repeats = 4,
-    model: options.Model = None,
-    data: options.Data = None,
-    plot: options.Plot = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """Time to first token against one parameter: full prefill, prefix caching, full reuse, blending."""
-    from blendrag.lab.bench.axes import axis_named
-    from blendrag.lab.bench.ttft import TtftOptions, run_ttft
-    from blendrag.lab.bench.ttft_report import draw_sweep, print_sweep
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    settings = Settings.load(model=model, prefix_caching=True)
-    chosen = axis_named(axis).values(values, settings)
-    wanted = TtftOptions(axis, chosen, chunks, chunk_tokens, repeats, data, seed)
-    table = pasted(print_sweep, f"sweep-{axis}", paste)
-    measured(lambda progress: run_ttft(settings, wanted, progress), table, json, plot, draw_sweep)
+    measured(lambda bar: run_ttft(settings, wanted, bar), table, json, plot, draw, paste=paste, name=name)
 
 
 def load(
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 256,
-    pool: Annotated[int, typer.Option(min=2, help="Chunks in the store.")] = 48,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every answer.")] = 16,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.")] = 24.0,
-    tries: Annotated[int, typer.Option(min=1, help="Rates per arm, about what it can do.")] = 5,
+    beside: Annotated[
+        bool,
+        typer.Option("--beside", help="What running answers, and a short prompt, lose beside long ones."),
+    ] = False,
+    kv_budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="What it saves to decode from so many tokens of KV a head.",
+            metavar="TOKENS",
+        ),
+    ] = None,
+    chunks: _Chunks = None,
+    chunk_tokens: _ChunkTokens = None,
+    pool: Annotated[int | None, typer.Option(min=2, help="Chunks in the store.", show_default="48")] = None,
+    max_tokens: _MaxTokens = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1.0, help="Of arrivals, for each arm and rate.", show_default="24")
+    ] = None,
+    tries: Annotated[
+        int | None, typer.Option(min=1, help="Rates per arm, about what it can do.", show_default="5")
+    ] = None,
+    answers: Annotated[
+        int | None, typer.Option(min=2, help="With a budget: at once, besides one alone.", show_default="8")
+    ] = None,
+    repeats: _Repeats = None,
     model: options.Model = None,
     plot: options.Plot = None,
     json: options.Json = False,
     paste: options.Paste = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Throughput: how many requests a second each arm answers before the time to first token gets long."""
-    from blendrag.lab.bench.load import LoadOptions, run_load
-    from blendrag.lab.bench.load_report import draw_load, print_load
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = LoadOptions(chunks, chunk_tokens, pool, max_tokens, seconds, tries, seed)
-    settings = Settings.load(model=model, prefix_caching=True)
-    table = pasted(print_load, "load", paste)
-    measured(lambda progress: run_load(settings, wanted, progress), table, json, plot, draw_load)
-
-
-def beside(
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 512,
-    arrivals: Annotated[int, typer.Option(min=1, help="Long prompts that come, per repeat.")] = 3,
-    repeats: options.Repeats = 2,
-    model: options.Model = None,
-    plot: options.Plot = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """Inter-token latency of running answers beside full prefills, beside blends and beside ingest."""
+    """Throughput: how many requests a second each arm answers before the time to first token gets long. Or
+    what requests lose beside each other (--beside), or what a budget of KV saves (--kv-budget)."""
     from blendrag.lab.bench.beside import BesideOptions, run_beside
-    from blendrag.lab.bench.load_report import draw_beside, print_beside
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = BesideOptions(chunks, chunk_tokens, arrivals, repeats, seed)
-    settings = Settings.load(model=model, prefix_caching=True)
-    table = pasted(print_beside, "beside", paste)
-    measured(lambda progress: run_beside(settings, wanted, progress), table, json, plot, draw_beside)
-
-
-def speculate(
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 512,
-    repeats: options.Repeats = 16,
-    model: options.Model = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """What it saves to begin answers from provisional documents, by how many of their lists come true."""
-    from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = SpeculateOptions(chunks, chunk_tokens, repeats=repeats, seed=seed)
-    settings = Settings.load(model=model, prefix_caching=True)
-    table = pasted(print_speculate, "speculate", paste)
-    measured(lambda progress: run_speculate(settings, wanted, progress), table, json)
-
-
-def decode(
-    chunks: options.Chunks = 15,
-    chunk_tokens: options.ChunkTokens = 480,
-    budget: Annotated[int, typer.Option(min=1, help="Tokens of KV that a head keeps, on average.")] = 512,
-    answers: Annotated[int, typer.Option(min=2, help="At once, besides one alone.")] = 8,
-    tokens: Annotated[int, typer.Option(min=4, help="Tokens of every answer.")] = 48,
-    repeats: options.Repeats = 2,
-    model: options.Model = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """Time per token and KV held: decoded from all of a prompt's KV, and from a budget of it."""
     from blendrag.lab.bench.decode import DecodeOptions, print_decode, run_decode
-    from blendrag.lab.report import pasted
+    from blendrag.lab.bench.load import LoadOptions, run_load
+    from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
     from blendrag.settings import Settings
 
-    wanted = DecodeOptions(chunks, chunk_tokens, budget, answers, tokens, repeats, seed)
-    settings = Settings.load(model=model, prefix_caching=True, kv_budget=budget, blend_share=1.0)
-    table = pasted(print_decode, "decode", paste)
-    measured(lambda progress: run_decode(settings, wanted, progress), table, json)
-
-
-def kernels(
-    chunks: options.Chunks = 6,
-    chunk_tokens: options.ChunkTokens = 512,
-    ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Recompute ratio.")] = 0.15,
-    repeats: options.Repeats = 20,
-    model: options.Model = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-    seed: options.Seed = 0,
-) -> None:
-    """One layer's pieces (select, rotate, attention, projections, MLP, ...) against this machine's limits."""
-    from blendrag.lab.bench.kernels import KernelOptions, print_kernels, run_kernels
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = KernelOptions(chunks, chunk_tokens, ratio, repeats, seed)
-    settings = Settings.load(model=model)
-    table = pasted(print_kernels, "kernels", paste)
-    measured(lambda progress: run_kernels(settings, wanted, progress), table, json)
-
-
-def context(
-    texts: Annotated[int, typer.Option(min=3, help="Texts that a chunk is taken from.")] = 16,
-    chunk_tokens: options.ChunkTokens = 256,
-    before: Annotated[int, typer.Option(min=1, help="Tokens of other text before it in a prompt.")] = 1024,
-    model: options.Model = None,
-    data: options.Data = None,
-    plot: options.Plot = None,
-    json: options.Json = False,
-    paste: options.Paste = None,
-) -> None:
-    """How far a chunk's KV is from what it is behind other documents, by what it was prefilled behind."""
-    from blendrag.lab.bench.context import ContextOptions, draw_context, print_context, run_context
-    from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
-
-    wanted = ContextOptions(texts, chunk_tokens, before, data)
-    settings = Settings.load(model=model)
-    table = pasted(print_context, "context", paste)
-    measured(lambda progress: run_context(settings, wanted, progress), table, json, plot, draw_context)
+    given: dict[str, Any] = {
+        "chunks": chunks, "chunk_tokens": chunk_tokens, "pool": pool, "max_tokens": max_tokens,
+        "seconds": seconds, "tries": tries, "answers": answers, "repeats": repeats, "seed": seed,
+    }  # fmt: skip
+    evicts = {} if kv_budget is None else {"kv_budget": kv_budget, "blend_share": 1.0}
+    settings = Settings.load(model=model, prefix_caching=True, **evicts)
+    if beside:
+        windows = _of_mode(BesideOptions, "--beside", kv_budget=kv_budget, **given)
+        measured(
+            lambda bar: run_beside(settings, windows, bar),
+            print_beside, json, plot, draw_beside, paste=paste, name="beside",
+        )  # fmt: skip
+    elif kv_budget is not None:
+        budget = _of_mode(DecodeOptions, "--kv-budget", kv_budget=kv_budget, plot=plot, **given)
+        measured(
+            lambda bar: run_decode(settings, budget, bar), print_decode, json, paste=paste, name="decode"
+        )
+    else:
+        wanted = _of_mode(LoadOptions, "requests that arrive (--beside and --kv-budget have it)", **given)
+        measured(
+            lambda bar: run_load(settings, wanted, bar),
+            print_load, json, plot, draw_load, paste=paste, name="load",
+        )  # fmt: skip
 
 
 def tree(
@@ -227,9 +189,7 @@ def tree(
     tries: Annotated[int, typer.Option(min=1, help="Rates.")] = 3,
     arms: Annotated[
         str | None,
-        typer.Option(
-            help="full, prefix, reordered, tree, blended, unmixed, both; else all.", metavar="A,B,..."
-        ),
+        typer.Option(help="full, prefix, tree, blended, unmixed, both; else all.", metavar="A,B,..."),
     ] = None,
     model: options.Model = None,
     plot: options.Plot = None,
@@ -240,27 +200,14 @@ def tree(
     """What a tree of exact prefixes saves, without blending and beside it, on questions that come again."""
     from blendrag.lab.bench.load_report import draw_load, print_tree
     from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
-    from blendrag.lab.report import pasted
     from blendrag.settings import Settings
 
-    chosen = ARMS if arms is None else tuple(arms.split(","))
     wanted = TreeOptions(
-        data,
-        arrivals,
-        articles=articles,
-        chunk_tokens=chunk_tokens,
-        top_k=top_k,
-        zipf=None if once else zipf,
-        earlier=earlier,
-        pool=pool,
-        tree=room,
-        max_tokens=max_tokens,
-        alone=alone,
-        requests=requests,
-        tries=tries,
-        arms=chosen,
-        seed=seed,
-    )
+        data, arrivals, articles, chunk_tokens, top_k, None if once else zipf, earlier, pool, room,
+        max_tokens, alone, requests, tries, ARMS if arms is None else tuple(arms.split(",")), seed,
+    )  # fmt: skip
     settings = Settings.load(model=model, prefix_caching=True)
-    table = pasted(print_tree, "tree", paste)
-    measured(lambda progress: run_tree(settings, wanted, progress), table, json, plot, draw_load)
+    measured(
+        lambda bar: run_tree(settings, wanted, bar),
+        print_tree, json, plot, draw_load, paste=paste, name="tree",
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -58,14 +58,12 @@ class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
     on all ranks alike."""
 
-    compression_type: ClassVar[type[Compression]] = Compression
-
     def __init__(
         self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0, *, owner: bool = True
     ) -> None:
         """owner: whether this engine stores; of data parallel ones the first does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
-        self.compression = self.compression_type.of(model.decoder, model.cache, model.ranks.size)
+        self.compression = Compression.of(model.decoder, model.cache, model.ranks.size)
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
         self._loader = LayerLoader(layers_in_flight)

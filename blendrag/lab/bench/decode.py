@@ -1,4 +1,5 @@
-"""What decoding from a part of a prompt's KV saves (Ada-KV): time per token, and KV held."""
+"""What decoding from a part of a prompt's KV saves (Ada-KV): time per token, and KV held (``bench load
+--kv-budget``)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from rich.console import Console
@@ -32,18 +33,18 @@ from blendrag.tables import table_with
 ARMS = ("whole", "evicted", "floor")
 _GAUGE = "vllm:kv_cache_usage_perc"
 _LOOK_S = 0.01
-_QUESTION = QUESTIONS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What is measured. answers: at once, besides one alone; tokens: of each."""
+    """What is measured. kv_budget: tokens of KV that a head keeps, on average. answers: at once, besides one
+    alone; max_tokens: of each."""
 
+    kv_budget: int
     chunks: int = 15
     chunk_tokens: int = 480
-    budget: int = 512
     answers: int = 8
-    tokens: int = 48
+    max_tokens: int = 48
     repeats: int = 2
     seed: int = 0
 
@@ -60,31 +61,25 @@ class Round:
     held: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """An arm with so many answers at once; ratios are to ``whole``, round by round."""
-
-    ttft_ms: Spread
-    second_ms: Spread
-    itl_ms: Spread
-    held: Spread
-    ttft_ratio: Spread
-    itl_ratio: Spread
-    held_ratio: Spread
+MEASURES = tuple(field.name for field in fields(Round))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeResults:
-    """rows: by arm and number of answers. whole: decoded from all KV; evicted: from the budget; floor: from
+    """rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of its ``ratio_`` to
+    ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor: from
     all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt."""
 
-    rows: dict[tuple[str, int], Decoding]
+    rows: dict[tuple[str, int], dict[str, Spread]]
     kept: int
     freed: int
     setup: Setup[DecodeOptions]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [{"arm": arm, "answers": count, **asdict(own)} for (arm, count), own in self.rows.items()]
+        rows = [
+            {"arm": arm, "answers": count} | {name: asdict(each) for name, each in own.items()}
+            for (arm, count), own in self.rows.items()
+        ]
         return {"rows": rows, "kept": self.kept, "freed": self.freed} | self.setup.to_dict()
 
 
@@ -97,12 +92,12 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
         progress.note("ingest")
         with scratch_store(engine, settings, pieces, TierSpec(kind="ram")) as store:
             count = (1 + options.repeats) * options.answers
-            few = max(1, options.budget // options.chunk_tokens)
+            few = max(1, options.kv_budget // options.chunk_tokens)
             pool, rng = store.chunks, random.Random(options.seed)
-            long = [maker.make(rng.sample(pool, options.chunks), _QUESTION) for _ in range(count)]
+            long = [maker.make(rng.sample(pool, options.chunks), QUESTIONS[0]) for _ in range(count)]
             chosen = [[pool[(n + at) % len(pool)] for at in range(few)] for n in range(count)]
-            short = [maker.make(chunks, _QUESTION) for chunks in chosen]  # those at once are others
-            check_prompts(long, engine.max_model_len, options.tokens)
+            short = [maker.make(chunks, QUESTIONS[0]) for chunks in chosen]  # those at once are others
+            check_prompts(long, engine.max_model_len, options.max_tokens)
             recipe = recipe_of(settings, store.id)
             whole = replace(recipe, options=replace(recipe.options, kv_budget=None))
             arms = {"whole": (long, whole), "evicted": (long, recipe), "floor": (short, whole)}
@@ -113,7 +108,7 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
                 name, at_once = turn.key
                 prompts, recipe_of_arm = turn.arm
                 own = prompts[turn.trial * options.answers :][:at_once]
-                found, timed = asyncio.run(_round(engine, own, recipe_of_arm, options.tokens))
+                found, timed = asyncio.run(_round(engine, own, recipe_of_arm, options.max_tokens))
                 if not turn.warms_up:
                     rounds[turn.key].append(found)
                 report = check_blended(name, timed[0].report)
@@ -153,7 +148,7 @@ async def _round(
     begin, end = max(own.tokens[1] for own in timed), min(own.tokens[-1] for own in timed)
     gaps = [b - a for own in timed for a, b in own.gaps if a >= begin and b <= end]
     if not gaps:
-        raise EngineError("no time in which all answers were decoded: ask for more --tokens")
+        raise EngineError("no time in which all answers were decoded: ask for more --max-tokens")
     held = [share for at, share in looks if begin <= at <= end] or [looks[-1][1]]
     first = min(own.tokens[0] for own in timed) - now
     second = sum(own.tokens[1] - own.tokens[0] for own in timed) / len(timed)
@@ -170,34 +165,31 @@ def _held() -> float:
     return shares[-1] if shares else 0.0
 
 
-def _summary(own: Sequence[Round], whole: Sequence[Round]) -> Decoding:
-    pairs = list(zip(own, whole, strict=True))
-    return Decoding(
-        spread([1e3 * each.ttft_s for each in own]),
-        spread([1e3 * each.second_s for each in own]),
-        spread([1e3 * each.itl_s for each in own]),
-        spread([each.held for each in own]),
-        spread([each.ttft_s / base.ttft_s for each, base in pairs]),
-        spread([each.itl_s / base.itl_s for each, base in pairs]),
-        spread([each.held / base.held if base.held else 0.0 for each, base in pairs]),
-    )
+def _summary(own: Sequence[Round], whole: Sequence[Round]) -> dict[str, Spread]:
+    found = {}
+    for name in MEASURES:
+        mine, base = ([getattr(each, name) for each in rounds] for rounds in (own, whole))
+        found[name] = spread(mine)
+        pairs = zip(mine, base, strict=True)
+        found[f"ratio_{name}"] = spread([one / other if other else 0.0 for one, other in pairs])
+    return found
 
 
 def print_decode(results: DecodeResults, console: Console) -> None:
     """A row per arm and number of answers."""
-    names = ("at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
-    table = table_with("arm", *names)
-    for (arm, count), own in results.rows.items():
+    table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
+    for (arm, count), found in results.rows.items():
+        own = {name: each.median for name, each in found.items()}
         table.add_row(
             arm,
             str(count),
-            f"{own.ttft_ms.median:,.0f}",
-            f"{own.ttft_ratio.median:.2f}x",
-            f"{own.second_ms.median:,.0f}",
-            f"{own.itl_ms.median:,.1f}",
-            f"{own.itl_ratio.median:.2f}x",
-            f"{own.held.median:.1%}",
-            f"{own.held_ratio.median:.2f}x",
+            f"{1e3 * own['ttft_s']:,.0f}",
+            f"{own['ratio_ttft_s']:.2f}x",
+            f"{1e3 * own['second_s']:,.0f}",
+            f"{1e3 * own['itl_s']:,.1f}",
+            f"{own['ratio_itl_s']:.2f}x",
+            f"{own['held']:.1%}",
+            f"{own['ratio_held']:.2f}x",
         )
     setup, options = results.setup, results.setup.options
     console.print(table, markup=False)
@@ -206,7 +198,7 @@ def print_decode(results: DecodeResults, console: Console) -> None:
         f" prompt given back; floor: from all KV of prompts about as short. TTFT: of the first of them; 2nd:"
         f" from the first token to the second, between which what is kept is chosen; ms: a token after that;"
         f" held: of the engine's KV blocks; x: to whole."
-        f" {options.repeats} repeats, {options.tokens} tokens an answer,"
+        f" {options.repeats} repeats, {options.max_tokens} tokens an answer,"
         f" {max(setup.prompt_tokens):,} a prompt. {where(setup.machine)}.",
         markup=False,
     )

@@ -1,4 +1,4 @@
-"""What ``bench load``, ``bench tree`` and ``bench beside`` show: tables and pictures."""
+"""What ``bench load``, beside others, too, and ``bench tree`` show: tables and pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blendrag.lab import canvas
-from blendrag.lab.bench.beside import DECODES, BesideResults
+from blendrag.lab.bench.beside import DECODES, INTO_S, SLOW_MB_S, BesideResults
 from blendrag.lab.bench.load import PROMPTS, LoadResults
 from blendrag.lab.bench.open_loop import LoadArm
 from blendrag.lab.bench.tree import TreeResults
@@ -20,7 +20,6 @@ from blendrag.tables import table_with
 _ROOM = 2.5  # of the bound: what is above is out of the picture, being a queue that only grows
 _COLOURS = {
     **ARM_COLOURS,
-    "reordered": "#c08e6c",
     "tree": "#57a773",
     "unmixed": "#d99a8f",
     "both": "#c7452f",
@@ -30,7 +29,6 @@ _COLOURS = {
 }
 _ARMS = {
     **ARM_LABELS,
-    "reordered": "the same, reordered",
     "tree": "exact prefixes",
     "unmixed": "blended, with whole ones",
     "both": "blended, with those",
@@ -39,7 +37,7 @@ _LABELS = {
     "alone": "nothing beside",
     "full": "full prefills beside",
     "blended": "blends beside",
-    "slow": "blends from 20 MB/s",
+    "slow": f"blends from {SLOW_MB_S} MB/s",
     "ingest": "ingest beside",
 }
 
@@ -141,36 +139,26 @@ def draw_load(results: LoadResults | TreeResults, path: Path) -> None:
 
 
 def print_beside(results: BesideResults, console: Console) -> None:
-    """A row per condition: inter-token latency, and what it is of that without arrivals."""
-    itl = table_with("beside", "ITL p50", "p95", "max ms", "during p50", "p95", "max ms", "their TTFT")
-    ratios = table_with("/ alone", "ITL p50", "p95", "max", "during p50", "p95", "p10-p90", "max")
+    """A row per condition: running answers, a short prompt, and both by what they are alone."""
+    answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
+    short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
     for name, own in results.conditions.items():
-        ttft, all_gaps, during = own.arrival_ttft_ms, own.itl_ms, own.during_ms
-        itl.add_row(
-            name,
-            *(f"{ms:,.0f}" for ms in (all_gaps.p50, all_gaps.p95, all_gaps.max)),
-            *(f"{ms:,.0f}" if ttft else "" for ms in (during.p50, during.p95, during.max)),
-            f"{ttft.median:,.0f}" if ttft else "",
+        itl, takes = own.itl_ms, f"{own.arrival_ms.median:,.0f}" if own.arrival_ms else ""
+        of_answers, of_short = (
+            each.shown(".1f") if takes else ("", "") for each in (own.itl_p95_ratio, own.short_ratio)
         )
-    for name, ratio in results.ratios.items():
-        all_times, during_times = ratio.itl, ratio.during
-        ratios.add_row(
-            name,
-            *(f"{each.median:.2f}x" for each in (all_times.p50, all_times.p95, all_times.max)),
-            *(f"{each.median:.2f}x" for each in (during_times.p50, during_times.p95)),
-            during_times.p95.shown(".1f")[1],
-            f"{during_times.max.median:.2f}x",
-        )
-    setup, options = results.setup, results.setup.options
-    for table in (itl, ratios):
+        answers.add_row(name, takes, *(f"{ms:,.0f}" for ms in (itl.p50, itl.p95, itl.max)), *of_answers)
+        short.add_row(name, *own.short_ms.shown(), *of_short)
+    for table in (answers, short):
         console.print(table, markup=False)
+    setup, options = results.setup, results.setup.options
     console.print(
-        f"ITL: between two tokens of {DECODES} running answers, alone, beside full prefills, blends"
-        " of the same prompts, blends from a disk of 20 MB/s, and ingest of their chunks. during: while an"
-        " arrival waited for its first token, or to be stored."
-        f" {options.repeats} repeats of {options.arrivals} arrivals each, one every {results.gap:.2f} s:"
-        f" {options.chunks} chunks of {options.chunk_tokens} tokens,"
-        f" {setup.settings.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        f"ITL: between two tokens of {DECODES} running answers, alone, while a full prefill, a blend of the"
+        f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
+        " are stored. short: TTFT of a short plain prompt, sent to an engine that does nothing but such a one"
+        f" for {1e3 * INTO_S:.0f} ms. {options.repeats} repeats: {options.chunks} chunks of"
+        f" {options.chunk_tokens} tokens, {setup.settings.recompute_ratio:.0%} recomputed."
+        f" {where(setup.machine)}.",
         markup=False,
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,27 +54,3 @@ class Retrieval:
             return [self.asked[number] for number in rng.permutation(len(self.asked))[:count]]
         popularity = Popularity(np.array(self.article), zipf, rng)
         return [self.asked[popularity.draw()] for _ in range(count)]
-
-
-class ContextPilotOrder:
-    """Documents reordered so that a prompt begins as an earlier one did, as ContextPilot does
-    (arXiv:2511.03475). capacity: documents that are still there, of the prompts asked last."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._there: OrderedDict[tuple[int, ...], None] = OrderedDict()  # paths, the latest last
-
-    def order(self, documents: Sequence[int]) -> tuple[int, ...]:
-        """Down the paths that are there as far as they lead, then as they came."""
-        path: tuple[int, ...] = ()
-        left = list(documents)
-        while (after := next((one for one in left if (*path, one) in self._there), None)) is not None:
-            path = (*path, after)
-            left.remove(after)
-        path = (*path, *left)
-        for depth in range(len(path), 0, -1):
-            self._there[path[:depth]] = None
-            self._there.move_to_end(path[:depth])
-        while len(self._there) > self._capacity:
-            self._there.popitem(last=False)
-        return path

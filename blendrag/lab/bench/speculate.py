@@ -1,11 +1,11 @@
 """What answers begun from provisional documents save, while the final ones are waited for, and what they cost
-where these are others (RAGCache, section 5.3)."""
+where these are others (RAGCache, section 5.3; ``bench ttft --speculate``)."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -37,16 +37,15 @@ ACCEPTED = (0.0, 0.5, 1.0)
 _WAITS = (0.5, 1.0, 2.0)  # in TTFTs
 _CALIBRATE = 3
 _POOL = 4  # chunks that there are, per chunk of a prompt
+_ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculateOptions:
-    """chunks, chunk_tokens: of every prompt. max_tokens: of every answer. repeats: questions per arm and
-    wait."""
+    """chunks, chunk_tokens: of every prompt. repeats: questions per arm and wait."""
 
     chunks: int = 6
     chunk_tokens: int = 512
-    max_tokens: int = 64
     repeats: int = 16
     seed: int = 0
 
@@ -60,15 +59,6 @@ class Waited:
     ttft_s: float
     saved_s: dict[float, Interval]
 
-    def of_most(self, accepted: float) -> float:
-        """What was saved, as a part of what can be; where no list comes true, as a part of the TTFT."""
-        most = accepted * min(self.wait_s, self.ttft_s) or self.ttft_s
-        return self.saved_s[accepted].mean / most
-
-    def to_dict(self) -> dict[str, Any]:
-        of_most = {accepted: self.of_most(accepted) for accepted in self.saved_s}
-        return asdict(self) | {"saved_of_most": of_most}
-
 
 @dataclass(frozen=True, slots=True)
 class SpeculateResults:
@@ -76,7 +66,7 @@ class SpeculateResults:
     setup: Setup[SpeculateOptions]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"waits": [wait.to_dict() for wait in self.waits]} | self.setup.to_dict()
+        return {"waits": [asdict(wait) for wait in self.waits]} | self.setup.to_dict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +76,7 @@ class _Trial:
 
     final: str
     other: str
-    comes: dict[float, bool]
+    comes: Mapping[float, bool]
 
 
 def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progress) -> SpeculateResults:
@@ -95,25 +85,20 @@ def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progr
         blending_engine(settings, progress) as engine,
         _library(settings, engine, options) as (library, pool),
     ):
-        chat = Chat(settings, library=library)
-        rng = random.Random(options.seed)
+        chat, rng = Chat(settings, library=library), random.Random(options.seed)
         progress.note("calibrating")
-        tuned = [
-            _asked(engine, chat, trial, None, 0.0, options)
-            for trial in _trials(pool, rng, options, _CALIBRATE)
-        ]
+        tuned = [_seconds(engine, chat, each) for each in _trials(pool, rng, options.chunks, _CALIBRATE)]
         waits = []
         for wait_s in (factor * median(tuned) for factor in _WAITS):
             arms = {None: chat} | {accepted: Chat(settings, library=library) for accepted in ACCEPTED}
             took: dict[float | None, list[float]] = {accepted: [] for accepted in arms}
-            for turn in in_turn(arms, _trials(pool, rng, options, options.repeats + 1), progress):
-                seconds = _asked(engine, turn.arm, turn.trial, turn.key, wait_s, options)
+            trials = _trials(pool, rng, options.chunks, options.repeats + 1)
+            for turn in in_turn(arms, trials, progress):
+                seconds = _seconds(engine, turn.arm, turn.trial, turn.key, wait_s)
                 if not turn.warms_up:
                     took[turn.key].append(seconds)
-            plain = took.pop(None)
-            saved = {
-                accepted: difference(plain, own) for accepted, own in took.items() if accepted is not None
-            }
+            plain = took[None]
+            saved = {accepted: difference(plain, took[accepted]) for accepted in ACCEPTED}
             waits.append(Waited(wait_s, median(plain) - wait_s, saved))
         return SpeculateResults(tuple(waits), Setup.of(engine, settings, options, ()))
 
@@ -135,7 +120,7 @@ def _library(
         yield library, texts
 
 
-def _trials(pool: list[str], rng: random.Random, options: SpeculateOptions, count: int) -> list[_Trial]:
+def _trials(pool: list[str], rng: random.Random, chunks: int, count: int) -> list[_Trial]:
     comes: dict[float, list[bool]] = {}
     for accepted in ACCEPTED:
         kept = [at < accepted * (count - 1) for at in range(count - 1)]
@@ -143,28 +128,21 @@ def _trials(pool: list[str], rng: random.Random, options: SpeculateOptions, coun
         comes[accepted] = [accepted > 0.0, *kept]  # the first one warms up
     trials = []
     for number in range(count):
-        chosen = rng.sample(pool, options.chunks)
+        chosen = rng.sample(pool, chunks)
         question = QUESTIONS[number % len(QUESTIONS)]
         final, other = ("\n\n".join((*texts, question)) for texts in (chosen, [*chosen[1:], chosen[0]]))
         trials.append(_Trial(final, other, {accepted: comes[accepted][number] for accepted in ACCEPTED}))
     return trials
 
 
-def _asked(
-    engine: Engine,
-    chat: Chat,
-    trial: _Trial,
-    accepted: float | None,
-    wait_s: float,
-    options: SpeculateOptions,
+def _seconds(
+    engine: Engine, chat: Chat, trial: _Trial, accepted: float | None = None, wait_s: float = 0.0
 ) -> float:
-    """Seconds from the question to its first token; accepted: None if nothing is begun before."""
+    """From the question to its first token; accepted: None if nothing is begun before."""
 
     def request(prompt: str) -> ChatRequest:
-        sampling = {"ignore_eos": True}
-        return chat.request(
-            [{"role": "user", "content": prompt}], max_tokens=options.max_tokens, other=sampling
-        )
+        messages = [{"role": "user", "content": prompt}]
+        return chat.request(messages, max_tokens=_ANSWER_TOKENS, other={"ignore_eos": True})
 
     reset(engine)
     begin = time.perf_counter()
@@ -181,16 +159,17 @@ def _asked(
 
 def print_speculate(results: SpeculateResults, console: Console) -> None:
     """A row per wait and share."""
-    table = table_with("waits", "TTFT", "come true", "saved", "95 %", "of what can be")
+    table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
     for waited in results.waits:
         for accepted, saved in waited.saved_s.items():
+            mean, low, high = (seconds / waited.ttft_s for seconds in (saved.mean, saved.low, saved.high))
             table.add_row(
                 f"{1e3 * waited.wait_s:,.0f} ms",
                 f"{1e3 * waited.ttft_s:,.0f} ms",
                 f"{accepted:.0%}",
                 f"{1e3 * saved.mean:,.0f} ms",
-                f"{1e3 * saved.low:,.0f} to {1e3 * saved.high:,.0f}",
-                f"{waited.of_most(accepted):.0%}" + ("" if accepted else " of TTFT"),
+                f"{mean:.0%}",
+                f"{low:.0%} to {high:.0%}",
             )
     console.print(table)
     options, machine = results.setup.options, results.setup.machine

@@ -25,7 +25,7 @@ from blendrag.lab.bench.open_loop import (
     arrival_times,
     compare_arms,
 )
-from blendrag.lab.bench.retrieval import ContextPilotOrder, Retrieval, RetrievedQuestion
+from blendrag.lab.bench.retrieval import Retrieval, RetrievedQuestion
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
 from blendrag.lab.eviction.readers import read_azure
@@ -50,9 +50,9 @@ BLOCK = 128  # tokens: what vLLM has on a CPU
 _LEAST, _STEP = 0.6, 1.6
 _BLOCKS = 2  # of questions one after another: so often each arm has its turn there
 
-ARMS = ("full", "prefix", "reordered", "tree", "blended", "unmixed", "both")
+ARMS = ("full", "prefix", "tree", "blended", "unmixed", "both")
 """unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
-AGAINST = {"reordered": "prefix", "tree": "prefix", "unmixed": "blended", "both": "blended"}
+AGAINST = {"tree": "prefix", "unmixed": "blended", "both": "blended"}
 _OWN_TREE = ("tree", "unmixed", "both")
 
 
@@ -274,14 +274,10 @@ class _Measurement:
         self._engine, self._prompts, self._trees, self._recipe = engine, prompts, trees, recipe
         self._stream, self._first = stream, len(stream) - count
         self._recorded, self._options, self._progress = recorded, options, progress
-        self._room = options.pool // options.chunk_tokens  # documents
-        self._alone, self._order = itertools.count(), ContextPilotOrder(self._room)
+        self._alone = itertools.count()
         every: Ways[RetrievedQuestion] = {
             "full": lambda q: Asked(prompts.of(q).token_ids, namespace=f"alone-{next(self._alone)}"),
             "prefix": lambda q: Asked(prompts.of(q).token_ids),
-            "reordered": lambda q: Asked(
-                prompts.of(replace(q, documents=self._order.order(q.documents))).token_ids
-            ),
             "tree": lambda q: self._exact("tree", q, blends=False),
             "blended": lambda q: self._blended(prompts.of(q)),
             "unmixed": lambda q: self._exact("unmixed", q, blends=True, mixes=False),
@@ -332,8 +328,8 @@ class _Measurement:
     async def _prepare(self, arm: str, first: int) -> None:
         """vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
         reset(self._engine)
-        self._order = ContextPilotOrder(self._room)
-        before = -(-self._room // self._options.top_k) if arm in ("prefix", "reordered") else 1
+        room = self._options.pool // self._options.chunk_tokens  # documents
+        before = -(-room // self._options.top_k) if arm == "prefix" else 1
         for question in self._stream[max(0, first - before) : first]:
             await self._loop.ask(arm, question)
 

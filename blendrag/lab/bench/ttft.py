@@ -63,7 +63,7 @@ class TtftResults:
         return AXES[self.setup.options.axis]
 
     def to_dict(self) -> dict[str, Any]:
-        """``bench ttft``: per arm, with the ingest. ``bench sweep``: per value and arm."""
+        """Per arm, with the ingest; of a parameter, per value and arm."""
         if self.ingest is not None:
             arms = {name: arm.to_dict() for name, arm in self.arms.items()}
             return {"arms": arms, "ingest": self.ingest.to_dict()} | self.setup.to_dict()

@@ -1,4 +1,4 @@
-"""What ``bench ttft`` and ``bench sweep`` show: tables and pictures."""
+"""What ``bench ttft`` shows: tables and pictures, of arms, or of a parameter's values."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@
 order that the question has no say in, as ``order="tree"`` may have them. ``reuse``: stored KV as it is.
 ``SELECTOR[_METRIC]@RATIO``: stored KV of which the selector's choice is recomputed, ``hkvd_v@0.15``,
 ``query@0.1``. ``lmcache@RATIO``: the same by LMCache's published semantics, re-implemented.
-``map_reduce``, ``map_rerank``: a request per document, as LangChain's chains of these names make them.
 
 Those with stored KV may add what chunks are prefilled behind (``:none``, ``:start``, ``:system``, as in the
 setting ``shared_prefix``, and no text of their document; ``:context``, all that the settings say) and a
@@ -36,13 +35,13 @@ from blendrag.store.codec import CODECS
 FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper", "adakv", "context"
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
-ArmKind = Literal["full", "reordered", "stored", "map_reduce", "map_rerank"]
+ArmKind = Literal["full", "reordered", "stored"]
 Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = ("hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "first_k", "query", "random", LMCACHE)
 _RIVALS = ("hkvd_v", "first_k", "random")
-_UNSTORED: tuple[ArmKind, ...] = ("full", "reordered", "map_reduce", "map_rerank")
+_UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")
 _ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _METRICS: tuple[Metric, ...] = get_args(Metric)

@@ -23,20 +23,17 @@ class ArmPrompt:
     find its own KV there, blended as it is, up to the last block.
 
     recipe: how stored KV is blended; None: plain prefill.
-    spent_ms: what it took to arrive at this prompt; answer: the free answer, where that has told it already.
     """
 
     arm: str
     token_ids: Ids
     recipe: Recipe | None = None
-    spent_ms: float = 0.0
-    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedAnswer:
     """each: -log p of every forced token, in nats. logprobs: per token {token id: log probability} of the
-    likeliest. ttft_ms: what was spent before is part of it. report: of the blend.
+    likeliest. report: of the blend.
     """
 
     each: list[float]
@@ -63,14 +60,11 @@ async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = Fa
     if tuple(delta.token_ids) != answer:
         raise EngineError(f"{prompt.arm}: the engine did not generate the answer that was forced")
     each = [-at[token] for at, token in zip(delta.logprobs, answer, strict=True)]
-    ttft_ms = prompt.spent_ms + (1e3 * delta.ttft_s if prompt.answer is None else 0.0)
-    return ForcedAnswer(each, delta.logprobs, ttft_ms, delta.report or BlendReport())
+    return ForcedAnswer(each, delta.logprobs, 1e3 * delta.ttft_s, delta.report or BlendReport())
 
 
 async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
     """The model's own answer, greedily, to a prompt that has been asked before."""
-    if prompt.answer is not None:
-        return prompt.answer
     return (await _generate(engine, prompt, Sampling(max_tokens=max_tokens), again=True)).text
 
 

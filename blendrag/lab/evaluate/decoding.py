@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from blendrag.lab import canvas
@@ -16,7 +15,6 @@ from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
-_COLOURS = {"uniform": "#6e7781", "ada": "#2f81c7"}  # of the layers: the paper's pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,6 @@ class DecodedSummary:
     kept: share of a prompt's tokens that a head kept, on average. nll_loss: nats per token of the right
     answer, against all KV; None if all answers are one token. kl: mean over 31 tokens, from all KV.
     kl_to_uniform: this arm's - that of ``uniform`` with the same budget, question by question.
-    layers_kept, layers_lost: of the attention of the answer's tokens, by layer, the share that is kept, and
-    the L1 distance of what it puts out before and after, relative to its norm (Ada-KV's eviction loss).
     """
 
     budget: int
@@ -38,8 +34,6 @@ class DecodedSummary:
     nll_loss: Interval | None
     kl: Interval
     kl_to_uniform: Interval | None
-    layers_kept: tuple[float, ...]
-    layers_lost: tuple[float, ...]
 
 
 def summarise_decoding(
@@ -71,7 +65,6 @@ def _summary(
     told = [id for id in nll if id in reference]
     kl, base = _kl(own), _kl(uniform)
     shared = [id for id in kl if id in base]
-    layers = [each.evicted.layers for each in own.values() if each.evicted and each.evicted.layers]
     return DecodedSummary(
         budget.tokens,
         budget.by,
@@ -80,7 +73,6 @@ def _summary(
         difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,
         mean(list(kl.values())),
         difference([kl[id] for id in shared], [base[id] for id in shared]) if shared else None,
-        *(tuple(np.mean([getattr(each, name) for each in layers], 0).tolist()) for name in ("kept", "lost")),
     )
 
 
@@ -119,27 +111,16 @@ def _shown(interval: Interval | None, form: str) -> tuple[str, str]:
     return format(interval.mean, form), f"{format(interval.low, form)} to {format(interval.high, form)}"
 
 
-def draw_decoding(row: Sequence[Any], arms: Mapping[str, DecodedSummary]) -> None:
-    """Into three axes: KL by budget; kept attention and loss by layer, with and without Ada."""
-    divergence, kept, lost = row
+def draw_decoding(axes: Any, arms: Mapping[str, DecodedSummary]) -> None:
+    """KL by budget, a line per allocator or scorer."""
     for by in dict.fromkeys(arm.by for arm in arms.values()):
         line = sorted((arm for arm in arms.values() if arm.by == by), key=lambda arm: arm.budget)
         means = [arm.kl.mean for arm in line]
         whiskers = [[arm.kl.mean - arm.kl.low for arm in line], [arm.kl.high - arm.kl.mean for arm in line]]
         budgets = [arm.budget for arm in line]
-        divergence.errorbar(budgets, means, whiskers, marker="o", markersize=4, capsize=3, label=by)
-    divergence.set_xscale("log", base=2)
-    divergence.set_yscale("log")
-    divergence.xaxis.set_major_formatter("{x:.0f}")
-    budgets = sorted({arm.budget for arm in arms.values() if arm.by in _COLOURS})
-    for arm in arms.values():
-        if arm.by in _COLOURS and arm.layers_kept:
-            faint = 1 - 0.7 * budgets.index(arm.budget) / max(1, len(budgets) - 1)
-            style = {"color": _COLOURS[arm.by], "alpha": faint, "label": f"{arm.by} {arm.budget}"}
-            kept.plot(arm.layers_kept, **style)
-            lost.plot(arm.layers_lost, **style)
-    canvas.finish_axes(divergence, "decoded from a budget", "tokens of KV a head keeps", "KL, nats a token")
-    canvas.finish_axes(kept, "", "layer", "attention that is kept")
-    canvas.finish_axes(lost, "", "layer", "L1 loss of attention's output, relative")
-    divergence.legend(frameon=False, fontsize=8, labelcolor=canvas.INK)
-    kept.legend(frameon=False, fontsize=7, labelcolor=canvas.INK, ncols=2)
+        axes.errorbar(budgets, means, whiskers, marker="o", markersize=4, capsize=3, label=by)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    canvas.finish_axes(axes, "decoded from a budget", "tokens of KV a head keeps", "KL, nats a token")
+    axes.legend(frameon=False, fontsize=8, labelcolor=canvas.INK)

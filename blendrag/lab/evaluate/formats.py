@@ -18,7 +18,6 @@ _VALUE = (
 )
 _YES_NO = ("yes", "no")
 _PIECE_TOKENS = 48  # whole paragraphs hide what full reuse loses; pieces of this size show it
-_TRIES = 10  # passages looked at for each that is wanted; few name another question's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +157,10 @@ class _Hotpot(_Own):
         return replace(own, choices=_YES_NO if own.answers[0].lower() in _YES_NO else ())
 
 
-class _NaturalQuestion(_Own):
-    """With the passage that has the answer, as in "Lost in the Middle"."""
-
-    answers: _Answers
-    documents: _Documents = Field(validation_alias="ctxs")
-
-
 def _as_recorded(records: Sequence[_Own], seed: int, count: int) -> Iterator[list[Question]]:
     for record in records:
         if record.answerable:
             yield [record.asked()]
-
-
-def _among_passages(records: Sequence[_Own], seed: int, count: int) -> Iterator[list[Question]]:
-    """A question with one passage is asked among passages of others, in which none of its answers occurs."""
-    passages = list(dict.fromkeys(text for each in records for text in each.documents))
-    for (question,) in _as_recorded(records, seed, count):
-        rng = random.Random(f"{seed}:{question.id}")
-        documents = list(question.documents)
-        if len(documents) == 1:
-            answers = [answer.lower() for answer in question.answers]
-            drawn = rng.sample(passages, min(len(passages), _TRIES * (count - 1)))
-            wrong = [text for text in drawn if not any(answer in text.lower() for answer in answers)]
-            documents += [text for text in wrong if text not in documents][: count - 1]
-            rng.shuffle(documents)
-        yield [replace(question, documents=tuple(documents))]
 
 
 # -- SQuAD and XQuAD: the paragraph that has the answer, among others of its article ---------------
@@ -267,7 +244,6 @@ FORMATS = {
         Format("jsonl", _Own, _as_recorded),
         Format("musique", _Musique, _as_recorded),
         Format("hotpot", _Hotpot, _as_recorded),
-        Format("nq", _NaturalQuestion, _among_passages, documents=6),
         Format("squad", _SquadArticle, _among_paragraphs, documents=6),
         Format("squadsplit", _SquadArticle, _among_paragraphs, cut=_PIECE_TOKENS, documents=4),
         Format("xquad", _SquadArticle, _among_paragraphs, _IN_ITS_LANGUAGE, documents=5),

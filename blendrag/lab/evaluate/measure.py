@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 
 import numpy as np
 
 from blendrag.engine.client.engine import Engine
-from blendrag.engine.client.generation import Sampling
-from blendrag.errors import EngineError
 from blendrag.lab.arms import reset
 from blendrag.lab.evaluate.arms import ArmSpec, Variant
 from blendrag.lab.evaluate.asking import ArmPrompt, ForcedAnswer, decide, force, go_on, write
 from blendrag.lab.evaluate.chunks import Documents, before, cut, stored, unstored
 from blendrag.lab.evaluate.formats import Format, Question
-from blendrag.lab.evaluate.map_arms import MapArms
 from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import PromptMaker
 from blendrag.lab.scratch import ScratchStore, scratch_store
 from blendrag.lab.statistics import next_token_kl
-from blendrag.lab.worker.operations import MEASURED, OBSERVED, LayerLoss
 from blendrag.progress import Progress
 from blendrag.prompt import encode_document
 from blendrag.settings import Settings
@@ -57,7 +53,6 @@ class Measuring:
         self._max_tokens = max_tokens
         self._maker = PromptMaker.of(engine, settings)
         self._tokenizer = self._maker.tokenizer
-        self._maps = MapArms(engine, settings, self._maker, max_tokens)
         self._stores: dict[Variant, ScratchStore] = {}
 
     def tokenize(self, question: Question, format: Format) -> TokenizedQuestion:
@@ -160,35 +155,12 @@ class Measuring:
             base = await self._prompt(whole, asked)
             ids = await go_on(self._engine, base, _CONTINUED)
             reference = (await force(self._engine, base, ids, again=True)).logprobs[1:]
-            layers = await self._study(base, ids, [arm for arm, _ in own])
             for arm, prompt in own:
                 forced = await force(self._engine, prompt, ids, again=True)
                 pairs = zip(reference, forced.logprobs[1:], strict=True)
                 kl = float(np.mean([next_token_kl(there, here) for there, here in pairs]))
-                found[arm.name] = Lost(kl, forced.report.kv_kept, layers.get(arm.name))
+                found[arm.name] = Lost(kl, forced.report.kv_kept)
         return found
-
-    async def _study(self, base: ArmPrompt, ids: Ids, arms: Sequence[ArmSpec]) -> dict[str, LayerLoss]:
-        """What the arms keep and lose layer by layer, of the same prompt and answer; those whose budget the
-        prompt is longer than."""
-        assert base.recipe is not None
-        own, choices = self._settings.blending, {}
-        for arm in arms:
-            of = {} if arm.budget is None else arm.budget.options
-            by = of.get("kv_scorer", own.kv_scorer), of.get("kv_allocator", own.kv_allocator)
-            choices[*by, of["kv_budget"]] = arm.name
-        self._engine.call("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
-        prompt = base.token_ids + ids
-        window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
-        options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
-        recipe = replace(base.recipe, options=options)
-        # The second token's step evicts, the third's hears of it.
-        three = Sampling(max_tokens=3, other={"ignore_eos": True})
-        delta = await self._engine.agenerate(prompt, three, recipe)
-        found = [LayerLoss(**each) for each in self._engine.call("end_study")]
-        if delta.report is None or delta.report.kv_whole not in (MEASURED, ""):
-            raise EngineError(f"the layers were not measured: {delta.report and delta.report.kv_whole}")
-        return {choices[each.scorer, each.allocator, each.budget]: each for each in found}
 
     async def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> ArmPrompt:
         match arm.kind:
@@ -197,10 +169,6 @@ class Measuring:
             case "reordered":
                 other = unstored(tuple(sorted(asked.documents)))
                 return ArmPrompt(arm.name, self._maker.make_of(other, asked.question.text).token_ids)
-            case "map_reduce":
-                return await self._maps.map_reduce(asked.documents, asked.question.text)
-            case "map_rerank":
-                return await self._maps.map_rerank(asked.documents, asked.question.text)
         store = self._stores[arm.variant(self._settings)]
         prompt = self._maker.make_of(stored(store, asked.documents, asked.before), asked.question.text)
         return ArmPrompt(arm.name, prompt.token_ids, arm.recipe(self._settings, store.id, prompt.spans))

@@ -22,13 +22,13 @@ _MARKERS = "osD^vPX*<>hp"
 
 
 def draw(results: Evaluation, path: Path) -> None:
-    """Write the picture; with arms that have a budget of KV, what those lose stands below."""
+    """Write the picture; with arms that have a budget of KV, what those lose is the last panel."""
     arms = {name: arm for name, arm in results.arms.items() if name not in results.decoding}
-    figure = canvas.new_figure(14, 9.2 if results.decoding else 4.6)
-    rows = figure.subplots(2 if results.decoding else 1, 3, squeeze=False)
-    answer, first, words = rows[0]
-    if results.decoding:
-        draw_decoding(rows[1], results.decoding)
+    count = 4 if results.decoding else 3
+    figure = canvas.new_figure(4.7 * count, 4.6)
+    answer, first, words, *budgets = figure.subplots(1, count)
+    for axes in budgets:
+        draw_decoding(axes, results.decoding)
     for axes, measure in ((answer, "nll_loss"), (first, "kl_first_token"), (words, "f1")):
         _draw_arms(axes, arms, measure)
         axes.axhline(getattr(arms[FULL], measure).mean, color=INK, linewidth=0.8)

@@ -17,7 +17,7 @@ def print_evaluation(results: Evaluation, console: Console) -> None:
     what is recommended."""
     likelihood = table_with("arm", "NLL", "lost", "95 %", "gap closed", "95 %")
     agreement = table_with("arm", "KL", "KL answer", "top-1", "F1/full", "exact", "decision")
-    usefulness = table_with("arm", "F1", "Rouge-L", "recomputed", "TTFT ms", "speed-up")
+    usefulness = table_with("arm", "F1", "recomputed", "TTFT ms", "speed-up")
     for name, arm in results.arms.items():
         likelihood.add_row(
             name,
@@ -36,7 +36,6 @@ def print_evaluation(results: Evaluation, console: Console) -> None:
         usefulness.add_row(
             name,
             f"{_noise(arm.f1_loss)}{_number(arm.f1, '.2f')}",
-            f"{_noise(arm.rouge_l_loss)}{_number(arm.rouge_l, '.2f')}",
             _number(arm.recomputed, ".0%"),
             f"{arm.ttft_ms.median:,.0f}",
             f"{arm.speedup.mean:.1f}x",
@@ -56,7 +55,7 @@ _LEGEND = (
     " closed: share of full reuse's loss that is repaired. reuse, lmcache: of chunks prefilled alone;"
     " selectors: of chunks behind what the setting shared_prefix says, or the arm's name. KL, top-1: the"
     " first token against full prefill's; KL answer: all tokens of the right answer; F1/full, exact,"
-    " decision: the answer against full prefill's. F1, Rouge-L: against the right answers. TTFT: time to"
+    " decision: the answer against full prefill's. F1: against the right answers. TTFT: time to"
     " first token, median. ~: the difference to full prefill is within noise: its 95 % interval holds 0.\n"
 )
 

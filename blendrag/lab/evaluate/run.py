@@ -12,7 +12,6 @@ import xxhash
 import blendrag
 from blendrag.compress import check_budget
 from blendrag.errors import PromptTooLongError
-from blendrag.lab import require
 from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.decoding import DecodedSummary, summarise_decoding
 from blendrag.lab.evaluate.formats import Format, find_format
@@ -61,11 +60,10 @@ class Evaluation:
 def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Evaluation:
     """Measure what is not measured yet.
 
-    What is wrong with the options is told before the engine starts: SourceError, ConfigError,
-    MissingDependencyError. Also raises ModelError, PromptTooLongError if no prompt fits, StoreFullError,
+    What is wrong with the options is told before the engine starts: SourceError, ConfigError. Also raises
+    ModelError, PromptTooLongError if no prompt fits, StoreFullError,
     EngineError.
     """
-    require("nltk", "rouge_score")
     format = find_format(options.format)
     questions = read_questions(options.data, format, options.limit, options.seed)
     settings = settings.model_copy(update={"system_prompt": format.system, "prefix_caching": True})

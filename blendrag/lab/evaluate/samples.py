@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from blendrag.errors import ConfigError
-from blendrag.lab.worker.operations import LayerLoss
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """By decoding from a budget of KV. kl: mean divergence in nats from the same arm without, from the second
-    token on of what that wrote. kept: tokens that a head kept; 0, and layers None, where the prompt is no
-    longer than the budget."""
+    token on of what that wrote. kept: tokens that a head kept; 0 where the prompt is no longer than the
+    budget."""
 
     kl: float
     kept: int
-    layers: LayerLoss | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,7 @@ class AnswerSample:
         if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
             raise ValueError("not the fields of a sample")
         if lost := found["evicted"]:
-            layers = lost["layers"]
-            found["evicted"] = Lost(lost["kl"], lost["kept"], None if layers is None else LayerLoss(**layers))
+            found["evicted"] = Lost(**lost)
         found["logprobs"] = [{int(token): p for token, p in at.items()} for at in found["logprobs"]]
         return cls(**found)
 

@@ -11,25 +11,15 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 # Kana, and Han with its extensions.
 _UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _ARTICLES = {"a", "an", "the"}
-_WORD = re.compile(r"[^\W_]+")
-_STEMMED_FROM = 4  # letters, as rouge-score does
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
     """Overlap of words, 0 to 1, with the one of ``answers`` it is largest with. Two blank texts are equal."""
     return max(_f1(_words(text), _words(answer)) for answer in answers)
-
-
-def rouge_l(text: str, answers: Sequence[str]) -> float:
-    """F-measure of the longest common subsequence of stemmed words, 0 to 1, the best over ``answers``."""
-    scorer = _rouge()
-    return max(float(scorer.score(answer, text)["rougeL"].fmeasure) for answer in answers)
 
 
 def same_text(text: str, other: str) -> bool:
@@ -46,31 +36,8 @@ def _f1(words: list[str], answer: list[str]) -> float:
 
 def _words(text: str) -> list[str]:
     kept = "".join(sign for sign in text.lower() if not _is_punctuation(sign))
-    return [word for word in _spaced(kept).split() if word not in _ARTICLES]
-
-
-def _spaced(text: str) -> str:
-    return _UNSPACED.sub(r" \g<0> ", text)
+    return [word for word in _UNSPACED.sub(r" \g<0> ", kept).split() if word not in _ARTICLES]
 
 
 def _is_punctuation(sign: str) -> bool:
     return sign in string.punctuation or unicodedata.category(sign).startswith("P")
-
-
-@cache
-def _rouge() -> Any:
-    """rouge-score's scorer, with its own tokens for English. Made late: it imports all of NLTK."""
-    from nltk.stem.porter import PorterStemmer
-    from rouge_score.rouge_scorer import RougeScorer
-    from rouge_score.tokenizers import Tokenizer
-
-    stem = PorterStemmer().stem
-
-    class Words(Tokenizer):
-        """Any script's letters and digits; rouge-score's own tokenizer knows those of ASCII only."""
-
-        def tokenize(self, text: str) -> list[str]:
-            words = _WORD.findall(_spaced(text.lower()))
-            return [stem(word) if word.isascii() and len(word) >= _STEMMED_FROM else word for word in words]
-
-    return RougeScorer(["rougeL"], tokenizer=Words())

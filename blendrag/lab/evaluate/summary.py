@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from blendrag.lab.bootstrap import Interval, difference, gap_closed, mean
 from blendrag.lab.evaluate.arms import FULL, REUSE
 from blendrag.lab.evaluate.formats import Question
 from blendrag.lab.evaluate.samples import AnswerSample
-from blendrag.lab.evaluate.scores import f1, rouge_l, same_text
+from blendrag.lab.evaluate.scores import f1, same_text
 from blendrag.lab.statistics import next_token_kl
 
 Verdict = Literal["clear", "within noise", "negative"]
@@ -36,7 +36,7 @@ class ArmSummary:
         than full prefill, so that the share means nothing.
     kl_first_token, kl_answer: nats, from full prefill, of the first token and mean over the right answer's.
     top1_agreement: the first token against full prefill's.
-    f1, rouge_l: of the free answer against the right ones; f1_loss, rouge_l_loss: full - arm.
+    f1: of the free answer against the right ones; f1_loss: full - arm.
     exact_text, f1_vs_full: the free answer against full prefill's.
     decision_agreement: the same choice as full prefill's; of the questions that have choices.
     ttft_ms: milliseconds; speedup: full / arm, question by question.
@@ -53,8 +53,6 @@ class ArmSummary:
     top1_agreement: Interval
     f1: Interval
     f1_loss: Interval
-    rouge_l: Interval
-    rouge_l_loss: Interval
     exact_text: Interval
     f1_vs_full: Interval
     decision_agreement: Interval | None
@@ -99,8 +97,9 @@ def _summary(
     ttft = [sample.ttft_ms for sample in own]
     times = mean(ttft)
     shares = [sample.recomputed / sample.cached for sample in own if sample.cached]
-    (f1_own, f1_full), (rouge_own, rouge_full) = (
-        [_scores(score, side, questions) for side in (own, full)] for score in (f1, rouge_l)
+    f1_own, f1_full = (
+        [f1(sample.text, asked.answers) for sample, asked in zip(side, questions, strict=True)]
+        for side in (own, full)
     )
     return ArmSummary(
         n=len(questions),
@@ -113,8 +112,6 @@ def _summary(
         top1_agreement=mean([a.first_token == b.first_token for a, b in pairs]),
         f1=mean(f1_own),
         f1_loss=difference(f1_full, f1_own),
-        rouge_l=mean(rouge_own),
-        rouge_l_loss=difference(rouge_full, rouge_own),
         exact_text=mean([same_text(a.text, b.text) for a, b in pairs]),
         f1_vs_full=mean([f1(a.text, [b.text]) for a, b in pairs]),
         decision_agreement=mean(decided) if decided else None,
@@ -126,14 +123,6 @@ def _summary(
 
 def _nll(samples: Sequence[AnswerSample]) -> list[float]:
     return [sample.nll for sample in samples]
-
-
-def _scores(
-    score: Callable[[str, Sequence[str]], float],
-    samples: Sequence[AnswerSample],
-    questions: Sequence[Question],
-) -> list[float]:
-    return [score(sample.text, asked.answers) for sample, asked in zip(samples, questions, strict=True)]
 
 
 def _verdict(gap: Interval) -> Verdict:

@@ -20,6 +20,8 @@ from blendrag.machine import Machine
 from blendrag.progress import Progress
 from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
+from blendrag.store.identity import KVIdentity
+from blendrag.store.record import Layout
 from blendrag.store.stack import TierSpec
 
 _CHUNK_TOKENS = 512
@@ -62,7 +64,7 @@ def measure_profile(settings: Settings, grid: Grid, progress: Progress) -> Profi
         identity = kv_identity(settings, engine.model_path)
         tiers = measure_tiers(settings, identity, engine.facts.dtype, progress)
         machine = engine.facts.machine(settings.model)
-        return _profile(settings, engine, profile_digest(identity), machine, prefills, blends, tiers)
+        return _profile(settings, engine, identity, machine, prefills, blends, tiers)
 
 
 def _engine_times(
@@ -94,7 +96,7 @@ def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[i
         for new in grid.new:
             if cached + new < engine.max_model_len:
                 whole, before = (Prompt(text[:end], (("", 0, end),)) for end in (cached + new, cached))
-                arms[cached, new] = PrefixCaching(repeated(whole, grid.repeats, before))
+                arms[cached, new] = PrefixCaching(_repeated(whole, grid.repeats, before))
     return arms
 
 
@@ -113,21 +115,26 @@ def _blends(
         prompt = replace(prompt, spans=tuple(spans))
         cached = prompt.chunk_tokens()
         for ratio in grid.ratios:
-            rounds = repeated(prompt, grid.repeats)
+            rounds = _repeated(prompt, grid.repeats)
             arm = BlendedPrefill(rounds, recipe_of(settings, store.id, ratio))
             arms[cached, len(prompt.token_ids) - cached, ratio] = arm
     return arms
 
 
-def repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[list[Trial]]:
+def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[list[Trial]]:
     """One prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
     return [[Trial(number, prompt, before or prompt)] for number in range(repeats + 1)]
+
+
+def _kv_bytes(layout: Layout) -> int:
+    """Of a token, in chunks as they are measured with."""
+    return layout.num_layers * layout.row_bytes(_CHUNK_TOKENS, layout.num_layers) // _CHUNK_TOKENS
 
 
 def _profile(
     settings: Settings,
     engine: Engine,
-    digest: str,
+    identity: KVIdentity,
     machine: Machine,
     prefills: _Prefills,
     blends: _Blends,
@@ -135,10 +142,11 @@ def _profile(
 ) -> Profile:
     # The least of each: whatever else the machine was doing has only ever added time.
     return Profile(
-        identity=digest,
+        identity=profile_digest(identity),
         model=settings.model,
         selector=settings.selector,
         layers=engine.facts.num_layers,
+        kv_bytes=_kv_bytes(Layout(identity, engine.facts.dtype)),
         machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=tuple(

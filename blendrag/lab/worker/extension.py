@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from blendrag.engine.compat.requests import output_ids_not_read
 from blendrag.engine.worker.extension import BlendWorker
-from blendrag.lab.worker.kernel_times import time_pieces
-from blendrag.lab.worker.layer_loss import begin_study, end_study
 from blendrag.lab.worker.lmcache import LabDataPlane
 from blendrag.lab.worker.selfcheck import check_model
 
@@ -19,9 +17,6 @@ class LabWorker(BlendWorker):
     blendrag_data_plane = LabDataPlane
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {
         **BlendWorker.blendrag_operations,
-        "begin_study": begin_study,
-        "end_study": end_study,
-        "kernels": time_pieces,
         "selfcheck": check_model,
     }
 

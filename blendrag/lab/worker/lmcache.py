@@ -17,7 +17,6 @@ from blendrag.engine.worker.blending import Chunk, RequestBlend
 from blendrag.engine.worker.data_plane import DataPlane
 from blendrag.engine.worker.indices import Ints
 from blendrag.engine.worker.prompt_forward import PromptForward
-from blendrag.lab.worker.layer_loss import LabCompression
 from blendrag.options import BlendOptions
 from blendrag.select import Selector
 
@@ -25,9 +24,7 @@ LMCACHE = "lmcache"
 
 
 class LabDataPlane(DataPlane):
-    """That blends as LMCache does where a recipe asks for it, and measures evictions."""
-
-    compression_type = LabCompression
+    """That blends as LMCache does where a recipe asks for it."""
 
     def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
         return LMCacheBlend if order.recipe.options.selector == LMCACHE else RequestBlend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,55 +23,3 @@ class ModelCheck:
     layer0_deviation: float
     deeper_deviation: float
     mask_error: float
-
-
-OBSERVED = 32  # queries of a prompt that choose what is kept, in a study of layers
-MEASURED = "it was measured instead"
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLoss:
-    """What a choice keeps of the attention of an answer's tokens, and how far it moves what attention puts
-    out (L1, relative to its norm), by layer; means over tokens."""
-
-    scorer: str
-    allocator: str
-    budget: int
-    kept: list[float]
-    lost: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What the arithmetic of a layer needs. rows: tokens that are computed, in ``runs`` of consecutive ones;
-    cached: whose KV is stored. pairs: of a query and a key it may see, of these rows and of all tokens.
-    hidden, query, kv, intermediate: numbers in a token's residual stream, query, key, and MLP; itemsize:
-    bytes of one."""
-
-    layers: int
-    tokens: int
-    cached: int
-    rows: int
-    runs: int
-    pairs_rows: int
-    pairs_all: int
-    hidden: int
-    query: int
-    kv: int
-    intermediate: int
-    itemsize: int
-
-
-@dataclass(frozen=True, slots=True)
-class PieceTimes:
-    """Milliseconds, as often as was asked for. ms: by piece. matmul: of two square matrices, by their rows.
-    copy: by bytes copied."""
-
-    shape: LayerShape
-    ms: dict[str, list[float]]
-    matmul: dict[str, list[float]]
-    copy: dict[str, list[float]]
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        return cls(**{**plain, "shape": LayerShape(**plain["shape"])})

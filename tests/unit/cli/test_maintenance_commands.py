@@ -1,4 +1,4 @@
-"""verify, gc, export, import, purge and stats as a user calls them, without an engine."""
+"""verify, gc, purge and stats as a user calls them, without an engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from blendrag.errors import StoreError
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.lock import IndexLock
 from blendrag.store.maintenance import gc
+from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
 from stores import IDENTITY, A, B, C, open_stack, record_of, register, states
 
@@ -56,38 +57,23 @@ def test_gc_says_what_it_freed(blendrag: Blendrag, index: Path) -> None:
     assert freed["files"] == {} and freed["total"] >= 0
 
 
-def test_exported_index_is_imported_and_verified(blendrag: Blendrag, index: Path, workdir: Path) -> None:
-    assert blendrag("export", "moved.tar").exit_code == 0
-    result = blendrag("import", "moved.tar", "copy")
-    assert result.exit_code == 0 and "open it with the model tiny" in result.stdout
-    assert json.loads(blendrag("verify", "-i", "copy", "--json").stdout)["records"] == 3
-    result = blendrag("export", "moved.tar")
-    assert result.exit_code == 1 and "exists" in result.stderr
-    result = blendrag("import", "moved.tar", "copy")
-    assert result.exit_code == 1 and "exists" in result.stderr
-    facts = json.loads(blendrag("export", "small.tar", "--no-kv", "--json").stdout)
-    assert facts["kv"] is False and facts["identity"]["model"] == "tiny"
-    assert "blendrag ingest computes it" in blendrag("import", "small.tar", "small").stdout
-
-
 def test_index_in_use_is_left_alone(blendrag: Blendrag, index: Path) -> None:
     lock = IndexLock(index)
-    for arguments in (["verify"], ["gc"], ["export", "x.tar"]):
+    for arguments in (["verify"], ["gc"]):
         result = blendrag(*arguments)
         assert result.exit_code == 1 and "is open in" in result.stderr
     lock.release()
 
 
 def test_interrupted_command_says_what_is_left(
-    blendrag: Blendrag, index: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    blendrag: Blendrag, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tarfile.TarFile.addfile", interrupt)
-    result = blendrag("export", "moved.tar")
-    assert result.exit_code == 130 and "no file was left behind" in result.stderr
-    assert {path.name for path in workdir.iterdir()} == {"blendrag-index"}
+    monkeypatch.setattr(Verifier, "run", interrupt)
+    result = blendrag("verify", "--repair")
+    assert result.exit_code == 130 and "what was repaired so far stays repaired" in result.stderr
 
 
 def test_full_disk_ends_gc_with_a_sentence(

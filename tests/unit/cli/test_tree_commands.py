@@ -1,4 +1,4 @@
-"""``blendrag tree`` as a user calls it, without an engine."""
+"""Exact prefixes as a user looks after them, without an engine."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def index(workdir: Path) -> Path:
 
 
 def test_tree_is_drawn_without_its_documents(blendrag: Blendrag, index: Path) -> None:
-    shown = blendrag("tree", "show")
+    shown = blendrag("stats", "--tree")
     assert shown.exit_code == 0 and "3 nodes" in shown.stdout
     lines = [line for line in shown.stdout.splitlines() if "tokens" in line]
     assert [line.index(next(c for c in line if c.isdigit())) for line in lines] == [4, 8, 12]
     assert f"text {A.key}" in lines[1] and f"text {B.key}" in lines[2]
-    rows = json.loads(blendrag("tree", "show", "--json").stdout)
+    rows = json.loads(blendrag("stats", "--tree", "--json").stdout)
     assert [(row["start"], row["end"], row["document"]) for row in rows] == [
         (0, 1, ""),
         (1, 9, A.key),
@@ -55,20 +55,21 @@ def test_tree_is_drawn_without_its_documents(blendrag: Blendrag, index: Path) ->
 
 
 def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
-    assert blendrag("tree", "clear").exit_code == 0
+    cleared = blendrag("gc", "--tree")
+    assert cleared.exit_code == 0 and "exact prefixes: 0.0 MiB" not in cleared.stdout
     assert not (index / "tree").exists() and (index / "catalogue.sqlite").exists()
-    empty = blendrag("tree", "show")
+    empty = blendrag("stats", "--tree")
     assert empty.exit_code == 0 and "tree_disk_bytes" in empty.stderr and not empty.stdout
-    assert json.loads(blendrag("tree", "show", "--json").stdout) == []
-    assert blendrag("tree", "clear").exit_code == 0
+    assert json.loads(blendrag("stats", "--tree", "--json").stdout) == []
+    assert "exact prefixes: 0.0 MiB" in blendrag("gc", "--tree").stdout
 
 
 def test_tree_of_an_index_in_use_is_removed(blendrag: Blendrag, index: Path) -> None:
     lock = IndexLock(index)
-    assert blendrag("tree", "clear").exit_code == 1 and (index / "tree").exists()
+    assert blendrag("gc", "--tree").exit_code == 1 and (index / "tree").exists()
     lock.release()
 
 
 def test_questions_that_cannot_be_read_start_an_engine(blendrag: Blendrag, index: Path) -> None:
-    result = blendrag("tree", "warm", "--questions", "none.txt")
+    result = blendrag("ingest", "--questions", "none.txt")
     assert result.exit_code == 1 and "none.txt" in result.stderr and len(result.stderr.splitlines()) == 1

@@ -16,10 +16,8 @@ from blendrag.engine.worker import compression as evicting
 from blendrag.engine.worker.blending import LoadedModel
 from blendrag.engine.worker.compression import Compression
 from blendrag.engine.worker.head_pages import HeadPages, PageReader
-from blendrag.lab.worker.layer_loss import LabCompression, Study
-from blendrag.lab.worker.operations import MEASURED
 from evictions import HEADS, LAYERS, Request, evict_and_read
-from small_decoder import BLOCKS, KV_HEADS, small_model
+from small_decoder import BLOCKS, small_model
 
 
 @pytest.fixture(scope="module")
@@ -167,30 +165,3 @@ def test_layers_with_kv_apart_are_compressed(model: LoadedModel) -> None:
         assert compression.evict(request.order()).whole == compression.reason
     finally:
         attentions[0].kv_cache = first
-
-
-def test_study_of_layers_measures_other_tokens_or_evicts_them(model: LoadedModel) -> None:
-    size, answer = model.cache.block_size, 15
-    compression = LabCompression.of(model.decoder, model.cache)
-    request = Request(model, "a", 7 * size + 40, list(range(9)), kv_budget=9 * size, kv_window=32 + answer)
-    request.blended(compression)
-    end = request.tokens - 1
-    prompt = end - answer
-    last = (prompt - 1) // size * size
-    ways = [("recent", "uniform", 4 * size), ("window", "ada", 4 * size), ("window", "ada", 90 * size)]
-    compression.study = study = Study(ways, 0.5, prompt)
-    assert compression.evict(request.order()).whole == MEASURED
-    assert [(one.scorer, one.allocator, one.budget) for one in study.found] == ways[:2]
-    kept = torch.zeros(end, dtype=torch.bool)
-    kept[:4] = kept[last - (3 * size - 4) :] = True
-    group, scale = HEADS // KV_HEADS, model.decoder.attentions[0].impl.scale
-    for layer in range(LAYERS):
-        key = request.key[layer, :end].repeat_interleave(group, 1)
-        products = torch.einsum("qhd,nhd->hqn", request.query[layer, prompt:end], key) * scale
-        later = torch.ones(answer, end, dtype=torch.bool).triu(prompt + 1)
-        share = products.masked_fill(later, float("-inf")).softmax(-1)[..., kept].sum(-1).mean()
-        assert study.found[0].kept[layer] == pytest.approx(float(share), rel=1e-4)
-    assert all(0 < lost < 2 for one in study.found for lost in one.lost)
-    compression.study = None
-    request.blended(compression)
-    assert compression.evict(request.order()).whole == "the prompt is no longer than the budget"

@@ -196,7 +196,7 @@ def test_commands_do_not_reach_the_server(servers: list[Keeping], tmp_path: Path
     told = json.loads(run("ask", "Why?", "--server", first, "--json", "--ratio", "0.5").stdout)
     assert told["evidence"]["reused"] == EVIDENCE["reused"]
     assert servers[0].asked()["blendrag"]["recompute_ratio"] == 0.5
-    assert run("chat", "--server", first, input="Why?\nAnd?\n").stdout.count("Because.") == 2
+    assert run("ask", "--server", first, input="Why?\nAnd?\n").stdout.count("Because.") == 2
     assert len(servers[0].asked()["messages"]) == 4
     refused = run("ask", "Why?", "--server", first, "--trace", "t.json")
     assert refused.exit_code == 1 and "trace is the server's" in refused.stderr

@@ -1,4 +1,4 @@
-"""A folder and an export as blendrag 0.1.0 made them in its first layout: opened as they are.
+"""A folder as blendrag 0.1.0 made them in its first layout: opened as it is, and moved.
 
 Written down by hand, in the words of that version: what is made with today's code would change with it.
 """
@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 
 from blendrag.errors import StoreMismatchError
 from blendrag.index.ledger import Ledger
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.contexts import Contexts
-from blendrag.store.maintenance.archive import import_archive
 from blendrag.store.maintenance.closed_index import closed_index
 from blendrag.store.maintenance.verify import Verifier
 from blendrag.store.tiers import TierSpec
@@ -77,9 +75,6 @@ HEAD = (
     '"token_ids":{"dtype":"I32","shape":[3],"data_offsets":[0,12]},'
     '"layers":{"dtype":"U8","shape":[2,48],"data_offsets":[12,108]}}'
 )
-ARCHIVE = """{"format": 1, "blendrag": "0.1.0", "identity": {"model": "tiny", "weights": "weights-1",
-"dtype": "bfloat16", "num_layers": 2, "num_kv_heads": 1, "head_size": 4, "codec": "raw", "prefix": "alone",
-"namespace": "", "layout": 2}, "dtype": "bfloat16", "kv": true, "files": 3, "nbytes": 54380}"""
 
 
 @pytest.fixture
@@ -129,18 +124,13 @@ def test_folder_of_the_version_that_did_not_chain_keys_is_refused(former: Path) 
     catalogue.close()
 
 
-def test_export_of_the_former_version_is_imported(former: Path, tmp_path: Path) -> None:
-    (tmp_path / "blendrag.json").write_text(ARCHIVE)
-    manifest = ""
-    with tarfile.open(tmp_path / "former.tar", "w", format=tarfile.GNU_FORMAT) as tar:
-        for name in ("blendrag.json", "catalogue.sqlite", "ledger.sqlite", FILE):
-            path = (tmp_path if name == "blendrag.json" else former) / name
-            data = path.read_bytes()
-            manifest += f"{xxhash.xxh3_128_hexdigest(data)} {len(data)} {name}\n"
-            tar.add(path, name)
-        (tmp_path / "manifest.txt").write_text(manifest)
-        tar.add(tmp_path / "manifest.txt", "manifest.txt")
-    assert import_archive(tmp_path / "former.tar", tmp_path / "copy").blendrag == "0.1.0"
+def test_folder_that_is_packed_and_unpacked_elsewhere_is_another(former: Path, tmp_path: Path) -> None:
+    """As docs/housekeeping.md moves an index."""
+    with tarfile.open(tmp_path / "moved.tar", "w") as tar:
+        tar.add(former, "copy")
+    former.rename(tmp_path / "gone")
+    with tarfile.open(tmp_path / "moved.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
     works(tmp_path / "copy")
 
 

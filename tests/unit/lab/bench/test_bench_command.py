@@ -18,14 +18,18 @@ BAD = [
     (("ttft", "--data", "absent.jsonl"), "cannot read 'absent.jsonl'"),
     (("ttft", "--plot", "out.gif"), "--plot out.gif"),
     (("ttft", "--paste", "absent.md"), "--paste absent.md"),
-    (("sweep", "--axis", "chunk"), "no axis 'chunk'"),
-    (("sweep", "--values", "2,x"), "'x' is not a value of chunks"),
-    (("sweep", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
-    (("sweep", "--plot", "out.gif"), "--plot out.gif"),
+    (("ttft", "--axis", "chunk"), "no axis 'chunk'"),
+    (("ttft", "--values", "2,x"), "'x' is not a value of chunks"),
+    (("ttft", "--axis", "tier", "--values", "tape"), "no tier 'tape' here, but ram, disk"),
+    (("ttft", "--axis", "ratio", "--ratios", "0.1"), "--ratios does not go with --axis"),
+    (("ttft", "--axis", "chunks", "--plot", "out.gif"), "--plot out.gif"),
+    (("ttft", "--speculate", "--plot", "out.png"), "--plot does not go with --speculate"),
     (("load", "--pool", "4"), "--pool 4: fewer than the 6 chunks"),
     (("load", "--plot", "absent/out.png"), "there is no folder absent"),
-    (("beside", "--plot", "out"), "--plot out"),
-    (("kernels", "--ratio", "1"), "--ratio must be above 0 and below 1"),
+    (("load", "--repeats", "2"), "--repeats does not go with"),
+    (("load", "--beside", "--plot", "out"), "--plot out"),
+    (("load", "--beside", "--kv-budget", "512"), "--kv-budget does not go with --beside"),
+    (("load", "--kv-budget", "512", "--pool", "9"), "--pool does not go with --kv-budget"),
 ]
 
 
@@ -47,7 +51,7 @@ def test_selector_that_there_is_not_is_found_out_by_the_engine(monkeypatch: pyte
     assert result.exit_code == 1 and result.stderr.startswith("error: unknown selector 'hkdv'")
 
 
-@pytest.mark.parametrize("command", ["ttft", "sweep", "beside", "kernels"])
+@pytest.mark.parametrize("command", ["ttft", "load"])
 @pytest.mark.parametrize(
     ("option", "value"), [("--chunks", "1"), ("--repeats", "0"), ("--chunk-tokens", "4")]
 )
@@ -62,7 +66,6 @@ def test_measurement_of_nothing_is_accepted(
 HIDDEN = [
     ("matplotlib", ("bench", "ttft", "--plot", "out.png")),
     ("matplotlib", ("eval", "--data", "rows.jsonl", "--plot", "out.png")),
-    ("rouge_score", ("eval", "--data", "rows.jsonl")),
 ]
 
 

@@ -1,4 +1,4 @@
-"""``bench beside`` on an engine whose tokens come when the test says."""
+"""``bench load --beside`` on an engine whose tokens come when the test says."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from blendrag.engine.client.generation import Delta
 from blendrag.engine.recipe import Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import EngineError
-from blendrag.lab.bench.beside import BesideOptions, MeasuredWindow, _Beside
+from blendrag.lab.bench import beside
+from blendrag.lab.bench.beside import MeasuredWindow, _Beside
 from blendrag.lab.prompts import Prompt
-from blendrag.progress import SILENT
 
 STORIES = ((1,), (2,))
+SHORT = Prompt((3,), ())
 PROMPT = Prompt((7, 8, 9), (("key", 0, 2),))
 BLENDED = BlendReport(recomputed=1)
 
 
 class Scripted:
-    """Stories get a token every 5 ms, but none while a prompt is computed, for 60 ms."""
+    """Stories and short prompts get a token every 5 ms, but none while a prompt is computed, for 60 ms."""
 
     def __init__(self, report: BlendReport | None, failing: int | None = None) -> None:
         self._report, self._failing, self._free = report, failing, asyncio.Event()
@@ -48,22 +49,26 @@ class Scripted:
             yield Delta("", [5], 0.005)
 
 
-def window(condition: str, engine: Any, gap: float = 0.02) -> MeasuredWindow:
+@pytest.fixture(autouse=True)
+def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "ALONE_S", 0.05)
+    monkeypatch.setattr(beside, "INTO_S", 0.02)
+
+
+def window(condition: str, engine: Any) -> MeasuredWindow:
     none: Any = None  # no store is asked here
 
     async def measured() -> MeasuredWindow:
-        recipes = {"blended": Recipe("store", ())}
-        beside = _Beside(engine(), recipes, STORIES, BesideOptions(), SILENT, none, {})
-        return await asyncio.wait_for(beside._window(condition, [PROMPT], gap), 20)
+        own = _Beside(engine(), {"blended": Recipe("store", ())}, STORIES, SHORT, none, {})
+        return await asyncio.wait_for(own.measure(condition, PROMPT), 20)
 
     return asyncio.run(measured())
 
 
-def test_wait_that_outlasts_the_gap_is_left_out() -> None:
-    found = window("full", lambda: Scripted(None))
-    assert found.end >= found.arrivals[0].tokens[0] > found.begin + 0.02
-    alone = window("alone", lambda: Scripted(None))
-    assert not alone.arrivals and alone.gaps
+def test_what_answers_and_a_short_prompt_wait_for_an_arrival_is_left_out() -> None:
+    found, alone = (window(condition, lambda: Scripted(None)) for condition in ("full", "alone"))
+    assert max(found.itl_ms) > 55 and found.short_s > 0.035
+    assert len(alone.gaps) > 4 and max(alone.itl_ms) < 55 and alone.short_s < 0.03
 
 
 @pytest.mark.parametrize(
@@ -72,9 +77,10 @@ def test_wait_that_outlasts_the_gap_is_left_out() -> None:
 def test_prompt_that_was_prefilled_passes_for_a_blend(report: BlendReport | None) -> None:
     with pytest.raises(EngineError, match="was not blended, so its numbers would mean nothing"):
         window("blended", lambda: Scripted(report))
-    assert window("blended", lambda: Scripted(BLENDED)).waits
+    assert window("blended", lambda: Scripted(BLENDED)).gaps
 
 
-def test_answer_that_fails_is_waited_for() -> None:
+def test_answer_that_fails_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "ALONE_S", 1000)
     with pytest.raises(EngineError, match="has died"):
-        window("alone", lambda: Scripted(None, failing=2), gap=1000)
+        window("alone", lambda: Scripted(None, failing=2))

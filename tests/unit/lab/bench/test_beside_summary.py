@@ -1,4 +1,4 @@
-"""Inter-token latency beside arrivals, from times that are known."""
+"""What requests lose beside arrivals, from times that are known."""
 
 from __future__ import annotations
 
@@ -7,43 +7,39 @@ from dataclasses import asdict
 import pytest
 
 from blendrag.errors import ConfigError
-from blendrag.lab.bench.beside import MeasuredWindow, ratios_to_alone, summarise_windows
+from blendrag.lab.bench.beside import MeasuredWindow, summarise_windows
 from blendrag.lab.bench.timed import Timed
 
 
-def window(tokens: list[list[float]], arrivals: list[tuple[float, float]], end: float = 10) -> MeasuredWindow:
-    """tokens: per answer when they came; arrivals: when due, when the first token came."""
-    decodes = [Timed(0, 0, times) for times in tokens]
-    return MeasuredWindow(1, end, decodes, [Timed(due, due, [first], first) for due, first in arrivals])
+def window(
+    tokens: list[list[float]], due: float = 1, first: float = 10, short_s: float = 0.1
+) -> MeasuredWindow:
+    """tokens: per answer when they came; first: when the first token of what was due came."""
+    return MeasuredWindow(Timed(due, due, [first]), [Timed(0, 0, times) for times in tokens], short_s)
 
 
-ALONE = window([[0.5, 1.5, 2.5, 3.5, 4.5], [1, 2, 3]], [])
-BESIDE = window([[0.5, 1.5, 5.5, 6.5, 7.5]], [(2, 5), (6.6, 6.7)])
+ALONE = window([[0.5, 1.5, 2.5, 3.5, 4.5], [1, 2, 3]])
+BESIDE = window([[0.5, 1.5, 5.5, 6.5, 7.5]], due=2, first=5, short_s=0.3)
 
 
 def test_time_between_two_answers_counts_as_latency() -> None:
-    two = window([[1, 2, 3], [8, 9]], [])
-    assert summarise_windows([two]).itl_ms.max == 1000
-
-
-def test_tokens_outside_of_the_window_count() -> None:
-    assert summarise_windows([window([[1, 2, 9, 12]], [], end=3)]).itl_ms.max == 1000
-    assert summarise_windows([ALONE]).tokens_per_s == pytest.approx(6 / 9)
+    assert max(window([[1, 2, 3], [8, 9]]).itl_ms) == 1000
 
 
 def test_gap_that_no_arrival_fell_into_counts_as_beside_one() -> None:
-    found = summarise_windows([BESIDE])
-    assert [stop for _, stop in BESIDE.during] == [5.5, 7.5]
-    assert found.during_ms.p50 == 2500 and found.itl_ms.p50 == 1000
-    assert found.arrival_ttft_ms and found.arrival_ttft_ms.p90 == pytest.approx(1000 * (0.1 + 0.9 * 2.9))
-    assert summarise_windows([ALONE]).arrival_ttft_ms is None
+    assert [stop for _, stop in BESIDE.gaps] == [5.5]
+    assert [stop for _, stop in window([[0, 1, 2, 9, 12, 14]], first=10).gaps] == [2, 9, 12]
 
 
-def test_ratio_is_not_to_the_same_repeat_alone() -> None:
-    slow = window([[1, 3, 5, 7, 9]], [])
-    found = ratios_to_alone({"alone": [ALONE, slow], "full": [BESIDE, BESIDE]})
-    assert list(found) == ["full"]
-    assert asdict(found["full"].itl.max) == pytest.approx({"p10": 2.2, "median": 3, "p90": 3.8})
+def test_numbers_are_of_another_condition_or_their_ratios_of_another_repeat() -> None:
+    slow = window([[1, 3, 5, 7, 9]], short_s=0.2)
+    found = summarise_windows({"alone": [ALONE, slow], "full": [BESIDE, BESIDE]})
+    assert list(found) == ["alone", "full"] and found["alone"].arrival_ms is None
+    full = found["full"]
+    assert full.itl_ms.p50 == 4000 and full.arrival_ms and full.arrival_ms.median == pytest.approx(3000)
+    assert full.short_ms.median == pytest.approx(300)
+    assert asdict(full.itl_p95_ratio) == pytest.approx({"p10": 2.2, "median": 3, "p90": 3.8})
+    assert asdict(full.short_ratio) == pytest.approx({"p10": 1.65, "median": 2.25, "p90": 2.85})
 
 
 def test_trace_is_not_by_time() -> None:
@@ -52,4 +48,4 @@ def test_trace_is_not_by_time() -> None:
 
 def test_window_without_tokens_is_a_traceback() -> None:
     with pytest.raises(ConfigError, match="--chunks"):
-        summarise_windows([window([[1]], [])])
+        summarise_windows({"alone": [window([[1]])]})

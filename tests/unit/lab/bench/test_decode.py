@@ -1,11 +1,11 @@
-"""``bench decode``: what it prints."""
+"""``bench load --kv-budget``: what it prints."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 
-from blendrag.lab.bench.decode import ARMS, DecodeOptions, DecodeResults, Decoding, print_decode
+from blendrag.lab.bench.decode import ARMS, MEASURES, DecodeOptions, DecodeResults, print_decode
 from blendrag.lab.setup import Setup
 from blendrag.lab.statistics import Spread
 from blendrag.settings import Settings
@@ -18,13 +18,16 @@ def spread(median: float) -> Spread:
 
 
 def test_arm_is_left_out_or_shown_with_other_numbers() -> None:
-    numbers = (2500.0, 480.0, 31.0, 0.068, 1.01, 0.55, 0.07)
+    own, ratio = (2.5, 0.48, 0.031, 0.068), (1.01, 1.1, 0.55, 0.07)
+    numbers = dict(zip(MEASURES, own, strict=True))
+    numbers |= {f"ratio_{name}": number for name, number in zip(MEASURES, ratio, strict=True)}
     rows = {
-        (arm, count): Decoding(*(spread(n * number) for number in numbers))
+        (arm, count): {name: spread(n * number) for name, number in numbers.items()}
         for count in (1, 8)
         for n, arm in enumerate(ARMS, start=1)
     }
-    results = DecodeResults(rows, 497, 219, Setup(DecodeOptions(), Settings(), MACHINE, "", (7512, 7530)))
+    setup = Setup(DecodeOptions(512), Settings(), MACHINE, "", (7512, 7530))
+    results = DecodeResults(rows, 497, 219, setup)
     shown = (*ARMS, "2,500", "5,000", "960", "93.0", "6.8%", "497 tokens a head", "7,530")
     check_table(partial(print_decode, results), *shown)
     assert len(json.loads(json.dumps(results.to_dict()))["rows"]) == 6

@@ -1,4 +1,4 @@
-"""``bench ttft`` and ``bench sweep`` without an engine: their axes, their arms, what they show."""
+"""``bench ttft`` without an engine: their axes, their arms, what they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench load`` and ``beside``: what they print and draw."""
+"""``bench load`` and ``bench tree``: what they print and draw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults, ToAlone
+from blendrag.lab.bench.beside import Beside, BesideOptions, BesideResults
 from blendrag.lab.bench.load import LoadOptions, LoadResults
 from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load, print_tree
 from blendrag.lab.bench.open_loop import Alone, LoadArm, Run
@@ -59,17 +59,15 @@ def tree_results() -> TreeResults:
 
 
 def beside_results() -> BesideResults:
-    def own(ms: float, ttft: float | None) -> Beside:
-        return Beside(latency(ms), latency(ms), spread(ttft) if ttft else None, 9.0)
+    def own(ms: float, short: float, arrival: float | None) -> Beside:
+        takes = spread(arrival) if arrival else None
+        return Beside(latency(ms), spread(2.5), takes, spread(short), spread(1.6))
 
-    ratio = Percentiles(spread(2.5), spread(2.5), spread(2.5))
     trace = [(0.1 * at, 12.0 + at) for at in range(30)]
     return BesideResults(
-        conditions={"alone": own(12, None), "full": own(300, 2100), "blended": own(25, 600)},
-        ratios={name: ToAlone(ratio, ratio) for name in ("full", "blended")},
-        gap=2.75,
-        trace={name: trace for name in ("alone", "full", "blended")},
-        setup=setup(BesideOptions()),
+        {"alone": own(12, 67, None), "full": own(300, 1700, 2100), "blended": own(25, 120, 600)},
+        {name: trace for name in ("alone", "full", "blended")},
+        setup(BesideOptions()),
     )
 
 
@@ -78,7 +76,7 @@ CASES = [
      ("8,000 >", "none", "3.00 at least", "3.00x", "40%", "7 requests were")),
     (tree_results(), print_tree, draw_load,
      ("both / blended", "alone", "0.50-0.70", "squad.json.gz", "250 documents (31,000 tokens)", "rank**-1")),
-    (beside_results(), print_beside, draw_beside, ("blended", "900", "2.50x", "one every 2.75 s")),
+    (beside_results(), print_beside, draw_beside, ("blended", "900", "2.5", "1,700", "1.6", "400 ms")),
 ]  # fmt: skip
 
 
@@ -94,6 +92,6 @@ def test_json_has_other_fields_than_promised() -> None:
     assert load["arms"]["full"]["runs"][0]["ttft_ms"] == {"p50": 700, "p95": 1400, "max": 2100}
     assert {"chunks", "pool", "ratio", "codec", "prompt_tokens"} < set(load["config"])
     beside = json.loads(json.dumps(beside_results().to_dict(), allow_nan=False))
-    assert list(beside) == ["conditions", "ratios", "gap", "trace", "machine", "config"]
-    assert beside["conditions"]["alone"]["arrival_ttft_ms"] is None
-    assert set(beside["ratios"]["full"]["during"]["p95"]) == {"median", "p10", "p90"}
+    assert list(beside) == ["conditions", "trace", "machine", "config"]
+    assert beside["conditions"]["alone"]["arrival_ms"] is None
+    assert set(beside["conditions"]["full"]["short_ratio"]) == {"median", "p10", "p90"}

@@ -23,7 +23,6 @@ def settings() -> Settings:
     ("name", "arm"),
     [
         ("full", ArmSpec("full", "full")),
-        ("map_reduce", ArmSpec("map_reduce", "map_reduce")),
         ("reuse", ArmSpec("reuse", "stored", shared_prefix="none")),
         ("reuse:none:int8", ArmSpec("reuse:int8", "stored", codec="int8", shared_prefix="none")),
         ("hkvd@0.15", ArmSpec("hkvd_v@0.15", "stored", "hkvd", "v", 0.15)),
@@ -85,7 +84,7 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
     ("name", "said"),
     [
         ("hkdv_v@0.1", "did you mean hkvd?"),
-        ("map-reduce", "did you mean map_reduce?"),
+        ("re-ordered", "did you mean reordered?"),
         ("quary@0.1", "did you mean query?"),
         ("first_k+hkvd@0.1", "did you mean first_k?"),
         ("zzz@0.1", "first_k, full, gradual"),

@@ -14,7 +14,6 @@ from blendrag.lab.evaluate.decoding import DecodedSummary, decoding_table, summa
 from blendrag.lab.evaluate.plot import draw
 from blendrag.lab.evaluate.run import Evaluation
 from blendrag.lab.evaluate.samples import AnswerSample, Lost
-from blendrag.lab.worker.operations import LayerLoss
 from blendrag.settings import Settings
 from shown import check_picture
 
@@ -23,9 +22,8 @@ WHOLE = "query@0.15"
 
 
 def sample(question: int, arm: str, nll: float | None, kl: float = 0.0, kept: int = 0) -> AnswerSample:
-    layers = LayerLoss("window", arm.split(":")[1], 512, [0.9, 1.0], [0.2, kl]) if kept else None
     whole = AnswerSample(str(question), arm, 1.0, [{7: -0.1}], "", None, 1.0, 80, 12, {}, nll)
-    return whole if arm == WHOLE else replace(whole, evicted=Lost(kl, kept, layers))
+    return whole if arm == WHOLE else replace(whole, evicted=Lost(kl, kept))
 
 
 @pytest.fixture
@@ -53,7 +51,6 @@ def test_what_a_budget_loses_is_not_compared_question_by_question(
     assert (ada.nll_loss.low, ada.nll_loss.high) == pytest.approx((0.25, 0.25))
     assert (ada.kl_to_uniform.low, ada.kl_to_uniform.high) == pytest.approx((-0.03, -0.03))
     assert uniform.kl_to_uniform is None
-    assert ada.layers_kept == (0.9, 1.0) and ada.layers_lost[0] == pytest.approx(0.2)
 
 
 def test_prompt_that_was_kept_whole_counts_as_one_that_loses_nothing(

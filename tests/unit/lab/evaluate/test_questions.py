@@ -25,11 +25,10 @@ FILES = {  # the whole sets or parts of them, gzipped or not
     "squad": "squad_dev_v1.1*.json*",
     "squadsplit": "squad_dev_v1.1*.json*",
     "xquad": "xquad_zh*.json*",
-    "nq": "nq_oracle*.jsonl*",
     "kv": "kv_retrieval_75*.jsonl*",
 }
 # Of the answers of each set, at least so many occur in the documents; MuSiQue's text was tokenised before.
-ANSWERED = {"musique": 0.8, "hotpot": 0.85, "nq": 0.95}
+ANSWERED = {"musique": 0.8, "hotpot": 0.85}
 
 
 def data(name: str) -> Path:
@@ -76,7 +75,7 @@ def test_same_seed_does_not_give_other_rows(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "documents"),
-    [("musique", 10), ("hotpot", 10), ("squad", 6), ("squadsplit", 4), ("xquad", 5), ("nq", 6), ("kv", 12),
+    [("musique", 10), ("hotpot", 10), ("squad", 6), ("squadsplit", 4), ("xquad", 5), ("kv", 12),
      ("kv:3", 3), ("squad:9", 9)],
 )  # fmt: skip
 def test_prompt_does_not_have_another_number_of_documents(name: str, documents: int) -> None:
@@ -124,9 +123,9 @@ def test_yes_or_no_question_keeps_its_choices() -> None:
     ("name", "other", "fits"),
     [
         ("kv", "squad", "squad or squadsplit or xquad"),
-        ("hotpot", "musique", "musique or nq"),
+        ("hotpot", "musique", "musique"),
         ("jsonl", "kv", "kv"),
-        ("squad", "hotpot", "hotpot or musique or nq"),
+        ("squad", "hotpot", "hotpot or musique"),
     ],
 )
 def test_file_in_another_format_is_told_which(name: str, other: str, fits: str) -> None:

@@ -66,7 +66,7 @@ def test_arm_that_saves_time_is_not_passed_over_for_a_slower_one_of_less_ratio(a
     assert recommend({"full": arm_numbers(0.0, 400.0), **arms}).arm == "hkvd_v@0.1"
 
 
-@pytest.mark.parametrize("name", ["random@0.15", "lmcache@0.15", "map_reduce", "prefix"])
+@pytest.mark.parametrize("name", ["random@0.15", "lmcache@0.15", "reordered", "prefix"])
 def test_arm_that_is_there_for_comparison_is_not_recommended(arm_numbers: Numbers, name: str) -> None:
     found = recommend({"full": arm_numbers(0.0, 400.0), name: arm_numbers(0.0, 10.0)})
     assert (found.blend, found.arm, found.loss) == (False, None, None)

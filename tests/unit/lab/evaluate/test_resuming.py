@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blendrag.errors import ConfigError, MissingDependencyError, ModelError
+from blendrag.errors import ConfigError, ModelError
 from blendrag.lab.evaluate.arms import parse_arms
 from blendrag.lab.evaluate.run import EvalOptions, run_eval
 from blendrag.lab.evaluate.samples import SampleLog
@@ -58,11 +58,3 @@ def test_samples_made_by_something_else_are_not_gone_on_with(
 
 def test_version_of_the_engine_is_not_unknown(config: dict[str, Any]) -> None:
     assert config["vllm"] and config["blendrag"] and "commit" in config
-
-
-def test_missing_package_is_not_named_before_the_engine_starts(
-    settings: Settings, options: EvalOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r'pip install "blendrag\[lab\]"'):
-        run_eval(settings, options, SILENT)

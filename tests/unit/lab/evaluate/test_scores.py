@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rouge_score.rouge_scorer import RougeScorer
 
-from blendrag.lab.evaluate.scores import f1, rouge_l, same_text
-
-ascii_text = st.text(string.ascii_letters + string.digits + string.punctuation + " \n", max_size=60)
+from blendrag.lab.evaluate.scores import f1, same_text
 
 
 @pytest.mark.parametrize(
@@ -38,7 +33,7 @@ def test_answer_that_is_the_same_does_not_lose(text: str, other: str) -> None:
     assert f1(text, [text]) == 1.0
     assert f1(text, [other]) == pytest.approx(f1(other, [text]))
     assert f1(text, [other, text]) == 1.0
-    assert 0.0 <= rouge_l(text, [other]) <= 1.0
+    assert 0.0 <= f1(text, [other]) <= 1.0
     if same_text(text, other):
         assert f1(text, [other]) == 1.0
 
@@ -52,15 +47,3 @@ def test_order_of_words_is_not_ignored_by_the_exact_text() -> None:
     assert f1("Ada met Bob", ["Bob met Ada"]) == 1.0
     assert not same_text("Ada met Bob", "Bob met Ada")
     assert same_text("Ada met Bob.", "ada met  the Bob")
-
-
-@given(ascii_text, ascii_text)
-def test_english_rouge_is_not_another_than_that_of_the_package(text: str, answer: str) -> None:
-    expected = RougeScorer(["rougeL"], use_stemmer=True).score(answer, text)["rougeL"].fmeasure
-    assert rouge_l(text, [answer]) == pytest.approx(expected)
-
-
-def test_other_scripts_than_latin_do_not_score_nothing() -> None:
-    assert rouge_l("洛杉矶国王队", ["国王队"]) == pytest.approx(2 / 3)
-    assert rouge_l("Она живёт в Москве", ["живёт в Москве"]) == pytest.approx(6 / 7)
-    assert rouge_l("running cats", ["a dog", "the cat runs"]) == pytest.approx(0.4)

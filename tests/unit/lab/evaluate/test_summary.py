@@ -18,7 +18,6 @@ Samples = list[AnswerSample]
 Questions = list[Question]
 PROMISED = (
     "f1",
-    "rouge_l",
     "nll_gold",
     "gap_closed",
     "kl_first_token",
@@ -58,7 +57,7 @@ def test_number_that_scripts_are_promised_is_not_missing(results: Evaluation) ->
 def test_full_prefill_does_not_differ_from_itself(results: Evaluation) -> None:
     full = results.arms["full"]
     nothing, all_of_it = Interval(0.0, 0.0, 0.0), Interval(1.0, 1.0, 1.0)
-    assert full.nll_loss == full.f1_loss == full.rouge_l_loss == full.kl_first_token == nothing
+    assert full.nll_loss == full.f1_loss == full.kl_first_token == nothing
     assert full.kl_answer == nothing
     for name in ("gap_closed", "top1_agreement", "exact_text", "f1_vs_full", "decision_agreement", "speedup"):
         assert getattr(full, name) == all_of_it

@@ -8,9 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendrag.compress import kept_tokens, make_allocator, page_gains
-from blendrag.lab.worker.layer_loss import eviction_loss, loss_bound
 
 PAGES = st.sampled_from([1, 16, 32])
+
+
+def eviction_loss(
+    weights: torch.Tensor, value: torch.Tensor, output: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """L1 distance of a layer's attention output before and after eviction, [queries] float32 (Ada-KV,
+    Theorem 1).
+
+    weights: [queries, heads, n], softmax over all tokens. value: [n, kv_heads, d]. output: [hidden,
+    heads * d], the output projection. kept: [kv_heads, n] bool, some of each head.
+    """
+    group = weights.shape[1] // value.shape[1]
+    left = weights * kept.repeat_interleave(group, 0)
+    lost = weights - left / left.sum(-1, keepdim=True)
+    mixed = torch.einsum("qhn,nhd->qhd", lost.float(), value.float().repeat_interleave(group, 1))
+    return (mixed.flatten(1) @ output.float().T).abs().sum(-1)
+
+
+def loss_bound(
+    weights: torch.Tensor, value: torch.Tensor, output: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """What the loss of the same arguments cannot exceed, [queries]: 2 C times the attention that is evicted
+    (Theorem 2), C being the largest norm of a row of V W_O."""
+    heads, group = weights.shape[1], weights.shape[1] // value.shape[1]
+    parts = output.float().chunk(heads, dim=1)
+    largest = max((value[:, h // group].float() @ parts[h].T).abs().sum(-1).max() for h in range(heads))
+    evicted = (weights * ~kept.repeat_interleave(group, 0)).sum((1, 2))
+    return 2 * largest * evicted
 
 
 class Layer:
