@@ -14,7 +14,7 @@ from blendrag.cli.console import group, say
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
-from blendrag.cli.evictor import app as evictor
+from blendrag.cli.fit import fit
 from blendrag.cli.ingest import ingest
 from blendrag.cli.maintenance import export, gc, import_, purge, verify
 from blendrag.cli.plan import plan
@@ -25,13 +25,12 @@ from blendrag.cli.tree import app as tree
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
-for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, plan, doctor, demo):
+for command in (ingest, ask, chat, stats, verify, gc, export, purge, profile, fit, plan, doctor, demo):
     app.command()(command)
 app.command("import")(import_)
 app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
-app.add_typer(evictor, name="evictor")
 app.add_typer(tree, name="tree")
 
 

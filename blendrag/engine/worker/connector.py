@@ -8,15 +8,12 @@ the prompt's last token and samples. vLLM imports this module in all of its proc
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blendrag.engine.compat.connector import (
-    FreeBlocks,
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
@@ -34,7 +31,6 @@ from blendrag.engine.recipe import (
     BlendOrder,
     EvictionOrder,
     Recipe,
-    conversation_of,
     is_sealed,
     read_recipe,
 )
@@ -51,7 +47,6 @@ from blendrag.engine.worker.metrics import (
     of_report,
 )
 from blendrag.engine.worker.prefix_claims import PrefixClaims, held_tokens
-from blendrag.engine.worker.prefix_order import PrefixOrder
 from blendrag.engine.worker.reordering import Reordering
 from blendrag.errors import ConfigError
 
@@ -63,8 +58,6 @@ _BLENDS_AHEAD = 2
 
 # Between two looks at the tiers' statistics, in steps that blend nothing.
 _TIERS_EVERY_S = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -86,20 +79,14 @@ class BlendMetadata(KVConnectorMetadata):
 
 @dataclass
 class BlendReports(KVConnectorWorkerMetadata):
-    """Worker to scheduler: what was done, and what became of its KV, by request id; the chance that a
-    conversation goes on, by it."""
+    """Worker to scheduler: what was done, and what became of its KV, by request id."""
 
     reports: dict[str, BlendReport]
-    forecasts: dict[str, float] = field(default_factory=dict)
     evictions: dict[str, Eviction] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, BlendReports)
-        return BlendReports(
-            {**other.reports, **self.reports},
-            {**other.forecasts, **self.forecasts},
-            {**other.evictions, **self.evictions},
-        )
+        return BlendReports({**other.reports, **self.reports}, {**other.evictions, **self.evictions})
 
 
 class BlendConnector(KVConnectorBase_V1):
@@ -113,7 +100,6 @@ class BlendConnector(KVConnectorBase_V1):
         self._block_size = int(vllm_config.cache_config.block_size)
         self._share = float(extra.get("blend_share", 1.0))
         self._always_beside = extra.get("claim") == "async" or not takes_back_steps(vllm_config)
-        self._prefix_forecasts = self._salt_needed and bool(extra.get("prefix_forecasts", False))
         self._secret = os.environ.get(SECRET)
         if self._secret and front_end_in_rust():
             raise ConfigError("vLLM's front end in Rust takes no plugins: nothing would be blended")
@@ -121,7 +107,6 @@ class BlendConnector(KVConnectorBase_V1):
             raise ConfigError(f"the engine of a server has no {SECRET}: it would take anybody's recipes")
         # scheduler half
         self._pool: Any = None
-        self._order: PrefixOrder | None = None
         self._freeing = BlockFreeing(None)
         self._orders: list[BlendOrder] = []
         self._running: set[str] = set()  # requests that the last step computed something for
@@ -150,23 +135,11 @@ class BlendConnector(KVConnectorBase_V1):
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
-        blocks = FreeBlocks.of(gpu_block_pool) if self._prefix_forecasts else None
-        self._order = None if blocks is None else PrefixOrder(blocks)
 
     def on_new_request(self, request: Any) -> None:
-        self._ordering(lambda order: order.began(conversation_of(request)))
         if self._reordering is not None and FIELD not in (request.kv_transfer_params or {}):
             held, prompt = held_tokens(request), request.num_prompt_tokens
             self._reordering.arrived(request.request_id, held, prompt)
-
-    def _ordering(self, work: Callable[[PrefixOrder], None]) -> None:
-        """Whatever goes wrong with it, the engine's own order is as good an answer."""
-        try:
-            if self._order is not None:
-                work(self._order)
-        except Exception:
-            self._order = None
-            _log.exception("forecasts no longer reach the prefix cache")
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         try:
@@ -281,12 +254,8 @@ class BlendConnector(KVConnectorBase_V1):
                 self._freeing.free(request_id, eviction)
                 if request_id in self._results:
                     self._results[request_id] = self._results[request_id].evicted(eviction)
-            for conversation, chance in meta.forecasts.items():
-                self._ordering(lambda order: order.forecast(conversation, chance))  # noqa: B023  (called at once)
-        self._ordering(lambda order: order.settle())
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._ordering(lambda order: order.finished(conversation_of(request), block_ids))
         grows = self._prefixes.grows(request.request_id)
         self._prefixes.forget(request.request_id)
         if self._reordering is not None:
@@ -379,10 +348,7 @@ class BlendConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         reports, self._reports = self._reports, {}
         evictions, self._evictions = self._evictions, {}
-        forecasts = self._data_plane.take_forecasts() if self._data_plane is not None else {}
-        if not self._prefix_forecasts:
-            forecasts = {}
-        return BlendReports(reports, forecasts, evictions) if reports or forecasts or evictions else None
+        return BlendReports(reports, evictions) if reports or evictions else None
 
     def shutdown(self) -> None:
         """What was prefilled is written before the process ends."""

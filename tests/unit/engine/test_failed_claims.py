@@ -122,7 +122,6 @@ def plane(start: Callable[[BlendOrder, Pace], Sliced], **more: Any) -> Any:
         queue=BlendQueue(start),
         clock=StepClock(),
         tiers=[],
-        take_forecasts=dict,
         wait_for_device=lambda: None,
         compression=COMPRESSION,
         **more,
