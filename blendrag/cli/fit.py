@@ -40,12 +40,13 @@ def fit(
     from blendrag.settings import Settings
 
     settings = Settings.load()
-    file, name = fitted_file(settings.cache_dir), embedder or settings.embedder
-    with interruptible("interrupted: what was fitted before stays"):
-        trained, table = _on_file(data, name, held_out) if data else _on_log(settings.cache_dir, name)
+    file = fitted_file(settings.cache_dir)
     fitted, facts = Fitted(), dict[str, dict[str, Any]]()
     with suppress(PredictorError):  # there is none, or one of another version
         fitted = load_fitted(file)
+    name = embedder or ("" if data else fitted.embedder) or settings.embedder  # the log has the predictor's
+    with interruptible("interrupted: what was fitted before stays"):
+        trained, table = _on_file(data, name, held_out) if data else _on_log(settings.cache_dir, name)
     if trained:
         facts["lpc"] = trained.to_dict()
         fitted = replace(fitted, classifier=trained.classifier, embedder=trained.embedder)

@@ -120,7 +120,7 @@ class BackgroundPredictor:
         going = True
         while going:
             batch = self._batch()
-            going = None not in batch
+            going = None not in batch and not (self._closing.is_set() and self._queue.empty())
             if prompts := [prompt for prompt in batch if prompt]:
                 began = time.thread_time()
                 self._tried(partial(self._answer, prompts, predictor, record))

@@ -72,18 +72,22 @@ class Outcomes:
 
 
 class PromptLog:
-    """It may be used by several threads and processes. Raises PredictorError, whatever goes wrong."""
+    """It may be used by several threads and processes. Raises PredictorError, whatever goes wrong.
 
-    def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
+    make: whether it is made where there is none; else nothing is written to a file that is no log.
+    """
+
+    def __init__(self, path: Path, capacity: int = CAPACITY, *, make: bool = True) -> None:
         self.path, self._capacity = path, capacity
         try:
             self._db = connect(path)
-            self._db.executescript(_SCHEMA)
-            new = "INSERT INTO key SELECT ? WHERE NOT EXISTS (SELECT 1 FROM key)"
-            self._db.execute(new, (os.urandom(32),))
+            if make:
+                self._db.executescript(_SCHEMA)
+                new = "INSERT INTO key SELECT ? WHERE NOT EXISTS (SELECT 1 FROM key)"
+                self._db.execute(new, (os.urandom(32),))
             (self._salt,) = self._db.execute("SELECT salt FROM key").fetchone()
         except (StoreError, sqlite3.Error) as error:
-            raise PredictorError(f"cannot log prompts in {str(path)!r}: {error}") from error
+            raise PredictorError(f"{str(path)!r} cannot be used as a log of prompts: {error}") from error
 
     def record(
         self, store: str, prompts: Sequence[Prompt], rows: Sequence[Vector | None], embedder: str = ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from blendrag.errors import PredictorError
 from blendrag.eviction import POLICIES
 from blendrag.eviction.fitted import fitted_file
 from blendrag.forecast.background import BackgroundPredictor, ForecastCounts, Predictor, Record
@@ -111,11 +112,12 @@ class Forecaster:
     # -- in the predictor's thread ------------------------------------------------------------------------
 
     def _load(self) -> Predictor:
-        file = fitted_file(self._settings.cache_dir)
-        if file.exists() or not self._settings.outcome_log:
-            predictor = Predictor.load(file, _on_cpu)
-        else:  # so that there is something to fit it to
-            predictor = Predictor(_on_cpu(self._settings.embedder), None)
+        try:
+            predictor = Predictor.load(fitted_file(self._settings.cache_dir), _on_cpu)
+        except PredictorError:
+            if not self._settings.outcome_log:
+                raise
+            predictor = Predictor(_on_cpu(self._settings.embedder), None)  # so that there is something to fit
         predictor.features.rows([Window.of(["Hello"])])  # loads the embedder
         return predictor
 

@@ -52,7 +52,7 @@ def read_mooncake(path: Path) -> RequestTrace:
 def read_log(path: Path) -> RequestTrace:
     """The prompts of the store that had most of them, in blendrag's own log: chunks that are found one by
     one. Raises PredictorError, SourceError where there are none."""
-    log = PromptLog(path)
+    log = PromptLog(path, make=False)
     prompts = log.prompts()
     log.close()
     if not prompts:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -262,8 +264,19 @@ def test_full_disk_is_said_and_leaves_whole_lines(tmp_path: Path) -> None:
 
 def test_log_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PredictorError, match="cannot log prompts"):
+    with pytest.raises(PredictorError, match="cannot be used as a log"):
         PromptLog(tmp_path / "file" / "log.sqlite")
     (tmp_path / "log.sqlite").write_bytes(b"SQLite format 3\0 and nothing else" * 40)
     with pytest.raises(PredictorError, match=r"log\.sqlite"):
         open_source(tmp_path / "log.sqlite", RetrievalLoad())
+
+
+def test_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "catalogue.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE chunks (key TEXT)")
+        db.commit()
+    with pytest.raises(PredictorError, match="cannot be used as a log"):
+        open_source(path, RetrievalLoad())
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("chunks",)]

@@ -174,8 +174,13 @@ def test_damaged_weights_are_used(begin: Open, settings: Settings) -> None:
     assert "damaged" in forecaster.counts.reason and not session.calls
 
 
-def test_outcomes_are_logged_before_there_is_a_predictor(begin: Open, settings: Settings) -> None:
+@pytest.mark.parametrize("table_alone", [False, True])
+def test_outcomes_are_logged_before_there_is_a_predictor(
+    begin: Open, settings: Settings, table_alone: bool
+) -> None:
     """Under LRU, too: there has to be something to fit it to first."""
+    if table_alone:
+        save_fitted(fitted_file(settings.cache_dir), Fitted())
     session = Session(stack=(TierSpec(kind="ram", chunks=3),))
     forecaster = begin(session, outcome_log=True, embedder="words")
     for number in range(3):
