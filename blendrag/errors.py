@@ -11,7 +11,7 @@ BlendragError
 │   ├── StoreMismatchError   open the index with the model it was made for
 │   ├── StoreInUseError      close the other process that has it open
 │   └── StoreFullError       free disk space, or raise the limit, and ingest again
-├── PredictorError           train it again (blendrag evictor train); until then, eviction is by LRU
+├── PredictorError           fit it again (blendrag fit); until then, eviction is by LRU
 ├── EmptyIndexError          ingest something first
 ├── PromptTooLongError       ask for fewer or shorter documents
 ├── EngineError              the engine died, or failed at something: ask again, the next use starts it

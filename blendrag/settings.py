@@ -43,6 +43,7 @@ RENAMED = {
     "mask": "mask is gone: scattered tokens are always masked in runs",
     "claim": "claim is gone: a request is never blended inside the step that needs it",
     "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
+    "prefix_forecasts": "prefix_forecasts is gone: vLLM's prefix cache keeps its own order now",
 }
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
@@ -74,9 +75,6 @@ class Settings(BaseSettings):
     )
     max_num_batched_tokens: int | None = Field(None, ge=16)
     prefix_caching: bool = True
-    prefix_forecasts: bool = Field(
-        False, description="vLLM's prefix cache gives up conversations first that are likely to be over."
-    )
     enforce_eager: bool | None = Field(
         None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
     )

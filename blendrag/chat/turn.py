@@ -106,9 +106,6 @@ class Turn:
         if self._reader or self._tools:
             special = {"skip_special_tokens": self._skip_special_tokens}
             sampling = replace(sampling, other={**sampling.other, **special})
-        if forecaster := self._library.forecaster:
-            name = forecaster.name(request.messages, self.plan, request.conversation)
-            return replace(sampling, conversation=name)
         return sampling
 
     # -- the engine's pieces ------------------------------------------------------------------------------
@@ -189,7 +186,7 @@ class Turn:
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
         if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin
-            forecaster.answered(request.messages, self.plan, request.conversation, len(self._tokens), seconds)
+            forecaster.answered(request.messages, self.plan, request.conversation, seconds)
         read = read_answer(self._text, self._request, self._tools, self._tokens)
         usage = Usage(
             input=evidence.prompt,

@@ -14,7 +14,7 @@ from blendrag.cli.console import group, say
 from blendrag.cli.demo import demo
 from blendrag.cli.doctor import doctor
 from blendrag.cli.eval import evaluate
-from blendrag.cli.evictor import app as evictor
+from blendrag.cli.fit import fit
 from blendrag.cli.ingest import ingest
 from blendrag.cli.maintenance import gc, purge, verify
 from blendrag.cli.profile import profile
@@ -23,12 +23,11 @@ from blendrag.cli.stats import stats
 from blendrag.errors import BlendragWarning
 
 app = group("blendrag")
-for command in (ingest, ask, stats, verify, gc, purge, profile, doctor, demo):
+for command in (ingest, ask, stats, verify, gc, purge, profile, fit, doctor, demo):
     app.command()(command)
 app.command(context_settings=ANY_OPTION)(serve)
 app.command("eval")(evaluate)
 app.add_typer(bench, name="bench")
-app.add_typer(evictor, name="evictor")
 
 
 def _version(wanted: bool) -> None:

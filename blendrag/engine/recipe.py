@@ -15,7 +15,6 @@ from blendrag.errors import ConfigError
 from blendrag.options import DEFAULTS, BlendOptions
 
 FIELD = "blendrag"
-CONVERSATION = "blendrag_conversation"  # in ``SamplingParams.extra_args``: whose request it is
 _SEAL = "seal"
 
 SECRET = "BLENDRAG__SECRET"
@@ -100,12 +99,6 @@ class Recipe:
             return make_selector(self.options).reads_question
         except ConfigError:  # the worker will say so, and the engine prefill the prompt; or it knows more
             return False
-
-
-def conversation_of(request: Any) -> str:
-    """Whose a vLLM request is; where its client did not say: its own."""
-    said = (request.sampling_params.extra_args or {}).get(CONVERSATION)
-    return said if isinstance(said, str) and said else request.request_id  # a server's clients send anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blendrag.errors import PredictorError
+from blendrag.eviction.interface import Use
 
 FEATURES = ("count", "gap", "first", "depth", "length", "new", "fresh", "last", "continues")
 """count: uses so far, this one included. gap: seconds since the use before; -1: there was none. first:
@@ -114,11 +115,23 @@ def gittins(rates: Sequence[float], steps: Sequence[float]) -> list[float]:
     return best
 
 
-def check_for_store(hazard: Hazard) -> None:
-    """Raises PredictorError for a model of a prefix cache. It takes a prompt's chunks to be of no use without
-    those before them, and learned how its blocks come again: in a store, each chunk is found by itself."""
-    if hazard.prefix:
-        raise PredictorError(
-            "this model of lpc+ learned from a trace of prefixes, and a store holds chunks that are found one"
-            " by one: learn from its own log (blendrag evictor train --from-log)"
-        )
+class History:
+    """Uses of each chunk, also of chunks that left: of the ``most`` used last."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._uses: OrderedDict[str, tuple[int, float, float]] = OrderedDict()  # count, first time, last
+
+    def used(self, key: str, use: Use, at: float) -> Features:
+        """Note a use at ``at``, and what was known of it then."""
+        count, first, last = self._uses.get(key, (0, at, at))
+        gap = at - last if count else -1.0
+        count += 1
+        self._uses[key] = (count, first, at)
+        if count > 1:
+            self._uses.move_to_end(key)
+        elif len(self._uses) > self.most:
+            self._uses.popitem(last=False)
+        new = max(0, use.length - use.known)
+        fresh, tail = float(use.depth >= use.known), float(use.depth == use.length - 1)
+        return (count, gap, at - first, use.depth, use.length, new, fresh, tail, UNTOLD)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
-from blendrag.eviction.hazard import Hazard
+from blendrag.errors import ConfigError
 from blendrag.names import Registry
 
 
@@ -69,19 +71,11 @@ class EvictionPolicy(ABC):
         conversation: which one, so that its next forecast takes the place of this one; others' stay.
         """
 
-    def taught(self, hazard: Hazard) -> EvictionPolicy | None:
-        """A new policy that holds nothing yet, goes by this model, and knows of earlier uses what this one
-        does; None where policies of this kind go by no model."""
-        return None
-
-    def carried(self, key: str, size: int, use: Use) -> None:
-        """``added``, for a chunk that comes from another policy: it was not used."""
-        self.added(key, size, use)
-
     @classmethod
-    def learns(cls) -> bool:
-        """Whether policies of this kind go by a model."""
-        return cls.taught is not EvictionPolicy.taught
+    def fitted(cls, file: Path) -> Self:
+        """One that goes by what was fitted (:mod:`blendrag.eviction.fitted`). Raises ConfigError for policies
+        that go by nothing of the kind, PredictorError for a file that cannot be used."""
+        raise ConfigError(f"the eviction policy goes by no file: leave out @{file}")
 
     @classmethod
     def uses_forecasts(cls) -> bool:
@@ -95,11 +89,12 @@ class EvictionPolicy(ABC):
         return self._clock
 
 
-# Each is made without arguments.
 POLICIES = Registry[EvictionPolicy]("eviction policy")
 register_policy = POLICIES.register
 
 
 def make_policy(name: str) -> EvictionPolicy:
-    """A new policy called ``name``. Raises ConfigError for an unknown one."""
-    return POLICIES[name]()
+    """A new policy called ``name``; behind an ``@``, the file that it goes by. Raises ConfigError for an
+    unknown one, PredictorError for a file that cannot be used."""
+    kind, _, file = name.partition("@")
+    return POLICIES[kind].fitted(Path(file)) if file else POLICIES[kind]()

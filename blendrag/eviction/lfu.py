@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from blendrag.eviction.counts import Counts
 from blendrag.eviction.heap import IndexedHeap
-from blendrag.eviction.history import Counts
 from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 
 

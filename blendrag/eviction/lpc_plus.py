@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from zlib import crc32
 
-from blendrag.eviction.hazard import Features, Hazard
-from blendrag.eviction.history import History
+from blendrag.eviction.fitted import load_fitted
+from blendrag.eviction.hazard import Features, Hazard, History
 from blendrag.eviction.interface import EvictionPolicy, MayLeave, Use, anything, register_policy
 from blendrag.eviction.ranks import RankedChunks
 
@@ -34,27 +35,15 @@ class LPCPlus(EvictionPolicy):
         self._hazard = hazard
         self._history = History(_LEAST_REMEMBERED)
         self._features: dict[str, Features] = {}  # of the last use of each chunk that is held
-        self._inherited: dict[str, Features] = {}  # the same, of chunks that have yet to be carried over
         self._ranks = RankedChunks(ages)
         self._guard = _Guard(ages)
         self._held: int | None = None
         self._prompt: tuple[float, float, float] | None = None  # of the call before: its time, length, new
         self._depth, self._floor = 0.0, b""  # of the call before: where in the prompt, and its levels
 
-    def taught(self, hazard: Hazard) -> LPCPlus:
-        made = LPCPlus(hazard)
-        made._history = self._history
-        made._inherited = self._inherited | self._features
-        return made
-
-    def carried(self, key: str, size: int, use: Use) -> None:
-        features = self._inherited.pop(key, None)
-        if features is None:
-            self.added(key, size, use)
-            return
-        now = self._now(use.at)
-        self._features[key] = features
-        self._ranks.used(key, size, self._levels(features, now), now)
+    @classmethod
+    def fitted(cls, file: Path) -> LPCPlus:
+        return cls(load_fitted(file).hazard)
 
     @property
     def learned(self) -> bool:

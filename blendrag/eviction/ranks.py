@@ -1,7 +1,4 @@
-"""The chunks of a cache in two orders at once: by what a model expects of them, and by age.
-
-All calls take constant time.
-"""
+"""The chunks of a cache in two orders at once: by what a model expects of them, and by age."""
 
 from __future__ import annotations
 
@@ -10,56 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from blendrag.eviction.heap import IndexedHeap
 from blendrag.eviction.interface import MayLeave, anything
 
 _AT_ONCE = 4  # chunks that grow older in one call, at most
-
-
-class Levels:
-    """Keys at small whole levels: the lowest level first, and of one level the key put there longest ago.
-
-    Priorities that are estimates need no finer order, and a million keys cost no more than ten.
-    """
-
-    def __init__(self) -> None:
-        self._at: list[OrderedDict[str, None]] = []
-        self._level: dict[str, int] = {}
-        self._occupied = 0  # bit i: level i has keys
-
-    def __len__(self) -> int:
-        return len(self._level)
-
-    def put(self, key: str, level: int) -> None:
-        """Put the key in, or move it, behind the others of its level."""
-        former = self._level.get(key)
-        if former == level:
-            self._at[level].move_to_end(key)
-            return
-        if former is not None:
-            self.remove(key)
-        while len(self._at) <= level:
-            self._at.append(OrderedDict())
-        self._at[level][key] = None
-        self._level[key] = level
-        self._occupied |= 1 << level
-
-    def remove(self, key: str) -> None:
-        """Take the key out, if it is in."""
-        level = self._level.pop(key, None)
-        if level is not None:
-            del self._at[level][key]
-            if not self._at[level]:
-                self._occupied ^= 1 << level
-
-    def first(self, wanted: MayLeave = anything) -> str | None:
-        """Of the wanted ones; None if there is none."""
-        left = self._occupied
-        while left:
-            lowest = (left & -left).bit_length() - 1
-            if (key := next(filter(wanted, self._at[lowest]), None)) is not None:
-                return key
-            left &= left - 1
-        return None
 
 
 class Ages:
@@ -130,12 +81,12 @@ class Ages:
 
 
 class RankedChunks:
-    """Chunks with their level for every step of age. Calls take constant time: chunks that reach another age
-    get their level a few at a time, by whatever call comes."""
+    """Chunks with their level for every step of age, the lowest level first, of one level the chunk put there
+    longest ago. Chunks that reach another age get their level a few at a time, by whatever call comes."""
 
     def __init__(self, ages: Sequence[float]) -> None:
         """ages: seconds, ascending from 0: where the steps begin."""
-        self._ages, self._order = Ages(ages), Levels()
+        self._ages, self._order = Ages(ages), IndexedHeap()
         self._chunks: dict[str, tuple[int, bytes]] = {}
         self.size = 0
 
@@ -159,16 +110,16 @@ class RankedChunks:
         self.size += size - (former[0] if former else 0)
         self._chunks[key] = size, levels
         self._ages.used(key, now)
-        self._order.put(key, levels[0])
+        self._order.push(key, levels[0])
         for older, step in self._ages.aged(now, _AT_ONCE):
-            self._order.put(older, self._chunks[older][1][step])
+            self._order.push(older, self._chunks[older][1][step])
 
     def revise(self, key: str, levels: bytes) -> None:
         """Other levels for a chunk, if it is here, whose age stays."""
         chunk = self._chunks.get(key)
         if chunk is not None and chunk[1] != levels:
             self._chunks[key] = chunk[0], levels
-            self._order.put(key, levels[self._ages.step(key)])
+            self._order.push(key, levels[self._ages.step(key)])
 
     def remove(self, key: str) -> None:
         """Forget the chunk, if it is here."""

@@ -5,33 +5,53 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
-from blendrag.errors import BlendragError
-from blendrag.forecast.conversation import Window
-from blendrag.forecast.outcome_log import OutcomeLog
-from blendrag.forecast.predictor import Predictor
+from blendrag.errors import BlendragError, PredictorError
+from blendrag.eviction.classifier import Classifier
+from blendrag.eviction.fitted import load_fitted
+from blendrag.forecast.features import Features, Rows
+from blendrag.forecast.log import Prompt
 
 Heard = Callable[[Mapping[str, float]], None]  # by conversation, the chance that it goes on
+Record = Callable[[Sequence[Prompt], Sequence[Rows | None]], None]
 
 CAPACITY = 256
 BATCH = 32
-_LOOK_S = 60.0  # without requests, so often is looked for a newer predictor
+_NONE, _UNLOGGED = "no forecasts, eviction as LRU", "prompts are not logged"
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictor:
+    """An embedder and the classifier that was fitted to its vectors; not for several threads at once. Without
+    a classifier it makes rows for the log alone."""
+
+    features: Features
+    classifier: Classifier | None
+
+    @classmethod
+    def load(cls, file: Path, make: Callable[[str], Features]) -> Predictor:
+        """The fitted one. make: the features of an embedder. Raises PredictorError."""
+        fitted = load_fitted(file)
+        if fitted.classifier is None:
+            raise PredictorError(f"there is no predictor in {str(file)!r} yet: blendrag fit makes one")
+        return cls(make(fitted.embedder), fitted.classifier)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastCounts:
     """Since the start. dropped: the queue was full. unanswered: there was no predictor, or it failed; the
     chunks of those conversations leave as under LRU. busy_s: processor time of the predictor's thread for
-    these requests. reason: of what went wrong last, until another predictor is loaded."""
+    these requests. reason: of what went wrong last."""
 
     asked: int = 0
     answered: int = 0
@@ -41,19 +61,11 @@ class ForecastCounts:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    conversation: str
-    window: Window
-    at: float
-
-
 class BackgroundPredictor:
     """Answers in a thread of its own, in batches, with the latest prompt of each conversation.
 
-    load: makes the predictor, in that thread: libraries and weights take seconds. version: of what it would
-    make now; where that has changed, it is called again. heard: is called there as well, once per batch. log:
-    where outcomes are kept, if they may be.
+    load: makes the predictor, in that thread: libraries and weights take seconds. heard: is called there as
+    well, once per batch. record: writes prompts down, with the rows that were made of them, if they may be.
 
     The thread computes on one processor, with the process's own priority. With a lower one it would be put
     off while it holds the interpreter's lock, and on a machine that is busy everything else in the process
@@ -64,29 +76,26 @@ class BackgroundPredictor:
         self,
         load: Callable[[], Predictor],
         heard: Heard,
+        record: Callable[[Predictor | None], Record] | None = None,
         *,
-        version: Callable[[], object] = lambda: None,
-        log: Callable[[Predictor], OutcomeLog] | None = None,
-        clock: Callable[[], float] = time.time,
         capacity: int = CAPACITY,
     ) -> None:
-        self._load, self._version, self._heard = load, version, heard
-        self._open_log, self._clock = log, clock
-        self._queue: Queue[_Request | None] = Queue(capacity)
+        self._load, self._heard, self._open_log = load, heard, record
+        self._queue: Queue[Prompt | None] = Queue(capacity)
         self._counts, self._lock = ForecastCounts(), threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blendrag-predictor", daemon=True)
         self._thread.start()
 
-    def ask(self, conversation: str, window: Window) -> bool:
-        """Whether there was room for the request. Returns at once."""
-        request = _Request(conversation, window, self._clock())
+    def ask(self, prompt: Prompt) -> bool:
+        """Whether there was room for it. One without a window is only written down. Returns at once."""
+        asked = int(prompt.window is not None)
         try:
-            self._queue.put_nowait(request)
+            self._queue.put_nowait(prompt)
         except Full:
-            self._count(asked=1, dropped=1)
+            self._count(asked=asked, dropped=1)
             return False
-        self._count(asked=1)
+        self._count(asked=asked)
         return True
 
     @property
@@ -95,75 +104,68 @@ class BackgroundPredictor:
             return self._counts
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Stop after the batch that is being answered; what waits is not answered."""
+        """Stop after the batch that is being answered; what waits is written down, and not answered."""
         self._closing.set()
         with suppress(Full):
-            self._queue.put_nowait(None)
+            self._queue.put(None, timeout=timeout_s)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         self._tried(_compute_alone)
-        version = self._version()
-        predictor, log = self._loaded()
-        while (batch := self._batch()) is not None:
-            if (now := self._version()) != version:
-                version = now
-                if log:
-                    log.close()
-                predictor, log = self._loaded()
-            if batch:
-                began = time.thread_time()
-                self._tried(partial(self._answer, batch, predictor, log))
-                self._count(busy_s=time.thread_time() - began)
-        if log:
-            log.close()
-
-    def _loaded(self) -> tuple[Predictor | None, OutcomeLog | None]:
-        predictor, opened = self._tried(self._load), self._open_log
+        predictor = self._tried(self._load)
         if predictor and predictor.classifier is None:
-            self._warn("there is no predictor yet: blendrag evictor train makes one")
-        elif predictor:
-            with self._lock:
-                self._counts = replace(self._counts, reason="")
-        return predictor, self._tried(partial(opened, predictor)) if opened and predictor else None
+            self._warn("there is no predictor yet: blendrag fit makes one")
+        opened = self._open_log
+        record = self._tried(lambda: opened(predictor), _UNLOGGED) if opened else None
+        going = True
+        while going:
+            batch = self._batch()
+            going = None not in batch and not (self._closing.is_set() and self._queue.empty())
+            if prompts := [prompt for prompt in batch if prompt]:
+                began = time.thread_time()
+                self._tried(partial(self._answer, prompts, predictor, record))
+                self._count(busy_s=time.thread_time() - began)
 
-    def _batch(self) -> list[_Request] | None:
-        """Requests, as soon as there is one; an empty list after a minute without any; None when closing."""
-        batch: list[_Request | None] = []
+    def _batch(self) -> list[Prompt | None]:
+        """Prompts, as soon as there is one; None among them is the end."""
+        batch = [self._queue.get()]
         with suppress(Empty):
-            batch.append(self._queue.get(timeout=_LOOK_S))
             while len(batch) < BATCH:
                 batch.append(self._queue.get_nowait())
-        return None if self._closing.is_set() else [request for request in batch if request]
+        return batch
 
-    def _answer(self, batch: list[_Request], predictor: Predictor | None, log: OutcomeLog | None) -> None:
+    def _answer(self, batch: list[Prompt], predictor: Predictor | None, record: Record | None) -> None:
+        asking = [(prompt, prompt.window) for prompt in batch if prompt.window is not None]
+        rows: dict[int, Rows] = {}
         answered = 0
         try:
-            if predictor is None:
+            if predictor is None or not asking or self._closing.is_set():
                 return
-            rows = predictor.features.rows([request.window for request in batch])
-            conversations = [request.conversation for request in batch]
-            latest = dict(zip(conversations, predictor.judge(rows), strict=True))
+            made = predictor.features.rows([window for _, window in asking])
+            rows = {id(prompt): row for (prompt, _), row in zip(asking, made, strict=True)}
             if predictor.classifier is not None:
-                self._heard({whose: float(probability) for whose, probability in latest.items()})
-                answered = len(batch)
-            if log:
-                log.record(conversations, [request.at for request in batch], rows)
+                chances = predictor.classifier.probability(made).tolist()
+                self._heard(
+                    {prompt.conversation or "": p for (prompt, _), p in zip(asking, chances, strict=True)}
+                )
+                answered = len(asking)
         finally:
-            self._count(answered=answered, unanswered=len(batch) - answered)
+            if record:
+                self._tried(partial(record, batch, [rows.get(id(prompt)) for prompt in batch]), _UNLOGGED)
+            self._count(answered=answered, unanswered=len(asking) - answered)
 
-    def _tried(self, work: Callable[[], _T]) -> _T | None:
+    def _tried(self, work: Callable[[], _T], what: str = _NONE) -> _T | None:
         """What ``work`` gives; None if it fails. Whatever that is, it must not end the thread."""
         try:
             return work()
         except Exception as error:
             expected = isinstance(error, BlendragError)
-            self._warn(str(error) or type(error).__name__, exc_info=not expected)
+            self._warn(str(error) or type(error).__name__, what, exc_info=not expected)
             return None
 
-    def _warn(self, reason: str, exc_info: bool = False) -> None:
+    def _warn(self, reason: str, what: str = _NONE, exc_info: bool = False) -> None:
         if reason != self.counts.reason:
-            _log.warning("no forecasts, eviction as LRU: %s", reason, exc_info=exc_info)
+            _log.warning("%s: %s", what, reason, exc_info=exc_info)
             with self._lock:
                 self._counts = replace(self._counts, reason=reason)
 

@@ -159,16 +159,6 @@ class BlendIndex(Answering):
         plan, sources = self._retriever.plan(prompt, similarity_top_k, history, request.chat_template_kwargs)
         return replace(request, plan=plan, sources=sources)
 
-    # -- eviction -----------------------------------------------------------------------------------------
-
-    def use_policy(self, name: str) -> None:
-        """Have another policy say which chunks leave the full tiers of this machine, also while the engine
-        runs.
-
-        Lasts until the index is closed: the setting is ``eviction``. Raises ConfigError for an unknown one.
-        """
-        self._library.use_policy(name)
-
     # -- about it -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:

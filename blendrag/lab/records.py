@@ -57,6 +57,11 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
     return [(f"item {number}", item) for number, item in enumerate(items, start=1)]
 
 
+def wrong_line(path: Path, number: int, why: str) -> SourceError:
+    """The error that names a line."""
+    return SourceError(f"{str(path)!r}, line {number}: {why}")
+
+
 def problem_of(error: Exception) -> str:
     """In a line: where a record is not what it should be first, and what is wrong there."""
     if not isinstance(error, ValidationError):

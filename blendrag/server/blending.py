@@ -21,7 +21,7 @@ from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
 from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe, sealed
+from blendrag.engine.recipe import FIELD, Recipe, sealed
 from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
 from blendrag.errors import ConfigError, EngineClosedError
@@ -179,10 +179,6 @@ class Blending:
             if (what := recipe or about.path) is not None:
                 params = sealed(what.transfer_params(about.ticket), request.cache_salt, self._seal)
             _set_prompt(request, list(plan.token_ids), params)
-        if plan is not None and (forecaster := self.library.forecaster):
-            name = await self.run(lambda: forecaster.name(about.prompt, plan, about.conversation))
-            if name is not None:
-                request.vllm_xargs = {**(request.vllm_xargs or {}), CONVERSATION: name}
         return about
 
     async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
@@ -205,8 +201,6 @@ class Blending:
         begun, others = time.monotonic(), request.vllm_xargs or {}
         if request.kv_transfer_params or "kv_transfer_params" in others:
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
-        if CONVERSATION in others:
-            raise ConfigError(f"{CONVERSATION} is set by the server: see `conversation` in `blendrag`")
         if self.library.identity.namespace and any("uuid" in part for part in _parts(request)):
             raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
         given: RequestOptions = {
@@ -290,7 +284,7 @@ class Blending:
         try:
             last = await self._report(about, answer)
             evidence = evidence_of(about.plan, about.recipe, about.plain, last, about.path, about.budget)
-            await self._answered(about, about.plan, answer)
+            await self._answered(about, about.plan)
             stored = 0
             if evidence.missing:
                 stored = await self.ask(lambda: self.library.repair(evidence.missing))
@@ -302,14 +296,13 @@ class Blending:
             "stored": stored
         }
 
-    async def _answered(self, about: Blended, plan: PromptPlan, answer: dict[str, Any]) -> None:
-        """Tell who forecasts whether the prompt's conversation goes on. Of a stream without usage, nobody
-        counts the answer's tokens."""
+    async def _answered(self, about: Blended, plan: PromptPlan) -> None:
+        """Tell who forecasts whether the prompt's conversation goes on."""
         if (forecaster := self.library.forecaster) is None:
             return
-        tokens, seconds = _usage(answer).get("completion_tokens") or 0, time.monotonic() - about.begun
+        seconds = time.monotonic() - about.begun
         whose = about.prompt, plan, about.conversation
-        await self.run(lambda: forecaster.answered(*whose, tokens, seconds))
+        await self.run(lambda: forecaster.answered(*whose, seconds))
 
     async def _report(self, about: Blended, answer: dict[str, Any]) -> Delta:
         """What the engine said of the prompt, as embedded engines have it in an answer's last piece."""

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from blendrag.embedder import Embedder
-from blendrag.errors import BlendragError
+from blendrag.errors import PredictorError
 from blendrag.eviction import POLICIES
-from blendrag.eviction.hazard_file import NAME as HAZARD
-from blendrag.forecast.background import BackgroundPredictor, ForecastCounts
-from blendrag.forecast.classifier import MANIFEST, load_manifest
+from blendrag.eviction.fitted import fitted_file
+from blendrag.forecast.background import BackgroundPredictor, ForecastCounts, Predictor, Record
 from blendrag.forecast.conversation import PROMPTS, Window, conversation_id, window_of, without_documents
-from blendrag.forecast.features import Features
-from blendrag.forecast.folder import default_folder
-from blendrag.forecast.outcome_log import OutcomeLog
-from blendrag.forecast.predictor import Predictor
-from blendrag.forecast.trace_log import TraceLog
-from blendrag.forecast.words import open_embedder
+from blendrag.forecast.features import features_of
+from blendrag.forecast.log import Prompt, PromptLog, log_file
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
@@ -33,9 +27,8 @@ FORECASTS = "forecasts"  # their counters' name, beside those of tiers
 CONVERSATIONS = 4096  # whose chunks are remembered: the latest
 CHUNKS = 256  # of each: the latest
 AT_ONCE = 32  # keys in one call to the worker, which takes up to 10 us for each key and tier
+_on_cpu = partial(features_of, device="cpu")  # an accelerator is the engine's alone
 _CHARACTERS = 2048  # that are kept of an earlier prompt: more than the predictor reads of it
-
-_log = logging.getLogger(__name__)
 
 
 def wants_forecasts(stack: Iterable[TierSpec]) -> bool:
@@ -55,51 +48,31 @@ class _Conversation:
 class Forecaster:
     """Made with the engine, ended by :meth:`close`. Thread-safe.
 
-    Without a trained predictor, or with one that does not work, nothing is told, and the policies are LRU.
-    What goes wrong is warned of once, and counted. traffic: where prompts are logged, if they may be; closed
-    with the rest.
+    Without a predictor, or with one that does not work, nothing is told, and the policies are LRU. What goes
+    wrong is warned of once, and counted. root: the store's folder, for the log.
     """
 
-    def __init__(self, session: EngineSession, settings: Settings, traffic: TraceLog | None = None) -> None:
-        self._session, self._settings, self._traffic = session, settings, traffic
-        self._folder = default_folder(settings)
+    def __init__(self, session: EngineSession, settings: Settings, root: Path) -> None:
+        self._session, self._settings, self._root = session, settings, root
         self._conversations: OrderedDict[str, _Conversation] = OrderedDict()
         self._lock = threading.Lock()
-        self._predictor = BackgroundPredictor(
-            self._load,
-            self._tell,
-            version=lambda: _version(self._folder),
-            log=self._open_log if settings.outcome_log else None,
-        )
+        self._log: PromptLog | None = None
+        record = self._open_log if settings.outcome_log else None
+        self._predictor = BackgroundPredictor(self._load, self._tell, record)
 
     def answered(
-        self,
-        prompt: Messages | str,
-        plan: PromptPlan,
-        conversation: str | None,
-        tokens: int = 0,
-        seconds: float = 0.0,
+        self, prompt: Messages | str, plan: PromptPlan, conversation: str | None, seconds: float = 0.0
     ) -> None:
-        """A prompt was answered: log it, and ask whether its conversation goes on. Returns at once.
-
-        tokens: of the answer. seconds: since the prompt came.
-        """
+        """A prompt was answered, so many seconds after it came: log it, and ask whether its conversation goes
+        on. Returns at once."""
         whose, said = self._read(prompt, plan, conversation)
-        if self._traffic:
-            chunks = [(key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key)]
-            length = plan.cached_tokens + plan.fresh_tokens
-            self._traffic.note(chunks, length, tokens, whose, seconds)
-        if whose is not None:
-            self.ask(whose, plan.cached_keys, said)
+        chunks = tuple((key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key))
+        window = None if whose is None else self._noted(whose, plan.cached_keys, said)
+        if window is not None or (chunks and self._settings.outcome_log):
+            self._predictor.ask(Prompt(time.time() - seconds, chunks, whose, window))
 
-    def name(self, prompt: Messages | str, plan: PromptPlan, conversation: str | None) -> str | None:
-        """The conversation's id for vLLM's prefix cache, where that goes by forecasts."""
-        if not self._settings.prefix_forecasts:
-            return None
-        return self._read(prompt, plan, conversation)[0]
-
-    def ask(self, conversation: str, chunks: Iterable[str], said: Window | str) -> None:
-        """A prompt of the conversation, with these chunks in this order, was answered. Returns at once.
+    def _noted(self, conversation: str, chunks: Iterable[str], said: Window | str) -> Window:
+        """A prompt of the conversation had these chunks in this order: what is known of it now.
 
         said: the user's prompts so far; or the last one, where those before were given here as well.
         """
@@ -113,13 +86,12 @@ class Forecaster:
                 one.chunks[key] = None
             for key in list(one.chunks)[:-CHUNKS]:
                 del one.chunks[key]
-            if isinstance(said, str):
-                one.turns += 1
-                window = Window((*one.prompts, said), one.turns)
-                one.prompts = (*one.prompts, _shortened(said))[1 - PROMPTS :]
-            else:
-                window = said
-        self._predictor.ask(conversation, window)
+            if not isinstance(said, str):
+                return said
+            one.turns += 1
+            window = Window((*one.prompts, said), one.turns)
+            one.prompts = (*one.prompts, _shortened(said))[1 - PROMPTS :]
+            return window
 
     @property
     def counts(self) -> ForecastCounts:
@@ -134,29 +106,25 @@ class Forecaster:
     def close(self) -> None:
         """End the predictor; what it was not asked in time stays unanswered."""
         self._predictor.close()
-        if self._traffic:
-            self._traffic.close()
+        if self._log:
+            self._log.close()
 
     # -- in the predictor's thread ------------------------------------------------------------------------
 
     def _load(self) -> Predictor:
-        self._teach()
-        if (self._folder / MANIFEST).exists() or not self._settings.outcome_log:
-            predictor = Predictor.load(self._folder, _embedder(load_manifest(self._folder).embedder))
-        else:  # so that there is something to train on
-            predictor = Predictor(Features(_embedder(self._settings.embedder)), None)
+        try:
+            predictor = Predictor.load(fitted_file(self._settings.cache_dir), _on_cpu)
+        except PredictorError:
+            if not self._settings.outcome_log:
+                raise
+            predictor = Predictor(_on_cpu(self._settings.embedder), None)  # so that there is something to fit
         predictor.features.rows([Window.of(["Hello"])])  # loads the embedder
         return predictor
 
-    def _teach(self) -> None:
-        """Have ``lpc+`` go by the latest model, in this store, now or when it is chosen."""
-        if (store := self._session.store) is None:
-            return
-        try:
-            store.learn(self._folder)
-        except BlendragError as error:
-            if any(spec.evicts and POLICIES[spec.policy].learns() for spec in self._session.stack):
-                _log.warning("lpc+ goes by LRU: %s", error)
+    def _open_log(self, predictor: Predictor | None) -> Record:
+        self._log = PromptLog(log_file(self._settings.cache_dir))
+        embedder = predictor.features.embedder.name if predictor else ""
+        return partial(self._log.record, str(self._root.resolve()), embedder=embedder)
 
     def _read(
         self, prompt: Messages | str, plan: PromptPlan, conversation: str | None
@@ -173,12 +141,8 @@ class Forecaster:
         messages = without_documents(prompt, documents)
         return conversation_id(messages, conversation, namespace), window_of(messages)
 
-    def _open_log(self, predictor: Predictor) -> OutcomeLog:
-        return OutcomeLog(self._folder, predictor.features.embedder.name)
-
     def _tell(self, chances: Mapping[str, float]) -> None:
-        store, to_prefixes = self._session.store, self._settings.prefix_forecasts
-        if store is None or not (to_prefixes or wants_forecasts(self._session.stack)):
+        if (store := self._session.store) is None or not wants_forecasts(self._session.stack):
             return
         with self._lock:  # the ends of prompts first, as policies hear of uses
             forecasts = [
@@ -195,31 +159,14 @@ def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:
     part: list[Forecast] = []
     room = AT_ONCE
     for conversation, chance, keys in forecasts:
-        while True:  # once at least: of a conversation without chunks, vLLM's prefix cache holds something
+        while keys:
             part.append((conversation, chance, keys[:room]))
             keys, room = keys[room:], room - len(keys[:room])
             if not room:
                 yield part
                 part, room = [], AT_ONCE
-            if not keys:
-                break
     if part:
         yield part
-
-
-def _embedder(name: str) -> Embedder:
-    """One of its own, as embedders are not for several threads; an accelerator is the engine's alone."""
-    return open_embedder(name, device="cpu")
-
-
-def _version(folder: Path) -> list[int]:
-    """What changes when another predictor, or another model of ``lpc+``, is put into ``folder``."""
-    found = []
-    for name in (MANIFEST, HAZARD):
-        with suppress(OSError):
-            stat = (folder / name).stat()
-            found += [stat.st_mtime_ns, stat.st_ino]
-    return found
 
 
 def _shortened(text: str) -> str:

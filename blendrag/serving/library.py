@@ -18,8 +18,6 @@ from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.prefixes import PrefixPath
 from blendrag.engine.recipe import Recipe, spans_of
 from blendrag.errors import BlendragWarning, ConfigError, EngineClosedError, StoreError
-from blendrag.forecast.folder import default_folder
-from blendrag.forecast.trace_log import TraceLog, trace_path
 from blendrag.models import load_tokenizer, model_window, resolve_model
 from blendrag.options import BlendOptions
 from blendrag.progress import Progress
@@ -62,7 +60,7 @@ class Library:
     ) -> None:
         """``engine``: gives the engine when it is needed; None: the one that this process shares. ``shared``:
         with other processes of the same engine, whose worker has the folder locked instead."""
-        self.root, self.settings, self._tree_settings = root, settings, settings
+        self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         CODECS[settings.codec]
         model_path = resolve_model(settings.model, settings.cache_dir, revision=settings.revision)
@@ -87,7 +85,7 @@ class Library:
         self._known = KnownTexts(self.catalogue, self.tokenizer)
         self._prefilling = Turns(root / "lock.prefilling" if shared else None)
         self._changing = Turns(root / "lock.changing" if shared else None)
-        self._foreseeing = threading.Lock()
+        self._beside = threading.Lock()
         self.forecaster: Forecaster | None = None
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self.prefixes: Prefixes | None = None
@@ -100,18 +98,18 @@ class Library:
     def start(self, progress: Progress | None = None) -> RunningEngine:
         """The engine, started if it is not running."""
         engine = self.session.start(progress)
-        self._look_ahead(self.session.store is not None)
+        self._forecast()
         self._open_prefixes(engine)
         return engine
 
     def _open_prefixes(self, engine: RunningEngine) -> None:
         if not self._has_tree or (self.prefixes is not None and self.prefixes.client.engine is engine):
             return
-        with self._foreseeing:
+        with self._beside:
             if not self._closed and (self.prefixes is None or self.prefixes.client.engine is not engine):
                 self._close_prefixes()
                 try:
-                    self.prefixes = Prefixes.open(self.root, self._tree_settings, self.catalogue, engine)
+                    self.prefixes = Prefixes.open(self.root, self.settings, self.catalogue, engine)
                 except StoreError as error:
                     self._without_tree(error)
                 else:
@@ -136,30 +134,12 @@ class Library:
             self.prefixes.close()
             self.prefixes = None
 
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on, in all tiers of this machine and of the tree: what is held is
-        carried over. Starts no engine. Raises ConfigError for an unknown policy."""
-        self.session.use_policy(name)
-        with self._foreseeing:
-            self._tree_settings = self._tree_settings.model_copy(update={"eviction": name})
-            if self.prefixes is not None and self.prefixes.alive:
-                self.prefixes.client.use_policy(name)
-        self._look_ahead(self.session.store is not None)
-
-    def _look_ahead(self, running: bool) -> None:
-        """Have a forecaster exactly as long as somebody has use for it."""
-        always = self.settings.outcome_log or self.settings.prefix_forecasts
-        wanted = running and (always or wants_forecasts(self.session.stack))
-        with self._foreseeing:
-            if wanted and self.forecaster is None:
-                logs = default_folder(self.settings)
-                traffic = TraceLog(trace_path(logs, self.root)) if self.settings.outcome_log else None
-                self.forecaster = Forecaster(self.session, self.settings, traffic)
-            elif self.forecaster is not None and not wanted:
-                self.forecaster.close()
-                with contextlib.suppress(StoreError):
-                    self.catalogue.count(FORECASTS, self.forecaster.counted())
-                self.forecaster = None
+    def _forecast(self) -> None:
+        """Have a forecaster beside the engine, if anybody has use for it."""
+        wanted = self.settings.outcome_log or wants_forecasts(self.session.stack)
+        with self._beside:
+            if wanted and not self._closed and self.forecaster is None and self.session.store is not None:
+                self.forecaster = Forecaster(self.session, self.settings, self.root)
 
     def stop_ingest(self) -> None:
         """Have :meth:`prefill` end behind the texts at hand, now and later. Returns at once."""
@@ -171,10 +151,14 @@ class Library:
 
     def stop_beside(self) -> None:
         """End what is done beside prompts, for good: growing, and forecasts, whose notes are written."""
-        self._look_ahead(running=False)
-        with self._foreseeing:
+        with self._beside:
             self._closed = True
             self._close_prefixes()
+            if self.forecaster is not None:
+                self.forecaster.close()
+                with contextlib.suppress(StoreError):
+                    self.catalogue.count(FORECASTS, self.forecaster.counted())
+                self.forecaster = None
 
     def close(self) -> None:
         """Finish background repairs, give the engine back, release the folder. Safe to call twice."""
@@ -312,7 +296,7 @@ class Library:
                 return
             if store := self.session.store:  # else swept when the store is next opened
                 store.delete(keys)
-            with self._foreseeing:  # none is opened meanwhile
+            with self._beside:  # none is opened meanwhile
                 prefixes = self.prefixes if self.prefixes is not None and self.prefixes.alive else None
                 if prefixes is None:
                     shutil.rmtree(tree_folder(self.root), ignore_errors=True)  # it can grow again

@@ -16,11 +16,12 @@ from blendrag.engine.client.running import RunningEngine
 from blendrag.engine.client.stores import StoreClient
 from blendrag.engine.operations import EngineFacts
 from blendrag.errors import BlendragError, BlendragWarning, EngineClosedError
-from blendrag.eviction import POLICIES
+from blendrag.eviction.fitted import with_file
 from blendrag.machine import cpu
 from blendrag.progress import SILENT, Progress
 from blendrag.settings import Settings
 from blendrag.store.identity import KVIdentity
+from blendrag.store.stack import TierSpec
 
 StartEngine = Callable[[Settings, Callable[[str], None]], RunningEngine]
 
@@ -84,7 +85,7 @@ class EngineSession:
                             engine,
                             self._root,
                             self._identity,
-                            self.stack,
+                            [self._with_file(spec) for spec in self.stack],
                             self._prefix,
                             profile,
                             lock=self._shared,
@@ -99,6 +100,11 @@ class EngineSession:
         """The store, with the engine started as by :meth:`start`; None for a model that is not blended."""
         self.start(progress)
         return self._store
+
+    def _with_file(self, spec: TierSpec) -> TierSpec:
+        """The tier with what its policy was fitted to; warns if there is nothing."""
+        policy = with_file(spec.policy, self._settings.cache_dir) if spec.evicts else spec.policy
+        return spec if policy == spec.policy else spec.model_copy(update={"policy": policy})
 
     def _profile(self, facts: EngineFacts) -> Profile | None:
         """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
@@ -133,15 +139,6 @@ class EngineSession:
         for future in self._later:
             with contextlib.suppress(Exception):
                 future.result()
-
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on, in all tiers of this machine, and when the engine is started
-        again. Starts none. Raises ConfigError for an unknown policy."""
-        POLICIES[name]
-        with self._lock:  # a start that goes on is waited for
-            self.stack = tuple(spec.with_policy(name) for spec in self.stack)
-        if store := self.store:
-            store.use_policy(name)
 
     def close(self) -> None:
         """Finish what was left for later and give the engine back. Safe to call twice."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from blendrag.eviction.hazard import Hazard
 from blendrag.store.identity import KVIdentity
 from blendrag.store.policies import Policies
 from blendrag.store.record import DamagedError, Layout, Miss, Reason, Record
@@ -164,15 +163,6 @@ class KVReader:
     def forecast(self, forecasts: Sequence[Forecast]) -> None:
         """Which conversations go on, for the policies of all tiers of this machine."""
         self._policies.forecast(forecasts)
-
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy, in all tiers of this machine. Raises ConfigError for an unknown one."""
-        self._policies.use(name)
-
-    def learn(self, hazard: Hazard) -> None:
-        """Have policies that go by a model (``lpc+``) go by this one. Raises PredictorError, and changes
-        nothing, for one that learned from a prefix cache."""
-        self._policies.learn(hazard)
 
     def policy_stats(self) -> dict[str, dict[str, float]]:
         """How long prompts and forecasts were held up by policies (:meth:`Policies.stats`)."""

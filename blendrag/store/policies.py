@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from blendrag.eviction import Use
-from blendrag.eviction.hazard import Hazard, check_for_store
 from blendrag.store.tiers import Tier
 from blendrag.store.tiers.local import Forecast, LocalTier
 
@@ -49,17 +48,6 @@ class Policies:
         with self._times["forecast"].taken():
             for tier in self._tiers:
                 tier.forecast(forecasts)
-
-    def use(self, name: str) -> None:
-        """Evict by another policy, see :meth:`LocalTier.use_policy`."""
-        for tier in self._tiers:
-            tier.use_policy(name)
-
-    def learn(self, hazard: Hazard) -> None:
-        """Go by another model, see :meth:`LocalTier.learn`. Raises PredictorError for one of prefixes."""
-        check_for_store(hazard)
-        for tier in self._tiers:
-            tier.learn(hazard)
 
     def stats(self) -> dict[str, dict[str, float]]:
         """By call: how many, how long they took in all, and the latest ``_TIMED`` of them."""

@@ -61,10 +61,6 @@ class TierSpec(BaseModel):
         """As plain data, for the engine's worker."""
         return self.model_dump(mode="json", exclude_unset=True)
 
-    def with_policy(self, name: str) -> TierSpec:
-        """The same tier with another policy; one that has none, as it is."""
-        return self.model_copy(update={"policy": name}) if "policy" in _ALLOWED[self.kind] else self
-
     def share(self, part: float) -> TierSpec:
         """With room for so much of every record, where the process's own memory has it."""
         if self.kind != "ram" or self.bytes is None:

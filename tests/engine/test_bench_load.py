@@ -65,7 +65,7 @@ def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
     result = command(
         "bench", "tree", "--data", str(data), "--top-k", "2", "--earlier", "40", "--alone", "4",
         "--tries", "1", "--requests", "6", "--max-tokens", "2", "--json", "--plot", str(tmp_path / "out.png"),
-        BLENDRAG_MIN_CACHED_TOKENS="0", BLENDRAG_EMBEDDER="words:all-minilm-l6-v2",
+        BLENDRAG_MIN_CACHED_TOKENS="0",
     )  # fmt: skip
     results = json.loads(result.stdout)
     arms = {name: arm["runs"][0] for name, arm in results["arms"].items()}

@@ -12,10 +12,9 @@ import pytest
 from blendrag.chat.chat import Chat
 from blendrag.chat.request import ChatRequest
 from blendrag.engine.client.generation import Sampling
-from blendrag.forecast.classifier import save_weights
-from blendrag.forecast.features import Features
-from blendrag.forecast.words import open_embedder
-from blendrag.lab.eviction.learn_predictor import train_on_file
+from blendrag.eviction.fitted import Fitted, save_fitted
+from blendrag.forecast.features import features_of
+from blendrag.lab.eviction.fit_predictor import train_on_file
 from blendrag.models import DEFAULT_EMBEDDER
 from blendrag.serving import forecaster
 from blendrag.serving.collection import Collection
@@ -29,10 +28,11 @@ WAIT_S = 240.0  # until a test gives up
 
 
 @pytest.fixture
-def predictor_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's predictor is looked for; the models' folder stays the one of all tests."""
-    monkeypatch.setattr(forecaster, "default_folder", lambda settings: tmp_path / "evictor")
-    return tmp_path / "evictor"
+    file = tmp_path / "fitted.safetensors"
+    monkeypatch.setattr(forecaster, "fitted_file", lambda cache_dir: file)
+    return file
 
 
 @pytest.fixture
@@ -41,9 +41,13 @@ def chat(
     engine_options: dict[str, Any],
     texts: list[str],
     tmp_path: Path,
-    predictor_folder: Path,
+    fitted: Path,
 ) -> Iterator[Chat]:
-    """Over four texts, with room for two of them in RAM."""
+    """Over four texts, with room for two of them in RAM, and with a predictor."""
+    trained = train_on_file(
+        write_dialogs(tmp_path / "dialogs.jsonl", 60), features_of(DEFAULT_EMBEDDER), held_out=0.0
+    )
+    save_fitted(fitted, Fitted(trained.classifier, trained.embedder))
     tiers = [{"kind": "ram", "chunks": 2, "policy": "lpc"}, {"kind": "disk"}]
     opened = Chat(Settings.load(**engine_options, min_cached_tokens=16, tiers=tiers), tmp_path / "kv")
     Collection(opened.library, "tests").add({str(number): [text] for number, text in enumerate(texts[:4])})
@@ -59,12 +63,7 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
-    chat: Chat, texts: list[str], tmp_path: Path, predictor_folder: Path
-) -> None:
-    dialogs = write_dialogs(tmp_path / "dialogs.jsonl", 60)
-    trained = train_on_file(dialogs, Features(open_embedder(DEFAULT_EMBEDDER)), held_out=0.0)
-    save_weights(predictor_folder, trained.classifier, trained.manifest)
+def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(chat: Chat, texts: list[str]) -> None:
     library = chat.library
 
     def asks(conversation: str, text: str, words: str) -> dict[str, int]:
@@ -89,25 +88,16 @@ def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(
     assert library.eviction()["forecasts"]["reason"] == ""
 
 
-def test_other_policy_is_for_the_next_start(open_index: Open, folder: Path, predictor_folder: Path) -> None:
-    index = open_index(tiers=[{"kind": "ram", "chunks": 4}, {"kind": "disk"}])
+@pytest.mark.parametrize(("policy", "asked"), [("gdsf", 0), ("lpc", 1)])
+def test_predictor_is_asked_for_policies_that_listen(
+    open_index: Open, folder: Path, fitted: Path, policy: str, asked: int
+) -> None:
+    index = open_index(tiers=[{"kind": "ram", "chunks": 4, "policy": policy}, {"kind": "disk"}])
     index.ingest([folder])
-
-    def asked() -> int:
-        asked: int = index.stats()["eviction"]["forecasts"]["asked"]
-        return asked
-
     index.ask("What is this?", conversation="mine")
-    assert asked() == 0  # nobody would listen
-    index.use_policy("lpc")
-    assert index.stats()["eviction"]["policies"] == {"ram": "lpc"}
-    index.ask("What is that?", conversation="mine")
-    assert asked() == 1
-    index.ask("And that?")
-    assert asked() == 1  # alone, it belongs to no conversation
-    until(lambda: index.stats()["eviction"]["forecasts"]["unanswered"] == 1)
-    assert "evictor train" in index.stats()["eviction"]["forecasts"]["reason"]
-    assert index.stats()["policy_calls"]["used"]["calls"] == 3
-    index.use_policy("lru")
-    index.ask("And what is this?", conversation="mine")
-    assert asked() == 1
+    index.ask("And that?")  # alone, it belongs to no conversation
+    assert index.stats()["eviction"]["policies"] == {"ram": policy}
+    assert index.stats()["eviction"]["forecasts"]["asked"] == asked
+    assert index.stats()["policy_calls"]["used"]["calls"] == 2
+    until(lambda: index.stats()["eviction"]["forecasts"]["unanswered"] == asked)
+    assert ("blendrag fit" in index.stats()["eviction"]["forecasts"]["reason"]) == bool(asked)

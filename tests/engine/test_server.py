@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from blendrag.forecast.classifier import save_weights
-from blendrag.forecast.features import Features
-from blendrag.forecast.words import open_embedder
-from blendrag.lab.eviction.learn_predictor import train_on_file
+from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
+from blendrag.forecast.features import features_of
+from blendrag.lab.eviction.fit_predictor import train_on_file
+from blendrag.lab.eviction.readers import read_log
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.settings import Settings
 from served import CHAT, COMPLETIONS, FILLER, KB, TEXTS, Server, text_of
@@ -33,16 +33,16 @@ def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     (folder / "models").symlink_to(Settings.load().cache_dir.expanduser() / "models")
     trained = train_on_file(
-        write_dialogs(folder / "dialogs.jsonl", 60), Features(open_embedder(DEFAULT_EMBEDDER)), held_out=0.0
+        write_dialogs(folder / "dialogs.jsonl", 60), features_of(DEFAULT_EMBEDDER), held_out=0.0
     )
-    save_weights(folder / "evictor", trained.classifier, trained.manifest)
+    save_fitted(fitted_file(folder), Fitted(trained.classifier, trained.embedder))
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With all that goes by forecasts."""
-    more = ("--eviction", "lpc", "--prefix-forecasts", "--outcome-log", "--cache-dir", str(cache))
+    more = ("--eviction", "lpc", "--outcome-log", "--cache-dir", str(cache))
     running = Server(tmp_path_factory.mktemp("server") / "kv", *more).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
@@ -245,17 +245,11 @@ def test_conversation_of_a_request_is_told_to_nobody(server: Server, cache: Path
     after = forecasts()
     assert after[:2] == (asked + 3, answered + 3)
     assert after[2] > told
-    deadline, written = time.monotonic() + FORECAST_S, list[str]()
-    while time.monotonic() < deadline:  # every few seconds
-        logs = (cache / "evictor").glob("trace-*.jsonl")
-        written = [line for log in logs for line in log.read_text().splitlines()]
-        one, same, other = map(json.loads, (["{}"] * 3 + written)[-3:])
-        if one and one["conversation"] == same["conversation"]:
-            break
-        time.sleep(0.5)
-    assert one["conversation"] == same["conversation"] != other["conversation"]
-    assert [line["output_length"] for line in (one, same, other)] == [8, 8, 8]
-    assert "ada of acme" not in server.log.read_text() + "".join(written)
+    log = cache / "evictor" / "prompts.sqlite"
+    one, same, other = (request.conversation for request in read_log(log).requests[-3:])
+    assert one == same != other
+    written = b"".join(path.read_bytes() for path in log.parent.glob("prompts.sqlite*"))
+    assert "ada of acme" not in server.log.read_text() and b"ada of acme" not in written
 
 
 def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None:

@@ -31,8 +31,8 @@ def chat(bench: Bench, engine_options: dict[str, Any], texts: list[str], tmp_pat
 
 @pytest.fixture(autouse=True)
 def _own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecaster, "default_folder", lambda settings: tmp_path / "evictor")
-    monkeypatch.setattr("blendrag.serving.library.default_folder", lambda settings: tmp_path / "evictor")
+    monkeypatch.setattr(forecaster, "fitted_file", lambda cache_dir: tmp_path / "fitted.safetensors")
+    monkeypatch.setattr(forecaster, "log_file", lambda cache_dir: tmp_path / "prompts.sqlite")
 
 
 def prompt(chat: Chat, *texts: str, **options: Any) -> ChatRequest:

@@ -15,8 +15,8 @@ import xxhash
 
 from blendrag.forecast.background import ForecastCounts
 from blendrag.forecast.conversation import Window
-from blendrag.forecast.features import Features, VectorCache
-from blendrag.forecast.outcome_log import OutcomeLog
+from blendrag.forecast.features import Features
+from blendrag.forecast.log import Prompt, PromptLog
 
 WIDTH = 24
 WAIT_S = 30.0  # until a test gives up
@@ -52,8 +52,8 @@ class WordEmbedder:
         return total / max(1.0, float(np.linalg.norm(total)))
 
 
-def features(cache: VectorCache | None = None, embedder: WordEmbedder | None = None) -> Features:
-    return Features(embedder or WordEmbedder(), cache)  # type: ignore[arg-type]
+def features(embedder: WordEmbedder | None = None) -> Features:
+    return Features(embedder or WordEmbedder())  # type: ignore[arg-type]
 
 
 def write_dialogs(path: Path, count: int = 120, last: str = "thanks bye") -> Path:
@@ -72,13 +72,11 @@ def write_dialogs(path: Path, count: int = 120, last: str = "thanks bye") -> Pat
     return path
 
 
-def say(log: OutcomeLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
+def say(log: PromptLog, made: Features, *lines: tuple[str, float], prompt: str = "hi") -> None:
     """A prompt per line, of this conversation at this time."""
-    log.record(
-        [conversation for conversation, _ in lines],
-        [at for _, at in lines],
-        made.rows([Window((prompt,), 1)] * len(lines)),
-    )
+    window = Window((prompt,), 1)
+    prompts = [Prompt(at, (), conversation, window) for conversation, at in lines]
+    log.record("store", prompts, list(made.rows([window] * len(lines))), made.embedder.name)
 
 
 class Counting(Protocol):

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import typer.testing
 
-from blendrag.lab.eviction.learn_predictor import Trained, train_on_file
+from blendrag.lab.eviction.fit_predictor import Trained, train_on_file
 from word_embedder import features, write_dialogs
 
 

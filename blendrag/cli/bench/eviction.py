@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blendrag.cli.measured import measured
-from blendrag.cli.options import Json, Plot
+from blendrag.cli.options import Json
 from blendrag.progress import Progress
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def eviction(
     trace: Annotated[
         Path,
-        typer.Option(help="Block trace (Mooncake), dialogues, or question set (SQuAD).", metavar="FILE"),
+        typer.Option(
+            help="Block trace (Mooncake), your own log, dialogues, or question set (SQuAD).", metavar="FILE"
+        ),
     ],
     sizes: Annotated[
         str,
@@ -44,20 +46,19 @@ def eviction(
     warmup: Annotated[
         float, typer.Option(min=0.0, max=0.99, help="Share of the requests that is not counted.")
     ] = 0.0,
-    plot: Plot = None,
     json: Json = False,
 ) -> None:
     """Replay a trace through eviction policies: hit ratios, against LRU's and the optimum."""
-    from blendrag.lab.eviction.compare import EvictionOptions, run_eviction
-    from blendrag.lab.eviction.report import draw_eviction, print_eviction
-    from blendrag.lab.eviction.source import Workload, open_source
+    from blendrag.lab.eviction.compare import EvictionOptions, print_eviction, run_eviction
+    from blendrag.lab.eviction.source import open_source
+    from blendrag.lab.eviction.workloads import RetrievalLoad
 
     options = EvictionOptions.parse(sizes, policies, seeds, warmup)
-    workload = Workload(seconds, zipf, arrivals, paths, turnovers)
+    load = RetrievalLoad(seconds=seconds, zipf=zipf, paths=paths, turnovers=turnovers)
     predicted = any(name.startswith("lpc") for name in options.policies)
 
     def work(progress: Progress) -> EvictionResults:
         progress.note(f"reading {trace}")
-        return run_eviction(open_source(trace, workload, predicted=predicted), options, progress)
+        return run_eviction(open_source(trace, load, arrivals, predicted=predicted), options, progress)
 
-    measured(work, print_eviction, json, plot, draw_eviction)
+    measured(work, print_eviction, json)

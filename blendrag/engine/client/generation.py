@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from blendrag.engine.client.prior_turns import PriorTurns
 from blendrag.engine.prefixes import PrefixPath
-from blendrag.engine.recipe import CONVERSATION, FIELD, Recipe
+from blendrag.engine.recipe import FIELD, Recipe
 from blendrag.engine.report import BlendReport
 from blendrag.errors import ConfigError
 
@@ -32,12 +32,11 @@ class Sampling:
     max_tokens: of the completion; None: the rest of the window. logprobs: number of top log probabilities
     wanted per token. timeout_s: seconds the whole generation may take. grammar: what the text has to match.
     forced: the tokens that are generated, instead of any limit and stop, by an engine of the laboratory;
-    ``Delta.logprobs`` has their log probabilities, which are the model's own. conversation: which one the
-    request belongs to, for forecasts of whether it goes on. thinks_first: ``chat_template_kwargs`` of a
-    prompt behind which the model thinks before the grammar holds; None: it holds from the first token. path:
-    through a tree of exact prefixes, for a prompt that is not blended. given: tokens of the answer that an
-    engine which died has given out, and behind which another is to go on. other: any more of vLLM's
-    ``SamplingParams``.
+    ``Delta.logprobs`` has their log probabilities, which are the model's own. thinks_first:
+    ``chat_template_kwargs`` of a prompt behind which the model thinks before the grammar holds; None: it
+    holds from the first token. path: through a tree of exact prefixes, for a prompt that is not blended.
+    given: tokens of the answer that an engine which died has given out, and behind which another is to go on.
+    other: any more of vLLM's ``SamplingParams``.
     """
 
     max_tokens: int | None = None
@@ -49,7 +48,6 @@ class Sampling:
     timeout_s: float | None = None
     grammar: Grammar | None = None
     forced: tuple[int, ...] = ()
-    conversation: str | None = None
     thinks_first: Mapping[str, Any] | None = None
     path: PrefixPath | None = None
     given: tuple[int, ...] = ()
@@ -115,8 +113,6 @@ def vllm_sampling(sampling: Sampling, room: int, recipe: Recipe | None, ticket: 
     extra: dict[str, Any] = {}
     if (what := recipe or sampling.path) is not None:
         extra["kv_transfer_params"] = what.transfer_params(ticket)
-    if sampling.conversation:
-        extra[CONVERSATION] = sampling.conversation
     if forced:
         extra[FORCED], logprobs, other = forced, logprobs or 0, {**other, "ignore_eos": True}
     try:

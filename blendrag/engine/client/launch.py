@@ -31,7 +31,7 @@ from blendrag.settings import Settings
 _ENGINE_SETTINGS = (
     "model", "revision", "lora", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype",
     "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens",
-    "prefix_caching", "prefix_forecasts", "enforce_eager", "engine_args", "reasoning_parser",
+    "prefix_caching", "enforce_eager", "engine_args", "reasoning_parser",
     "layers_in_flight", "blend_share", "reorder_window", "cache_dir",
 )  # fmt: skip
 
@@ -282,7 +282,6 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_connector_extra_config": {
             "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,
-            "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,
             "sealed": sealed,

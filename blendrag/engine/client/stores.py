@@ -102,16 +102,8 @@ class StoreClient:
         self._call("empty_ram")
 
     def forecast(self, forecasts: Iterable[Forecast]) -> None:
-        """Tell the eviction policies, and vLLM's prefix cache, how likely conversations go on."""
+        """Tell the eviction policies how likely conversations go on."""
         self._call("forecast", list(forecasts))
-
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on, in all tiers of this machine."""
-        self._call("use_policy", name)
-
-    def learn(self, folder: Path) -> None:
-        """Have ``lpc+`` go by the model in this folder. Raises PredictorError if there is none that works."""
-        self._call("learn", str(folder))
 
     def stats(self) -> StoreStats:
         return StoreStats(**self._call("stats"))

@@ -41,10 +41,6 @@ class TreeClient:
         """``delete`` without waiting."""
         return self.engine.call_later("delete_nodes", self.id, list(keys))
 
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on, in all tiers."""
-        self.engine.call("use_tree_policy", self.id, name)
-
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters by tier."""
         found: dict[str, dict[str, int]] = self.engine.call("tree_stats", self.id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
 from typing import Any, Self, TypeVar
 
 import torch
@@ -23,7 +21,6 @@ Connector = TypeVar("Connector", bound=KVConnectorBase_V1)
 
 __all__ = [
     "CachedRequestData",
-    "FreeBlocks",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",
     "KVConnectorPromMetrics",
@@ -51,48 +48,6 @@ def least_rows() -> int:
     if not is_cpu():
         return 1
     return 2 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 12
-
-
-class FreeBlocks:
-    """vLLM's pool of KV blocks (``BlockPool``, which it hands to connectors), and the order in which it takes
-    the free ones. All names are public ones of the pool, its ``FreeKVCacheBlockQueue`` and its blocks."""
-
-    def __init__(self, pool: Any) -> None:
-        self._blocks, self._queue = pool.blocks, pool.free_block_queue
-
-    @classmethod
-    def of(cls, pool: Any) -> Self | None:
-        """None if this vLLM's pool is another one."""
-        queue, block = getattr(pool, "free_block_queue", None), next(iter(getattr(pool, "blocks", ())), None)
-        calls = ("iter_blocks_after", "remove", "popleft_n", "prepend_n")
-        facts = ("ref_cnt", "block_hash", "is_null")
-        fits = all(callable(getattr(queue, name, None)) for name in calls)
-        return cls(pool) if fits and all(hasattr(block, name) for name in facts) else None
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def holds(self, block_id: int) -> bytes | None:
-        """By which hash the block's KV is found; None if it is not."""
-        return self._blocks[block_id].block_hash
-
-    def is_free(self, block_id: int) -> bool:
-        block = self._blocks[block_id]
-        return block.ref_cnt == 0 and not block.is_null
-
-    def empty_in_front(self, most: int) -> int:
-        """How many free blocks hold nothing and are taken before any that does; ``most``: so many or more."""
-        for number, block in enumerate(islice(self._queue.iter_blocks_after(None), most)):
-            if block.block_hash is not None:
-                return number
-        return min(most, self._queue.num_free_blocks)
-
-    def put_behind(self, first: int, block_ids: Sequence[int]) -> None:
-        """These free blocks, none of them among the ``first`` of the queue, are taken right after those."""
-        moved = [self._blocks[block_id] for block_id in block_ids]
-        for block in moved:
-            self._queue.remove(block)
-        self._queue.prepend_n([*self._queue.popleft_n(first), *moved])
 
 
 class RequestBlocks:

@@ -29,7 +29,6 @@ from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.ranks import attempt
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock, beside
 from blendrag.errors import ConfigError, StoreError
-from blendrag.eviction.hazard_file import load_hazard
 from blendrag.load.loader import LayerLoader
 from blendrag.load.prefetch import Prefetcher
 from blendrag.store.contexts import Ids
@@ -70,7 +69,6 @@ class DataPlane:
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
         self._choices = Choices()
-        self._forecasts: dict[str, float] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="blendrag-writer")
         dtype = str(model.decoder.dtype).removeprefix("torch.")
         self.prefixes = ExactPrefixes(model.cache, dtype, self._writer)
@@ -189,20 +187,7 @@ class DataPlane:
         self.store(store).empty_ram()
 
     def forecast(self, store: str, forecasts: Sequence[Forecast]) -> None:
-        """For the store's policies now, for vLLM's prefix cache with :meth:`take_forecasts`."""
         self.store(store).forecast(forecasts)
-        self._forecasts |= {conversation: chance for conversation, chance, _ in forecasts}
-
-    def take_forecasts(self) -> dict[str, float]:
-        """The chance that conversations go on, as told since the last call."""
-        taken, self._forecasts = self._forecasts, {}
-        return taken
-
-    def use_policy(self, store: str, name: str) -> None:
-        self.store(store).use_policy(name)
-
-    def learn(self, store: str, folder: str) -> None:
-        self.store(store).learn(load_hazard(Path(folder))[0])
 
     def stats(self, store: str) -> StoreStats:
         opened = self._opened(store)
@@ -355,13 +340,10 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "check": DataPlane.check,
     "empty_ram": DataPlane.empty_ram,
     "forecast": DataPlane.forecast,
-    "use_policy": DataPlane.use_policy,
-    "learn": DataPlane.learn,
     "stats": DataPlane.stats,
     "report": DataPlane.report,
     "open_tree": DataPlane.open_tree,
     "close_tree": lambda plane, *args: plane.prefixes.close_tree(*args),
     "delete_nodes": lambda plane, *args: plane.prefixes.delete(*args),
-    "use_tree_policy": lambda plane, *args: plane.prefixes.use_policy(*args),
     "tree_stats": lambda plane, *args: plane.prefixes.stats(*args),
 }

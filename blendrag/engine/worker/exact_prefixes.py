@@ -63,9 +63,6 @@ class ExactPrefixes:
         """Drop nodes, also those that are being stored."""
         yield from awaited(self._writer.submit(self._trees[tree].delete, keys))
 
-    def use_policy(self, tree: str, name: str) -> None:
-        self._trees[tree].kv.use_policy(name)
-
     def stats(self, tree: str) -> dict[str, Any]:
         return self._trees[tree].stats()
 

@@ -8,12 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from blendrag.errors import ConfigError
-from blendrag.forecast.features import Features
-from blendrag.forecast.folder import default_folder
-from blendrag.forecast.words import open_embedder
-from blendrag.lab.eviction.readers import read_questions
-from blendrag.lab.eviction.vectors import DiskCache
-from blendrag.lab.eviction.workloads import Popularity, embedded, retrieved
+from blendrag.lab.questions import Popularity, embedded, read_questions, retrieved
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Retrieval:
         questions = read_questions(path, articles)
         if len(questions.paragraphs) < top_k:
             raise ConfigError(f"--top-k {top_k}: {path} has {len(questions.paragraphs)} paragraphs there")
-        corpus = embedded(questions, Features(open_embedder(embedder), DiskCache(default_folder(), embedder)))
+        corpus = embedded(questions, embedder)
         texts = [text for article in questions.asked for text in article]
         found = retrieved(corpus, top_k).tolist()
         asked = tuple(RetrievedQuestion(text, tuple(own)) for text, own in zip(texts, found, strict=True))

@@ -28,11 +28,11 @@ from blendrag.lab.bench.open_loop import (
 from blendrag.lab.bench.retrieval import Retrieval, RetrievedQuestion
 from blendrag.lab.bench.timed import Timed
 from blendrag.lab.bootstrap import Interval, ratio
-from blendrag.lab.eviction.readers import read_azure
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import Request, RequestTrace
 from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
+from blendrag.lab.questions import read_azure
 from blendrag.lab.running import blending_engine
 from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
 from blendrag.lab.setup import Setup

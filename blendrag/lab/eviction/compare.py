@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-import numpy as np
+from rich.console import Console
 
 from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, make_policy
@@ -19,6 +19,7 @@ from blendrag.lab.eviction.replay import ReplayOutcome, replay
 from blendrag.lab.eviction.source import TraceSource
 from blendrag.lab.eviction.trace import RequestTrace
 from blendrag.progress import Progress
+from blendrag.tables import table_with
 
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
 BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
@@ -56,20 +57,15 @@ class EvictionOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvictionResults:
-    """By policy, for each size. policies: token hit ratios, means over traces. spread: (lowest, highest)
-    among them. saved: share of the cache that is not needed for LRU's hit ratio (:func:`saved`). closed:
-    share of the way from LRU to the optimum; None where there is hardly any. These two are empty without LRU.
-    kept_up: hit ratio of the last quarter of the requests that count, of that of the first; means.
+    """By policy, for each size. policies: token hit ratios, means over traces. closed: share of the way from
+    LRU to the optimum; None where there is hardly any, empty without LRU.
 
     trace: its name; unit: of sizes; requests: in a trace; traces: how many. notes: what a reader should know.
     """
 
     sizes: tuple[int, ...]
     policies: dict[str, list[float]]
-    spread: dict[str, list[tuple[float, float]]]
-    saved: dict[str, list[float | None]]
     closed: dict[str, list[float | None]]
-    kept_up: dict[str, list[float]]
     trace: str
     unit: str
     requests: int
@@ -79,8 +75,6 @@ class EvictionResults:
     def to_dict(self) -> dict[str, Any]:
         found = asdict(self)
         config = {name: found.pop(name) for name in ("trace", "unit", "requests", "traces")}
-        if not self.saved:
-            del found["saved"], found["closed"]
         return found | {"config": config}
 
 
@@ -95,7 +89,6 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
     names = [*options.policies, *([ORACLE] if all(known) else []), OPTIMAL]
     progress.total(len(traces) * len(names) * len(options.sizes))
     ratios: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
-    ends: dict[str, list[list[float]]] = {name: [[] for _ in options.sizes] for name in names}
     for trace, truth in zip(traces, known, strict=True):
         first = min(int(options.warmup * len(trace.requests)), len(trace.requests) - 1)
         progress.note("forecasts")
@@ -108,16 +101,13 @@ def run_eviction(source: TraceSource, options: EvictionOptions, progress: Progre
                 progress.note(f"{name}, {size:,} {trace.unit}")
                 outcome = _outcome(trace, name, size, told, taught)
                 ratios[name][place].append(outcome.hit_ratio(first))
-                ends[name][place].append(outcome.kept_up(first))
                 progress.advance()
     hits = {name: [fmean(same) for same in of] for name, of in ratios.items()}
+    others = [(name, own) for name, own in hits.items() if name != LRU] if LRU in hits else []
     return EvictionResults(
         sizes=options.sizes,
         policies=hits,
-        spread={name: [(min(same), max(same)) for same in of] for name, of in ratios.items()},
-        saved={name: saved(options.sizes, hits[LRU], own) for name, own in _others(hits)},
-        closed={name: _closed(hits[LRU], own, hits[OPTIMAL]) for name, own in _others(hits)},
-        kept_up={name: [fmean(same) for same in of] for name, of in ends.items()},
+        closed={name: _closed(hits[LRU], own, hits[OPTIMAL]) for name, own in others},
         trace=traces[0].name,
         unit=traces[0].unit,
         requests=len(traces[0].requests),
@@ -146,37 +136,35 @@ def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
     return [float(bool(request.continues)) for request in trace.requests]
 
 
-def saved(sizes: Sequence[int], lru: Sequence[float], hits: Sequence[float]) -> list[float | None]:
-    """For each size, the share of it that a policy can do without and find as much as LRU does there.
-
-    None where the policy never found so little, or so much, at the sizes that were replayed. Where LRU finds
-    no more than it did at a smaller size, it is that size which is compared: room that LRU does not need
-    either is not saved.
-    """
-    needs = [(needed(sizes, lru, wanted), needed(sizes, hits, wanted)) for wanted in lru]
-    return [None if low is None or own is None else 1.0 - low / own for own, low in needs]
-
-
-def needed(sizes: Sequence[int], hits: Sequence[float], wanted: float) -> float | None:
-    """The least size that finds ``wanted``, on straight lines between the sizes that were replayed; None
-    beyond their ends. sizes: ascending. A larger cache is taken to find no less than a smaller one."""
-    rising = np.maximum.accumulate(hits)
-    if not rising[0] <= wanted <= rising[-1]:
-        return None
-    above = int(np.searchsorted(rising, wanted))
-    if above == 0:
-        return float(sizes[0])
-    low, high = rising[above - 1], rising[above]
-    return float(sizes[above - 1] + (wanted - low) / (high - low) * (sizes[above] - sizes[above - 1]))
-
-
-def _others(hits: Mapping[str, list[float]]) -> list[tuple[str, list[float]]]:
-    """What can be compared with LRU."""
-    return [(name, own) for name, own in hits.items() if name != LRU] if LRU in hits else []
-
-
 def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -> list[float | None]:
     return [
         (hit - low) / (high - low) if high - low > _LEAST_GAP else None
         for low, hit, high in zip(lru, own, best, strict=True)
     ]
+
+
+def print_eviction(results: EvictionResults, console: Console) -> None:
+    """Hit ratios by size, and how far they close the gap between LRU and the optimum."""
+    _print_by_size("token hit ratio", results.sizes, results.policies, "{:.4f}".format, console)
+    if results.closed:
+        title = "closed, of LRU's gap to the optimum"
+        _print_by_size(title, results.sizes, results.closed, "{:.0%}".format, console)
+    times = "one trace" if results.traces == 1 else f"means of {results.traces} traces"
+    requests = f"{results.trace}: {results.requests:,} requests, sizes in {results.unit}; {times}."
+    for line in (requests, *results.notes):
+        console.print(line, markup=False)
+
+
+def _print_by_size(
+    title: str,
+    sizes: Sequence[int],
+    values: Mapping[str, Sequence[float | None]],
+    shown: Callable[[float], str],
+    console: Console,
+) -> None:
+    """A row per size; a dash where the replays do not tell."""
+    table = table_with("size", *values, title=title)
+    for place, size in enumerate(sizes):
+        row = [of[place] for of in values.values()]
+        table.add_row(f"{size:,}", *("–" if value is None else shown(value) for value in row))
+    console.print(table, markup=False)

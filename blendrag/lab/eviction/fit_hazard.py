@@ -1,19 +1,23 @@
-"""Fit the hazard model of ``lpc+`` to the uses of a trace."""
+"""Fit the table of ``lpc+`` to the uses of a trace, and say what it would find there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from blendrag.eviction import Use
-from blendrag.eviction.hazard import FEATURES, Cases, Floats, Hazard, passed
-from blendrag.eviction.history import History
-from blendrag.lab.eviction.trace import RequestTrace, events, finished, looked_up
+from blendrag.errors import PredictorError
+from blendrag.eviction import EvictionPolicy, Use, make_policy
+from blendrag.eviction.hazard import FEATURES, Cases, Floats, Hazard, History, passed
+from blendrag.eviction.lpc_plus import LPCPlus
+from blendrag.lab.eviction.replay import replay
+from blendrag.lab.eviction.trace import RequestTrace, events, finished, looked_up, weights
 
 _STEPS = 24  # of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
@@ -21,6 +25,47 @@ _SHARES = tuple(i / 10 for i in range(1, 10))
 _PENALTY = 1e-2  # on what a border adds to all steps, and on what to one of them
 _FIRST = 2.0 / 3.0  # of the time is learned from, to see on the rest which features hold
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
+LEAST = 200  # prompts
+MOST = 20_000  # that are looked at, the latest: a minute or two of work
+LATEST_SHARE = 0.2  # of them: only measured on
+SIZES = (0.125, 0.25, 0.5)  # of caches, as shares of what is asked for more than once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """A table, and what it, LRU and GDSF find in the latest part of a trace: tokens, as a share of those of
+    all chunks asked for; the mean over caches of :data:`SIZES`. prompts: learned from, and measured on."""
+
+    hazard: Hazard
+    found: float
+    lru: float
+    gdsf: float
+    prompts: int
+
+    def to_dict(self) -> dict[str, float]:
+        return {"found": self.found, "lru": self.lru, "gdsf": self.gdsf, "prompts": self.prompts}
+
+
+def learn_table(trace: RequestTrace) -> Learned:
+    """From the older part of a trace. Raises PredictorError where that teaches too little."""
+    trace = replace(trace, requests=trace.requests[-MOST:])
+    count = len(trace.requests)
+    hazard = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
+    if hazard is None:
+        raise PredictorError(f"{count:,} prompts in {trace.name!r} are too few to learn from")
+    lru, gdsf = (_found(trace, partial(make_policy, name)) for name in ("lru", "gdsf"))
+    return Learned(hazard, _found(trace, lambda: LPCPlus(hazard)), lru, gdsf, count)
+
+
+def _found(trace: RequestTrace, make: Callable[[], EvictionPolicy]) -> float:
+    times = Counter(key for request in trace.requests for key in request.keys)
+    sizes: dict[str, int] = {}
+    for request in trace.requests:
+        sizes.update(zip(request.keys, weights(trace, request), strict=True))
+    again = sum(size for key, size in sizes.items() if times[key] > 1)
+    first = int((1.0 - LATEST_SHARE) * len(trace.requests))
+    rooms = [max(1, round(share * again)) for share in SIZES]
+    return sum(replay(trace, make(), room).hit_ratio(first) for room in rooms) / len(rooms)
 
 
 def learned(trace: RequestTrace, share: float, forecasts: Sequence[float] | None = None) -> Hazard | None:

@@ -32,15 +32,9 @@ class ReplayOutcome:
         asked = [sum(request.sizes[: looked_up(request)]) for request in trace.requests]
         return cls(np.array(asked, np.int64), np.zeros(len(asked), np.int64))
 
-    def hit_ratio(self, first: int = 0, end: int | None = None) -> float:
-        """Tokens found per token asked, from request ``first`` on, before ``end``."""
-        return float(self.found[first:end].sum() / max(1, self.asked[first:end].sum()))
-
-    def kept_up(self, first: int = 0) -> float:
-        """Hit ratio of the last quarter of the requests from ``first`` on, of that of the first quarter."""
-        quarter = (len(self.asked) - first) // 4
-        begin = self.hit_ratio(first, first + quarter)
-        return self.hit_ratio(len(self.asked) - quarter) / begin if begin else 0.0
+    def hit_ratio(self, first: int = 0) -> float:
+        """Tokens found per token asked, from request ``first`` on."""
+        return float(self.found[first:].sum() / max(1, self.asked[first:].sum()))
 
 
 def replay(

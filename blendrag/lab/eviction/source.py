@@ -10,35 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from blendrag.errors import ConfigError, PredictorError, SourceError
-from blendrag.forecast.trace_log import parts
-from blendrag.lab.eviction.readers import (
-    AZURE_COLUMNS,
-    Dialog,
-    read_azure,
-    read_dialogs,
-    read_mooncake,
-    read_questions,
-)
+from blendrag.lab.eviction.readers import Dialog, read_dialogs, read_log, read_mooncake
 from blendrag.lab.eviction.trace import RequestTrace
-from blendrag.lab.eviction.workloads import DialogLoad, RetrievalLoad, dialog_trace, embedded, retrieval_trace
+from blendrag.lab.eviction.workloads import DialogLoad, RetrievalLoad, dialog_trace, retrieval_trace
+from blendrag.lab.questions import AZURE_COLUMNS, embedded, read_azure, read_questions
 from blendrag.lab.records import numbered_lines
+from blendrag.settings import Settings
 
 Forecasts = Callable[[RequestTrace], Sequence[float] | None]
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """How a file without times or blocks becomes a trace.
-
-    seconds: its length. zipf: popularity of articles and of the questions of each, rank**-zipf. arrivals:
-    file with the times of questions (Azure's). paths, turnovers: see :class:`RetrievalLoad`.
-    """
-
-    seconds: float = 1200.0
-    zipf: float = 1.0
-    arrivals: Path | None = None
-    paths: bool = False
-    turnovers: int = 0
+_SQLITE = b"SQLite format 3\0"
 
 
 def _no_forecasts(trace: RequestTrace) -> None:
@@ -56,36 +37,29 @@ class TraceSource:
     notes: tuple[str, ...] = ()
 
 
-def open_source(path: Path, workload: Workload, *, predicted: bool = True) -> TraceSource:
-    """Block traces (Mooncake's, or a store's log) as they are, dialogues and question sets as ``workload``
-    says.
+def open_source(
+    path: Path, load: RetrievalLoad, arrivals: Path | None = None, *, predicted: bool = True
+) -> TraceSource:
+    """Block traces (Mooncake's) and our own log as they are, dialogues and question sets as ``load`` says.
 
-    predicted: whether forecasts are wanted, for which an embedder has to be loaded. Raises SourceError,
-    naming file and line; ConfigError for a file of times alone.
+    arrivals: a file with the times of questions (Azure's). predicted: whether forecasts are wanted, for which
+    an embedder has to be loaded. Raises SourceError, naming file and line; ConfigError for a file of times
+    alone.
     """
-    files = parts(path)
-    first = _first(files[0])
-    if first.keys() & {"hash_ids", "turns"} and (workload.paths or workload.turnovers):
+    first = _first(path)
+    if first.keys() & {"log", "hash_ids", "turns"} and (load.paths or load.turnovers):
         raise ConfigError(f"--paths, --turnovers: {path} is no question set")
-    if "hash_ids" in first:
-        trace = read_mooncake(*files)
+    if first.keys() & {"log", "hash_ids"}:
+        trace = read_log(path) if "log" in first else read_mooncake(path)
         return TraceSource(lambda seed: trace, generated=False)
     if "turns" in first:
-        return _dialogs(path, workload, predicted)
+        return _dialogs(path, load.seconds, predicted)
     if AZURE_COLUMNS[0] in first:
         raise ConfigError(
             f"--trace {path}: it says when, but not what was asked: take a question set as --trace, and this"
             " file as --arrivals"
         )
-    return _questions(path, workload)
-
-
-def read_trace(path: Path) -> RequestTrace:
-    """A block trace or a store's log. Raises SourceError, naming the file, for whatever else it is."""
-    files = parts(path)
-    if "hash_ids" not in _first(files[0]):
-        raise SourceError(f"{str(path)!r} is no trace of prompts: its first line has no hash_ids")
-    return read_mooncake(*files)
+    return _questions(path, load, arrivals)
 
 
 def _first(path: Path) -> dict[str, Any]:
@@ -94,6 +68,8 @@ def _first(path: Path) -> dict[str, Any]:
     if found is None:
         raise SourceError(f"{str(path)!r} is empty")
     _, line = found
+    if line.startswith(_SQLITE):
+        return {"log": ""}
     if line.lstrip(b"\xef\xbb\xbf").startswith(AZURE_COLUMNS[0].encode()):
         return {AZURE_COLUMNS[0]: ""}
     try:
@@ -105,32 +81,21 @@ def _first(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _questions(path: Path, workload: Workload) -> TraceSource:
-    from blendrag.forecast.features import Features
-    from blendrag.forecast.folder import default_folder
-    from blendrag.forecast.words import open_embedder
-    from blendrag.lab.eviction.vectors import DiskCache
-    from blendrag.settings import Settings
-
-    name = Settings.load().embedder
-    arrivals = read_azure(workload.arrivals) if workload.arrivals else None
-    features = Features(open_embedder(name), DiskCache(default_folder(), name))
-    corpus = embedded(read_questions(path), features)
-    load = RetrievalLoad(
-        seconds=workload.seconds, zipf=workload.zipf, paths=workload.paths, turnovers=workload.turnovers
-    )
+def _questions(path: Path, load: RetrievalLoad, arrivals: Path | None) -> TraceSource:
+    times = read_azure(arrivals) if arrivals else None
+    corpus = embedded(read_questions(path), Settings.load().embedder)
     return TraceSource(
-        lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=arrivals, name=path.name),
+        lambda seed: retrieval_trace(corpus, load, seed=seed, arrivals=times, name=path.name),
         generated=True,
-        notes=(f"questions are drawn with popularity rank**-{workload.zipf:g}",),
+        notes=(f"questions are drawn with popularity rank**-{load.zipf:g}",),
     )
 
 
-def _dialogs(path: Path, workload: Workload, predicted: bool) -> TraceSource:
+def _dialogs(path: Path, seconds: float, predicted: bool) -> TraceSource:
     dialogs = read_dialogs(path)
     if not any(dialog.prompts for dialog in dialogs):
         raise SourceError(f"{str(path)!r}: in none of its conversations does a user say anything")
-    load = DialogLoad(seconds=workload.seconds)
+    load = DialogLoad(seconds=seconds)
     source = TraceSource(partial(_dialog_trace, dialogs, load, path.name), generated=True)
     return _with_predictor(source, dialogs, load, path.name) if predicted else source
 
@@ -143,32 +108,31 @@ def _with_predictor(
     source: TraceSource, dialogs: Sequence[Dialog], load: DialogLoad, name: str
 ) -> TraceSource:
     """Forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
-    from blendrag.forecast.classifier import load_manifest
+    from blendrag.eviction.fitted import fitted_file, load_fitted
+    from blendrag.forecast.background import Predictor
     from blendrag.forecast.conversation import Window
-    from blendrag.forecast.folder import default_folder
-    from blendrag.forecast.predictor import Predictor
-    from blendrag.lab.eviction.learn_predictor import unseen
-    from blendrag.lab.eviction.vectors import DiskCache
+    from blendrag.forecast.features import features_of
+    from blendrag.lab.eviction.fit_predictor import unseen
 
-    folder = default_folder()
+    file = fitted_file(Settings.load().cache_dir)
     try:
-        manifest = load_manifest(folder)
-        predictor = Predictor.load(folder, cache=DiskCache(folder, manifest.embedder))
+        predictor = Predictor.load(file, features_of)
     except PredictorError as error:
         return replace(source, notes=(f"lpc is LRU here: {error}",))
-    held_out = unseen(dialogs, manifest)
+    held_out = unseen(dialogs, load_fitted(file).facts.get("lpc", {}))
     if not held_out:
-        raise ConfigError(f"the predictor in {str(folder)!r} was trained on all conversations of {name}")
+        raise ConfigError(f"the predictor in {str(file)!r} was fitted to all conversations of {name}")
 
     def forecasts(trace: RequestTrace) -> Sequence[float]:
-        windows = [Window.of(request.prompts) for request in trace.requests]
-        answers: list[float] = predictor.probability(windows).tolist()
+        rows = predictor.features.rows([Window.of(request.prompts) for request in trace.requests])
+        assert predictor.classifier is not None
+        answers: list[float] = predictor.classifier.probability(rows).tolist()
         return answers
 
-    seen = len(held_out) < len(dialogs)
-    note = f"{len(held_out):,} conversations: " + (
-        "those of its training file that the predictor has not seen" if seen
-        else "the whole file; the predictor was trained on another one"
-    )  # fmt: skip
+    of = (
+        "those of its file that the predictor has not seen"
+        if len(held_out) < len(dialogs)
+        else "the whole file"
+    )
     trace = partial(_dialog_trace, held_out, load, name)
-    return TraceSource(trace, generated=True, forecasts=forecasts, notes=(note,))
+    return TraceSource(trace, True, forecasts, (f"{len(held_out):,} conversations: {of}",))

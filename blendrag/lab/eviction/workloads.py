@@ -1,10 +1,5 @@
-"""From files without times or blocks to traces.
-
-Dialogues: the paper's workload generator (LPC, section 4.1). Question sets ask everything once, so a
-popularity has to be stated. Here it is Zipf twice: over articles, and over the questions of an article.
-Questions about one subject then find the same paragraphs, as RAGCache saw (section 3: 3 % of the documents
-draw 60 % of the requests).
-"""
+"""From files without times or blocks to traces: of dialogues by LPC's workload generator (section 4.1), of
+question sets by popularity (:mod:`blendrag.lab.questions`)."""
 
 from __future__ import annotations
 
@@ -15,13 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blendrag.forecast.features import Features
-from blendrag.lab.eviction.readers import Dialog, Questions
+from blendrag.lab.eviction.readers import Dialog
 from blendrag.lab.eviction.trace import Request, RequestTrace
+from blendrag.lab.questions import Embedded, Popularity, four_characters, retrieved
 
-Vectors = NDArray[np.float32]
 BLOCK = 16  # tokens, as in vLLM
 
 
@@ -42,11 +35,6 @@ class DialogLoad:
     system_tokens: int = 64
     prefill_s: float = 0.2
     decode_s: float = 0.02
-
-
-def four_characters(text: str) -> int:
-    """Tokens of a text, where no tokenizer is at hand: one for every 4 characters."""
-    return (len(text) + 3) // 4
 
 
 def dialog_trace(
@@ -128,17 +116,6 @@ class _Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
-    """A corpus as vectors. chunks: [paragraphs, dim]; questions: [all questions in order, dim];
-    article: of each question."""
-
-    chunks: Vectors
-    questions: Vectors
-    article: NDArray[np.int64]
-    sizes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RetrievalLoad:
     """Who asks what, when.
 
@@ -155,16 +132,6 @@ class RetrievalLoad:
     zipf: float = 1.0
     paths: bool = False
     turnovers: int = 0
-
-
-def embedded(questions: Questions, features: Features) -> Embedded:
-    """A corpus and its questions as vectors, which ``features`` keeps."""
-    asked = [question for article in questions.asked for question in article]
-    vectors = features.vectors([*questions.paragraphs, *asked])
-    count = len(questions.paragraphs)
-    article = np.repeat(np.arange(len(questions.asked)), [len(a) for a in questions.asked])
-    sizes = tuple(map(four_characters, questions.paragraphs))
-    return Embedded(vectors[:count], vectors[count:], article, sizes)
 
 
 def retrieval_trace(
@@ -196,31 +163,3 @@ def retrieval_trace(
             keys = tuple(accumulate(keys, "{} {}".format))
         requests.append(Request(at, keys, tuple(corpus.sizes[chunk] for chunk in chunks)))
     return RequestTrace(name, requests, prefix=load.paths, unit="tokens", tree=load.paths)
-
-
-def retrieved(corpus: Embedded, top_k: int) -> NDArray[np.int64]:
-    """[questions, top_k]: the chunks closest (cosine) to each, closest first."""
-    return np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, :top_k]
-
-
-class Popularity:
-    """Which question is asked next. article: of each question, from 0."""
-
-    def __init__(self, article: NDArray[np.int64], zipf: float, rng: np.random.Generator) -> None:
-        self._rng = rng
-        count = int(article.max()) + 1
-        self._articles = _zipf(rng.permutation(count) + 1, zipf)
-        self._questions = [np.flatnonzero(article == i) for i in range(count)]
-        self._within = [_zipf(rng.permutation(len(q)) + 1, zipf) for q in self._questions]
-
-    def draw(self) -> int:
-        article = int(np.searchsorted(self._articles, self._rng.random()))
-        return int(self._questions[article][np.searchsorted(self._within[article], self._rng.random())])
-
-
-def _zipf(ranks: NDArray[np.int64], exponent: float) -> NDArray[np.float64]:
-    """Cumulated probabilities of rank**-exponent."""
-    weights = ranks.astype(np.float64) ** -exponent
-    total = np.cumsum(weights) / weights.sum()
-    total[-1] = 1.0
-    return total

@@ -8,12 +8,9 @@ from abc import abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from blendrag.errors import StoreFullError
 from blendrag.eviction import EvictionPolicy, Use, make_policy
-from blendrag.eviction.hazard import Hazard
-from blendrag.eviction.switch import PolicySwitch
 from blendrag.store.record import Layout, Record
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.interface import Tier
@@ -22,8 +19,6 @@ Forecast = tuple[str, float, Sequence[str]]
 """A conversation, the chance that it goes on, and the keys of chunks that it used."""
 
 _EXPECTED = 1024
-_AT_ONCE = 16  # chunks that go from one policy to another while other calls wait: half a millisecond
-_PAUSE_S = 1e-3
 
 
 class LocalTier(Tier):
@@ -38,7 +33,6 @@ class LocalTier(Tier):
         super().__init__(spec, layout)
         self._on_evict = on_evict
         self._policy: EvictionPolicy = make_policy(spec.policy)
-        self._hazard: Hazard | None = None
         self._sizes: dict[str, int] | None = None
         self._expected: OrderedDict[str, Use] = OrderedDict()  # of chunks that may come from another tier
         self._writing = threading.Lock()
@@ -117,43 +111,6 @@ class LocalTier(Tier):
                 for key in keys:
                     if key in self._sizes:
                         self._policy.forecast(key, chance, now, conversation)
-
-    def use_policy(self, name: str) -> None:
-        """Evict by another policy from now on. Raises ConfigError for an unknown one.
-
-        What is held is carried over in the order in which it would have left; until all of it is, that is
-        the order. It is done a few chunks at a time, by a thread of its own where there are many, so that
-        other calls never wait for more than those: a million chunks take a minute or two.
-        """
-        policy = make_policy(name)
-        self._hand_over_to((self._hazard and policy.taught(self._hazard)) or policy)
-
-    def learn(self, hazard: Hazard) -> None:
-        """Have policies that go by a model go by this one, the present one and those that come. What is held
-        is carried over as by :meth:`use_policy`."""
-        self._hazard = hazard
-        if policy := self._policy.taught(hazard):
-            self._hand_over_to(policy)
-
-    def _hand_over_to(self, policy: EvictionPolicy) -> None:
-        with self._lock:
-            sizes = {} if self._sizes is None else self._sizes
-            self._policy = switch = PolicySwitch(self._policy, policy, sizes)
-            if self._carried_over(switch):
-                return
-        rest = partial(self._carry_over, switch)
-        threading.Thread(target=rest, name=f"blendrag-{self.name}-policy", daemon=True).start()
-
-    def _carry_over(self, switch: PolicySwitch) -> None:
-        while not self._carried_over(switch):
-            time.sleep(_PAUSE_S)
-
-    def _carried_over(self, switch: PolicySwitch) -> bool:
-        """Some more of it; whether nothing is left to do."""
-        with self._lock:
-            if self._policy is switch and switch.step(_AT_ONCE, _now()):
-                self._policy = switch.successor
-            return self._policy is not switch
 
     # -- for subclasses -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""``bench eviction`` and ``evictor`` with wrong files and options: a line that says so, and no more."""
+"""``bench eviction`` and ``fit`` with wrong files and options: a line that says so, and no more."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def test_folder_without_a_trace_is_a_traceback(blendrag: Blendrag, workdir: Path
         (["--sizes", "1e3"], "whole numbers"),
         (["--sizes", "5", "--policies", "lruu"], "unknown 'lruu'; there are"),
         (["--sizes", "5", "--policies", "lru,"], "unknown ''"),
-        (["--sizes", "5", "--plot", "out.txt"], "must end in"),
     ],
 )
 def test_wrong_value_of_an_option_is_a_traceback(
@@ -93,8 +92,7 @@ def test_wrong_value_of_an_option_is_a_traceback(
         (["bench", "eviction", "--trace", "t", "--sizes", "5", "--seconds", "nan"], "--seconds"),
         (["bench", "eviction", "--trace", "t"], "--sizes"),
         (["bench", "evictoin"], "eviction"),
-        (["evictor", "trian"], "train"),
-        (["evictor", "train", "--dta", "t"], "--data"),
+        (["fit", "--dta", "t"], "--data"),
     ],
 )
 def test_typo_is_not_told_from_what_was_meant(blendrag: Blendrag, words: list[str], hint: str) -> None:
@@ -113,16 +111,3 @@ def test_arrivals_are_read_after_minutes_of_embedding(
     (workdir / "azure.csv").write_text("yesterday\n")
     options = ("--sizes", "5", "--arrivals", "azure.csv")
     refused(blendrag("bench", "eviction", "--trace", "set.json", *options), "azure.csv")
-
-
-def test_folder_that_cannot_be_written_is_found_out_after_the_training(
-    blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from blendrag.lab.eviction import learn_predictor
-
-    monkeypatch.setattr(
-        learn_predictor, "train_on_file", lambda *arguments, **options: pytest.fail("trained")
-    )
-    (workdir / "talk.jsonl").write_bytes(line(TALK))
-    result = blendrag("evictor", "train", "--data", "talk.jsonl", "--out", "talk.jsonl")
-    refused(result, "cannot train into 'talk.jsonl'")

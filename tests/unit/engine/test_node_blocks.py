@@ -23,9 +23,7 @@ from blendrag.engine.report import BlendReport
 from blendrag.engine.worker import exact_prefixes
 from blendrag.engine.worker.exact_prefixes import ExactPrefixes, behind
 from blendrag.engine.worker.paged import PagedCache
-from blendrag.eviction.lfu import LFU
 from blendrag.store.identity import KVIdentity
-from blendrag.store.tiers.local import LocalTier
 from blendrag.tree import Nodes, path_of
 from blendrag.tree.store import NodeMissingError
 from blendrag.tree.tree import Tree
@@ -209,19 +207,6 @@ def test_node_that_growth_loads_is_a_used_one() -> None:
                 load(prefixes, nodes, ids, list(range(10, 15)), written, use=use)
             next(iter(prefixes._trees.values())).kv._usage.flush()
             assert [row.uses for row in tree.rows()] == uses
-
-
-def test_tree_takes_no_other_policy_while_it_is_used() -> None:
-    ids, nodes = path(6, 6)
-    with opened(make_cache()) as (prefixes, tree):
-        save(prefixes, tree, nodes[:2], ids, list(range(5)))
-        (root, store) = next(iter(prefixes._trees.items()))
-        prefixes.use_policy(root, "lfu")
-        save(prefixes, tree, nodes[2:], ids, list(range(5)))
-        (tier,) = store.kv.tiers
-        assert isinstance(tier, LocalTier) and isinstance(tier._policy, LFU)
-        assert tree.match(nodes) == 3
-        store.check_integrity()
 
 
 def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:

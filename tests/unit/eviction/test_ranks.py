@@ -5,24 +5,25 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.eviction.ranks import Ages, Levels
+from blendrag.eviction.ranks import Ages, RankedChunks
 
 KEYS = st.sampled_from("abcdefgh")
 BORDERS = (0.0, 10.0, 30.0, 100.0)
 
 
 @given(st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 5)))))
-def test_a_first_key_that_is_not_the_oldest_of_the_lowest_level(calls: list[tuple[str, int | None]]) -> None:
-    levels, model = Levels(), dict[str, tuple[int, int]]()
+def test_oldest_chunk_of_the_lowest_level_is_first(calls: list[tuple[str, int | None]]) -> None:
+    ranks, model = RankedChunks((0.0,)), dict[str, tuple[int, int]]()
     for turn, (key, level) in enumerate(calls):
         if level is None:
-            levels.remove(key)
+            ranks.remove(key)
             model.pop(key, None)
         else:
-            levels.put(key, level)
+            ranks.used(key, 1, bytes([level]), float(turn))
             model[key] = level, turn
-        assert len(levels) == len(model)
-        assert levels.first() == min(model, key=lambda key: model[key], default=None)
+        assert len(ranks) == ranks.size == len(model)
+        assert ranks.least() == min(model, key=lambda key: model[key], default=None)
+        assert ranks.oldest() == min(model, key=lambda key: model[key][1], default=None)
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 60), st.integers(0, 9), st.booleans())))

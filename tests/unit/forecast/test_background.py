@@ -5,20 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from blendrag.errors import PredictorError
-from blendrag.forecast.background import BATCH, BackgroundPredictor, Heard
+from blendrag.forecast.background import BATCH, BackgroundPredictor, Heard, Predictor, Record
 from blendrag.forecast.conversation import Window
-from blendrag.forecast.outcome_log import OutcomeLog
-from blendrag.forecast.predictor import Predictor
-from blendrag.lab.eviction.learn_predictor import Trained
+from blendrag.forecast.log import Prompt, PromptLog
+from blendrag.lab.eviction.fit_predictor import Trained
 from word_embedder import WAIT_S, WordEmbedder, features, settle
 
 WINDOW = Window.of(["how much"])
+
+
+def said(conversation: str, window: Window = WINDOW, at: float = 0.0) -> Prompt:
+    return Prompt(at, (("chunk", 100),), conversation, window)
+
+
+def into(log: PromptLog) -> Callable[[Predictor | None], Record]:
+    return lambda predictor: partial(log.record, "store", embedder="words")
+
+
+def logged(path: Path) -> int:
+    return len(PromptLog(path).prompts())
 
 
 class Gate(WordEmbedder):
@@ -57,10 +69,10 @@ class Answers:
 def live(
     load: Callable[[], Predictor],
     heard: Heard,
-    log: Callable[[Predictor], OutcomeLog] | None = None,
+    record: Callable[[Predictor | None], Record] | None = None,
     capacity: int = 256,
 ) -> Iterator[BackgroundPredictor]:
-    made = BackgroundPredictor(load, heard, log=log, clock=lambda: 0.0, capacity=capacity)
+    made = BackgroundPredictor(load, heard, record, capacity=capacity)
     try:
         yield made
     finally:
@@ -69,11 +81,11 @@ def live(
 
 def test_full_queue_drops_and_never_waits(trained: Trained) -> None:
     gate, answers = Gate(), Answers()
-    load = lambda: Predictor(features(embedder=gate), trained.classifier, trained.manifest)  # noqa: E731
+    load = lambda: Predictor(features(gate), trained.classifier)  # noqa: E731
     with live(load, answers, capacity=8) as predictor:
-        predictor.ask("first", WINDOW)
+        predictor.ask(said("first"))
         assert gate.entered.wait(WAIT_S)
-        taken = [predictor.ask(str(number), WINDOW) for number in range(50)]  # would hang here if it waited
+        taken = [predictor.ask(said(str(number))) for number in range(50)]  # would hang here if it waited
         assert taken == [True] * 8 + [False] * 42
         gate.opened.set()
         settle(predictor, 51)
@@ -84,30 +96,31 @@ def test_full_queue_drops_and_never_waits(trained: Trained) -> None:
 
 def test_waiting_requests_are_answered_together(trained: Trained) -> None:
     gate, answers = Gate(), Answers()
-    load = lambda: Predictor(features(embedder=gate), trained.classifier, trained.manifest)  # noqa: E731
+    load = lambda: Predictor(features(gate), trained.classifier)  # noqa: E731
     with live(load, answers) as predictor:
-        predictor.ask("first", WINDOW)
+        predictor.ask(said("first"))
         assert gate.entered.wait(WAIT_S)
         for number in range(BATCH - 1):
-            predictor.ask(f"c{number}", Window.of([f"prompt {number}"]))
-        predictor.ask("c0", Window.of(["prompt 0", "thanks bye"]))  # the same conversation, and further
+            predictor.ask(said(f"c{number}", Window.of([f"prompt {number}"])))
+        predictor.ask(said("c0", Window.of(["prompt 0", "thanks bye"])))  # the same conversation, and further
         gate.opened.set()
         answers.wait(BATCH)
         settle(predictor, BATCH + 1)
         assert gate.calls == 2 and predictor.counts.answered == BATCH + 1
-    said = dict(answers.heard)
-    assert len(answers.heard) == len(said) == BATCH
-    direct = load().probability([Window.of(["prompt 0", "thanks bye"])])
-    assert said["c0"] == pytest.approx(direct[0], abs=1e-6)
+    told = dict(answers.heard)
+    assert len(answers.heard) == len(told) == BATCH
+    rows = features().rows([Window.of(["prompt 0", "thanks bye"])])
+    direct = trained.classifier.probability(rows)
+    assert told["c0"] == pytest.approx(direct[0], abs=1e-6)
 
 
 def test_flood_of_one_prompt_is_embedded_again_or_not_counted(trained: Trained) -> None:
     """200,000 of them, by fifty conversations, faster than anybody answers."""
     words, answers = WordEmbedder(), Answers()
-    load = lambda: Predictor(features(embedder=words), trained.classifier, trained.manifest)  # noqa: E731
+    load = lambda: Predictor(features(words), trained.classifier)  # noqa: E731
     with live(load, answers) as predictor:
         for number in range(200_000):
-            predictor.ask(f"c{number % 50}", WINDOW)
+            predictor.ask(said(f"c{number % 50}"))
         assert predictor._queue.qsize() <= 256
         settle(predictor, 200_000)
         counts = predictor.counts
@@ -117,27 +130,21 @@ def test_flood_of_one_prompt_is_embedded_again_or_not_counted(trained: Trained) 
 
 
 @pytest.mark.parametrize("at", [-1e9, float("nan"), float("inf")])
-def test_clock_that_is_wrong_silences_forecasts(tmp_path: Path, trained: Trained, at: float) -> None:
-    answers, times = Answers(), iter([5.0, at, 3.0])
-    predictor = BackgroundPredictor(
-        lambda: Predictor(features(), trained.classifier, trained.manifest),
-        answers,
-        log=lambda predictor: OutcomeLog(tmp_path, predictor.features.embedder.name),
-        clock=lambda: next(times),
-    )
-    for number in range(1, 4):
-        predictor.ask("a", WINDOW)
-        settle(predictor, number)
-    predictor.close(WAIT_S)
-    assert len(answers.heard) == predictor.counts.answered == 3
-    assert OutcomeLog(tmp_path, "words").count() == (2 if at != at else 3)
+def test_clock_that_is_wrong_does_not_silence_forecasts(tmp_path: Path, trained: Trained, at: float) -> None:
+    answers, path = Answers(), tmp_path / "log.sqlite"
+    with live(lambda: Predictor(features(), trained.classifier), answers, into(PromptLog(path))) as predictor:
+        for number, when in enumerate((5.0, at, 3.0), 1):
+            predictor.ask(said("a", at=when))
+            settle(predictor, number)
+        assert len(answers.heard) == predictor.counts.answered == 3
+    assert logged(path) == (2 if at != at else 3)
 
 
 def test_missing_predictor_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers()
-    with live(lambda: Predictor.load(tmp_path), answers) as predictor:
+    with live(lambda: Predictor.load(tmp_path / "none", lambda embedder: features()), answers) as predictor:
         for _ in range(5):
-            predictor.ask("a", WINDOW)
+            predictor.ask(said("a"))
         settle(predictor, 5)
         assert predictor.counts.unanswered == 5 and "no predictor" in predictor.counts.reason
     assert not answers.heard
@@ -160,38 +167,65 @@ def test_failing_listener_or_embedder_does_not_end_the_thread(trained: Trained) 
                 raise MemoryError
             return super().embed(texts)
 
-    load = lambda: Predictor(features(embedder=Failing()), trained.classifier, trained.manifest)  # noqa: E731
+    load = lambda: Predictor(features(Failing()), trained.classifier)  # noqa: E731
     with live(load, heard) as predictor:
         for number, (conversation, prompt) in enumerate([("bad", "x"), ("a", "broken"), ("good", "x")], 1):
-            predictor.ask(conversation, Window.of([prompt]))
+            predictor.ask(said(conversation, Window.of([prompt])))
             settle(predictor, number)
         assert predictor.counts.unanswered == 2 and predictor.counts.answered == 1
     assert [conversation for conversation, _ in answers.heard] == ["good"]
 
 
 def test_log_is_filled_before_there_is_a_predictor(tmp_path: Path) -> None:
-    made = features()
-    answers = Answers()
-    opened = lambda predictor: OutcomeLog(tmp_path, predictor.features.embedder.name)  # noqa: E731
-    with live(lambda: Predictor.or_untrained(tmp_path, made), answers, opened) as predictor:
+    answers, path = Answers(), tmp_path / "log.sqlite"
+    with live(lambda: Predictor(features(), None), answers, into(PromptLog(path))) as predictor:
         for number in range(20):
-            predictor.ask(f"c{number}", Window.of([] if number % 2 else ["hi"]))
+            predictor.ask(said(f"c{number}", Window.of([] if number % 2 else ["hi"])))
         settle(predictor, 20)
-    assert OutcomeLog(tmp_path, "words").count() == 20
+    assert logged(path) == 20
     assert not answers.heard and predictor.counts.unanswered == 20
 
 
-def test_log_that_fails_does_not_silence_forecasts(tmp_path: Path, trained: Trained) -> None:
+def test_prompts_are_logged_without_an_embedder_and_without_a_conversation(tmp_path: Path) -> None:
+    def missing() -> Predictor:
+        raise PredictorError("no embedder")
+
+    path = tmp_path / "log.sqlite"
+    with live(missing, Answers(), into(PromptLog(path))) as predictor:
+        predictor.ask(said("a"))
+        predictor.ask(Prompt(0.0, (("chunk", 100),)))
+        settle(predictor, 1)
+        assert predictor.counts.asked == predictor.counts.unanswered == 1
+    assert logged(path) == 2
+
+
+def test_what_waits_when_it_is_closed_is_logged_and_not_answered(tmp_path: Path, trained: Trained) -> None:
+    gate, answers, path = Gate(), Answers(), tmp_path / "log.sqlite"
+    made = BackgroundPredictor(
+        lambda: Predictor(features(gate), trained.classifier), answers, into(PromptLog(path))
+    )
+    made.ask(said("first"))
+    assert gate.entered.wait(WAIT_S)
+    for number in range(5):
+        made.ask(said(str(number)))
+    threading.Timer(0.1, gate.opened.set).start()
+    made.close(WAIT_S)
+    assert logged(path) == 6 and [whose for whose, _ in answers.heard] == ["first"]
+
+
+def test_log_that_fails_does_not_silence_forecasts(
+    trained: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
     answers = Answers()
 
-    def refused(predictor: Predictor) -> OutcomeLog:
+    def refused(predictor: Predictor | None) -> Record:
         raise PredictorError("cannot log")
 
-    load = lambda: Predictor(features(), trained.classifier, trained.manifest)  # noqa: E731
-    with live(load, answers, refused) as predictor:
-        predictor.ask("a", WINDOW)
+    with live(lambda: Predictor(features(), trained.classifier), answers, refused) as predictor:
+        predictor.ask(said("a"))
         answers.wait(1)
         assert predictor.counts.reason == "cannot log"
+    assert "prompts are not logged: cannot log" in caplog.text
 
 
 def test_other_threads_compute_on_one_processor_or_the_predictor_on_all(trained: Trained) -> None:
@@ -204,9 +238,9 @@ def test_other_threads_compute_on_one_processor_or_the_predictor_on_all(trained:
     usual, answers = torch.get_num_threads(), Answers()
     torch.set_num_threads(3)
     try:
-        load = lambda: Predictor(features(embedder=Noting()), trained.classifier, trained.manifest)  # noqa: E731
+        load = lambda: Predictor(features(Noting()), trained.classifier)  # noqa: E731
         with live(load, answers) as predictor:
-            predictor.ask("a", WINDOW)
+            predictor.ask(said("a"))
             answers.wait(1)
             new = threading.Thread(target=lambda: threads.append(torch.get_num_threads()))
             new.start()
@@ -218,9 +252,7 @@ def test_other_threads_compute_on_one_processor_or_the_predictor_on_all(trained:
 
 
 def test_closing_ends_the_thread(trained: Trained) -> None:
-    predictor = BackgroundPredictor(
-        lambda: Predictor(features(), trained.classifier, trained.manifest), Answers()
-    )
+    predictor = BackgroundPredictor(lambda: Predictor(features(), trained.classifier), Answers())
     predictor.close(WAIT_S)
     assert not predictor._thread.is_alive()
     predictor.close(WAIT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +19,11 @@ from vllm.entrypoints.openai.chat_completion.api_router import create_chat_compl
 from vllm.entrypoints.openai.completion.api_router import create_completion
 
 from blendrag.engine.prefixes import PrefixPath, read_path
-from blendrag.engine.recipe import CONVERSATION, is_sealed
+from blendrag.engine.recipe import is_sealed
 from blendrag.engine.worker import metrics
 from blendrag.engine.worker.metrics import Recorder
 from blendrag.errors import ConfigError, EngineError
-from blendrag.lab.eviction.readers import read_mooncake
+from blendrag.lab.eviction.readers import read_log
 from blendrag.server import Limits
 from blendrag.server.blending import Blended, Blending
 from blendrag.server.completions import body_of, explained
@@ -116,35 +115,8 @@ def test_conversation_of_a_request_is_told_to_nobody(begin: Open, tmp_path: Path
     forecaster = blending.library.forecaster
     assert forecaster is not None and forecaster.counts.asked == 3
     blending.close()
-    (log,) = (tmp_path / "cache" / "evictor").glob("trace-*.jsonl")
-    first, second, other = read_mooncake(log).requests
+    first, second, other = read_log(tmp_path / "cache" / "evictor" / "prompts.sqlite").requests
     assert first.conversation == second.conversation != other.conversation
-    assert [json.loads(line)["output_length"] for line in log.read_text().splitlines()] == [7, 7, 7]
-
-
-def test_clients_name_of_a_conversation_reaches_the_engine(begin: Open) -> None:
-    assert CONVERSATION not in extra(asked(begin(outcome_log=True), blendrag={"conversation": "ada"}))
-    blending = begin(prefix_forecasts=True)
-    requests = [asked(blending, blendrag={"conversation": name}) for name in ("ada", "ada", "eve")]
-    one, same, other = (extra(request)[CONVERSATION] for request in requests)
-    assert one == same != other
-    assert "ada" not in json.dumps(extra(requests[0]))
-    assert extra(asked(blending, blendrag={}))[CONVERSATION], "it is known by its opening"
-
-
-def test_tenants_share_a_conversation(begin: Open) -> None:
-    names = {
-        extra(asked(begin(prefix_forecasts=True, namespace=tenant), blendrag={"conversation": "1"}))[
-            CONVERSATION
-        ]
-        for tenant in ("acme", "globex")
-    }
-    assert len(names) == 2
-
-
-def test_client_says_whose_blocks_leave_the_prefix_cache(begin: Open) -> None:
-    with pytest.raises(ConfigError, match="see `conversation`"):
-        asked(begin(), blendrag={}, vllm_xargs={CONVERSATION: "theirs"})
 
 
 def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:

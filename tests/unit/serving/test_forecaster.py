@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.chat.request import ChatRequest
-from blendrag.chat.turn import Turn
 from blendrag.engine.client.generation import Delta
-from blendrag.eviction.hazard_file import load_hazard
+from blendrag.eviction.fitted import Fitted, fitted_file, save_fitted
 from blendrag.forecast.background import BackgroundPredictor
-from blendrag.forecast.classifier import save_weights
 from blendrag.forecast.conversation import Window, conversation_id
-from blendrag.forecast.folder import default_folder
-from blendrag.forecast.outcome_log import OutcomeLog
-from blendrag.lab.eviction.learn_predictor import Trained
+from blendrag.forecast.log import PromptLog, log_file
+from blendrag.lab.eviction.fit_predictor import Trained
 from blendrag.prompt import PromptPlan
 from blendrag.prompt.plan import Segment
 from blendrag.serving import forecaster as module
@@ -32,9 +27,8 @@ from blendrag.serving.session import EngineSession
 from blendrag.settings import Settings
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import TierSpec
-from engine_facts import FACTS
 from stores import A, B, C, D, ask, holds, open_stack, put, register
-from word_embedder import WordEmbedder, settle
+from word_embedder import WordEmbedder, features, say, settle
 
 END = Delta(" Eight years.", [1, 2, 3], 0.01, finish_reason="stop")
 LPC = (TierSpec(kind="ram", chunks=3, policy="lpc"), TierSpec(kind="disk", chunks=3, policy="lpc"))
@@ -48,11 +42,6 @@ class Session:
         self.stack = stack
         self.calls: list[list[Any]] = []
         self._store = store
-
-    def learn(self, folder: Path) -> None:
-        hazard, _ = load_hazard(folder)
-        if self._store:
-            self._store.learn(hazard)
 
     def forecast(self, forecasts: Any) -> None:
         self.calls.append(forecasts)
@@ -70,17 +59,17 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def trained_here(settings: Settings, trained: Trained) -> None:
-    save_weights(default_folder(settings), trained.classifier, trained.manifest)
+    save_fitted(fitted_file(settings.cache_dir), Fitted(trained.classifier, trained.embedder))
 
 
 @pytest.fixture
 def begin(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Forecaster with the embedder of words."""
-    monkeypatch.setattr(module, "_embedder", WordEmbedder)
+    monkeypatch.setattr(module, "_on_cpu", lambda name: features(WordEmbedder(name)))
     begun: list[Forecaster] = []
 
     def one(session: Session, **options: Any) -> Forecaster:
-        begun.append(Forecaster(session, settings.model_copy(update=options)))  # type: ignore[arg-type]
+        begun.append(Forecaster(session, settings.model_copy(update=options), Path("kb")))  # type: ignore[arg-type]
         return begun[-1]
 
     yield one
@@ -137,8 +126,8 @@ def test_lone_text_or_empty_history_is_a_conversation(begin: Open) -> None:
 
 
 def test_texts_are_windows_without_what_was_said_before(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    windows: list[Window] = []
-    monkeypatch.setattr(BackgroundPredictor, "ask", lambda live, conversation, window: windows.append(window))
+    windows: list[Any] = []
+    monkeypatch.setattr(BackgroundPredictor, "ask", lambda live, prompt: windows.append(prompt.window))
     forecaster = begin(Session())
     for number in range(7):
         rendered = f"Rules. Document a. Document b.Question {number}?"
@@ -150,12 +139,11 @@ def test_texts_are_windows_without_what_was_said_before(begin: Open, monkeypatch
     assert len(windows[-1].prompts[0]) < 3000 < len(windows[-2].prompts[0])
 
 
-def test_memory_grows_with_conversations_and_chunks(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BackgroundPredictor, "ask", lambda *_: True)
+def test_memory_grows_with_conversations_and_chunks(begin: Open) -> None:
     forecaster = begin(Session())
     for number in range(CONVERSATIONS + 50):
-        forecaster.ask(f"c{number}", [f"k{number}"], "hi")
-    forecaster.ask("long", map(str, range(CHUNKS + 50)), "hi")
+        forecaster._noted(f"c{number}", [f"k{number}"], "hi")
+    forecaster._noted("long", map(str, range(CHUNKS + 50)), "hi")
     assert len(forecaster._conversations) == CONVERSATIONS and "c0" not in forecaster._conversations
     assert list(forecaster._conversations["long"].chunks) == [str(key) for key in range(50, CHUNKS + 50)]
 
@@ -168,14 +156,14 @@ def test_missing_predictor_is_told_of_twice_or_not_counted(
     for number in range(3):
         forecaster.answered([{"role": "user", "content": "hi"}], plan("a"), None)
         settle(forecaster, number + 1)
-    assert forecaster.counts.unanswered == 3 and "evictor train" in forecaster.counts.reason
+    assert forecaster.counts.unanswered == 3 and "blendrag fit" in forecaster.counts.reason
     assert len([record for record in caplog.records if "as LRU" in record.message]) == 1
     assert not session.calls
 
 
 @pytest.mark.usefixtures("trained_here")
 def test_damaged_weights_are_used(begin: Open, settings: Settings) -> None:
-    (weights,) = default_folder(settings).glob("*.safetensors")
+    weights = fitted_file(settings.cache_dir)
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
@@ -186,36 +174,33 @@ def test_damaged_weights_are_used(begin: Open, settings: Settings) -> None:
     assert "damaged" in forecaster.counts.reason and not session.calls
 
 
-def test_new_predictor_waits_for_a_restart(begin: Open, settings: Settings, trained: Trained) -> None:
-    session = Session()
-    forecaster = begin(session)
-    forecaster.answered("hi", plan("a"), "mine")
-    settle(forecaster, 1)
-    assert not session.calls
-    save_weights(default_folder(settings), trained.classifier, trained.manifest)
-    forecaster.answered("hi", plan("a"), "mine")
-    settle(forecaster, 2)
-    assert len(session.calls) == forecaster.counts.answered == 1 and forecaster.counts.reason == ""
-
-
-def test_outcomes_are_logged_only_with_a_predictor(begin: Open, settings: Settings) -> None:
-    """Under LRU, too: there has to be something to train on first."""
+@pytest.mark.parametrize("table_alone", [False, True])
+def test_outcomes_are_logged_before_there_is_a_predictor(
+    begin: Open, settings: Settings, table_alone: bool
+) -> None:
+    """Under LRU, too: there has to be something to fit it to first."""
+    if table_alone:
+        save_fitted(fitted_file(settings.cache_dir), Fitted())
     session = Session(stack=(TierSpec(kind="ram", chunks=3),))
     forecaster = begin(session, outcome_log=True, embedder="words")
     for number in range(3):
-        forecaster.answered("hi", plan("a"), "mine")
+        forecaster.answered("hi", plan("a"), "mine", 10.0)
         settle(forecaster, number + 1)
     forecaster.close()
-    assert OutcomeLog(default_folder(settings), "words").count() == 3
+    log = PromptLog(log_file(settings.cache_dir))
+    say(log, features(), ("later", time.time() + 1e6))
+    assert log.outcomes("words").continues.tolist() == [True, True, False]
+    assert len(log.prompts()) == 3 and abs(log.prompts()[0].at - time.time() + 10.0) < 60.0
     assert not session.calls
 
 
-def test_outcomes_are_logged_without_being_asked_for(begin: Open, settings: Settings) -> None:
+def test_nothing_is_logged_without_being_asked_for(begin: Open, settings: Settings) -> None:
     forecaster = begin(Session())
     forecaster.answered("hi", plan("a"), "mine")
+    forecaster.answered("hi", plan("a"), None)
     settle(forecaster, 1)
     forecaster.close()
-    assert not list(default_folder(settings).glob("outcomes-*"))
+    assert not log_file(settings.cache_dir).exists()
 
 
 @pytest.mark.usefixtures("trained_here")
@@ -232,8 +217,8 @@ def test_store_that_is_not_open_is_told(begin: Open) -> None:
 def test_part_is_too_large_or_a_forecast_is_lost(forecasts: list[tuple[str, float, list[str]]]) -> None:
     parts = list(_parts(forecasts))
     assert all(part and sum(len(keys) for *_, keys in part) <= AT_ONCE for part in parts)
-    told = [(whose, chance, key) for part in parts for whose, chance, keys in part for key in keys or [None]]
-    assert told == [(whose, chance, key) for whose, chance, keys in forecasts for key in keys or [None]]
+    told = [(whose, chance, key) for part in parts for whose, chance, keys in part for key in keys]
+    assert told == [(whose, chance, key) for whose, chance, keys in forecasts for key in keys]
     assert len(parts) <= 1 + sum(len(keys) for *_, keys in forecasts) // AT_ONCE
 
 
@@ -245,56 +230,29 @@ def test_policies_that_ignore_forecasts_are_given_some() -> None:
     assert wants_forecasts([TierSpec(kind="disk", chunks=1, policy="lpc+"), server])
 
 
-def test_predictor_runs_for_policies_that_do_not_ask_it(
-    tmp_path: Path, settings: Settings, model_dir: Path
+@pytest.mark.parametrize("policy", ["gdsf", "lpc", "lpc+"])
+def test_predictor_runs_beside_an_engine_for_policies_that_ask_it(
+    tmp_path: Path, settings: Settings, model_dir: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
-    library = Library(tmp_path / "kv", settings.model_copy(update={"model": str(model_dir)}))
-    library._look_ahead(running=True)
-    assert library.forecaster is None and not predictors()
-    library.session.use_policy("lpc")  # no engine runs: the next one is started with it
-    assert [spec.policy for spec in library.session.stack] == ["lpc", "lpc"]
-    library._look_ahead(running=True)
-    assert library.forecaster is not None and len(predictors()) == 1
-    library.forecaster.answered("hi", plan("a"), "mine")
-    settle(library.forecaster, 1)
-    library.use_policy("lru")
-    assert library.forecaster is None and not predictors()
-    library.session.use_policy("lpc+")
-    library._look_ahead(running=True)
-    assert library.eviction()["policies"] == {"ram": "lpc+"}  # the disk tier has no limit
-    forecasts = library.eviction()["forecasts"]
-    assert (forecasts["asked"], forecasts["unanswered"], forecasts["answered"]) == (1, 1, 0)
+    own = settings.model_copy(update={"model": str(model_dir), "eviction": policy})
+    library = Library(tmp_path / "kv", own)
+    library._forecast()
+    assert library.forecaster is None and not predictors(), "no engine runs"
+    monkeypatch.setattr(EngineSession, "store", Session())
+    library._forecast()
+    assert library.eviction()["policies"] == {"ram": policy}  # the disk tier has no limit
+    if policy == "gdsf":
+        assert library.forecaster is None and not predictors()
+    else:
+        assert library.forecaster is not None and len(predictors()) == 1
+        library.forecaster.answered("hi", plan("a"), "mine")
+        settle(library.forecaster, 1)
     library.close()
     assert not predictors()
-    library.close()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("given", ["mine", None])
-def test_conversation_of_a_plain_chat_has_another_name_in_its_forecast(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool, given: str | None
-) -> None:
-    monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(tmp_path / "cache"))
-    settings = Settings.load(max_model_len=512, model=str(model_dir), prefix_forecasts=wanted)
-    library = Library(tmp_path / "kv", settings)
-    engine = SimpleNamespace(blends=True, facts=FACTS, max_model_len=512)
-    store = Mock(id="opened")
-    monkeypatch.setattr(library.session, "start", lambda progress=None: engine)
-    monkeypatch.setattr(EngineSession, "store", store)
-    monkeypatch.setattr(library.session, "open", lambda progress=None: store)
-    said = [{"role": "user", "content": "How long does it last?"}]
-    names = set()
-    for answer in ("Eight years.", "Longer."):
-        turn = Turn(library, settings, ChatRequest(said, conversation=given))
-        names.add(turn.sampling.conversation)
-        turn.feed(END)
-        said = [*said, {"role": "assistant", "content": answer}, {"role": "user", "content": "Really?"}]
-    (name,) = names
-    if not wanted:
-        assert name is None and library.forecaster is None
-        library.close()
-        return
-    assert library.forecaster is not None and name is not None
-    library.forecaster._tell({name: 0.1})
-    library.close()
-    assert store.forecast.call_args_list == [call([(name, 0.1, [])])]
+    library._forecast()
+    assert library.forecaster is None
+    again = Library(tmp_path / "kv", own)
+    forecasts = again.eviction()["forecasts"]
+    asked = int(policy != "gdsf")
+    assert (forecasts["asked"], forecasts["unanswered"], forecasts["answered"]) == (asked, asked, 0)
+    again.close()

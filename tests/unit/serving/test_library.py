@@ -243,26 +243,6 @@ def test_prefixes_are_opened_behind_the_end(
     assert library.prefixes is None
 
 
-def test_tree_keeps_the_policy_that_the_store_has_left(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that the next engine opens."""
-    library, told = Library(tmp_path, Settings.load(tree_ram_bytes=1 << 20)), list[str]()
-    monkeypatch.setattr(Prefixes, "open", lambda root, settings, *_: told.append(settings.eviction))
-    client = SimpleNamespace(use_policy=told.append)
-    running: Any = SimpleNamespace(alive=True, client=client, close=lambda: None)
-    library.prefixes = running
-    library.use_policy("lfu")
-    with pytest.raises(ConfigError, match="unknown"):
-        library.use_policy("lfuu")
-    library.prefixes = None
-    engine: Any = SimpleNamespace(facts=SimpleNamespace(reason="it ends here"))
-    with pytest.warns(BlendragWarning):
-        library._open_prefixes(engine)
-    assert told == ["lfu", "lfu"]
-    library.close()
-
-
 def test_tree_is_removed_while_it_is_opened(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from blendrag.errors import ConfigError
 from blendrag.eviction import POLICIES, Use, register_policy
 from blendrag.eviction.lru import LRU
 from blendrag.store.kv_store import KVStore
 from blendrag.store.tiers import RamTier, TierSpec
-from stores import A, B, C, D, ask, get, holds, make_chunk, open_stack, put, register, shared, states
+from stores import A, B, C, D, ask, get, holds, make_chunk, open_stack, put, register, states
 
 E, F = make_chunk(4), make_chunk(5)
 NAMES = {chunk.key: name for name, chunk in zip("ABCDEF", (A, B, C, D, E, F), strict=True)}
@@ -146,22 +145,6 @@ def test_tier_without_limits_pays_for_policies(tmp_path: Path, recorded: list[Re
     ask(store, A)
     store.forecast([("goes on", 0.9, [A.key])])
     assert recorded[0].heard == []
-    store.close()
-
-
-def test_policies_of_all_local_tiers_do_not_change_at_once(tmp_path: Path) -> None:
-    register(tmp_path, [A, B, C, D])
-    ram, disk = TierSpec(kind="ram", chunks=2), TierSpec(kind="disk", chunks=3)
-    store = open_stack(tmp_path, ram, disk, shared(tmp_path / "s", chunks=4))
-    for chunk in (A, B, C):
-        put(store, chunk)
-    with pytest.raises(ConfigError, match="fifo"):
-        store.use_policy("fifo")
-    store.use_policy("lpc")
-    ask(store, A, B, C)
-    store.forecast([("is over", 0.01, [A.key]), ("goes on", 0.9, [B.key, C.key])])
-    put(store, D)
-    assert [tier.has([A.key]) for tier in store.tiers] == [set(), set(), {A.key}]
     store.close()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from blendrag.errors import PredictorError
 from blendrag.eviction.hazard import FEATURES
 from blendrag.eviction.lpc_plus import LPCPlus
-from blendrag.lab.eviction.fit_hazard import Uses, fit_hazard, learned, uses_of
+from blendrag.lab.eviction.fit_hazard import LEAST, Uses, fit_hazard, learn_table, learned, uses_of
 from blendrag.lab.eviction.trace import Request, RequestTrace
 
 pytestmark = pytest.mark.slow
@@ -108,3 +109,34 @@ def test_a_forecast_that_nobody_reads() -> None:
     told = [fitted.case(tuple((use | {"continues": chance}).values())) for chance in (0.9, 0.1)]
     goes_on, ends = fitted.rates(np.array(told)).max(axis=1)
     assert goes_on > 3.0 * ends
+
+
+def traffic(prompts: int) -> RequestTrace:
+    """Twenty documents that are asked for again and again, each among three that nobody wants twice."""
+    random, now, requests = np.random.default_rng(0), 0.0, []
+    for number in range(prompts):
+        now += random.exponential()
+        keys = (f"often {random.integers(20)}", *(f"{number}.{place}" for place in range(3)))
+        requests.append(Request(now, keys, (100,) * 4))
+    return RequestTrace("traffic", requests, prefix=False, unit="tokens")
+
+
+def test_table_finds_more_than_lru_where_there_is_something_to_learn() -> None:
+    found = learn_table(traffic(600))
+    assert found.found > found.lru + 0.02 and found.prompts == 600 and not found.hazard.prefix
+    assert found.gdsf > found.lru + 0.02, "what is used often is told from what is used once"
+
+
+def test_table_finds_no_more_than_lru_where_that_finds_all() -> None:
+    """Every document twice in a row."""
+    requests = [Request(float(at), (str(at // 2),), (100,)) for at in range(500)]
+    found = learn_table(RequestTrace("twice", requests, prefix=False, unit="tokens"))
+    assert found.lru == 0.5 >= found.found
+
+
+@pytest.mark.parametrize(
+    "few", [traffic(1), traffic(LEAST - 1), trace(*(ask(float(i), chr(i)) for i in range(300)))]
+)
+def test_traces_that_teach_too_little_are_refused(few: RequestTrace) -> None:
+    with pytest.raises(PredictorError, match="too few"):
+        learn_table(few)

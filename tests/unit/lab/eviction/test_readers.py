@@ -13,9 +13,11 @@ import pytest
 from blendrag.errors import ConfigError, SourceError
 from blendrag.eviction import make_policy
 from blendrag.lab.eviction.belady import optimum
-from blendrag.lab.eviction.readers import read_azure, read_dialogs, read_mooncake
+from blendrag.lab.eviction.readers import read_dialogs, read_mooncake
 from blendrag.lab.eviction.replay import ReplayOutcome, replay
-from blendrag.lab.eviction.source import Workload, open_source
+from blendrag.lab.eviction.source import open_source
+from blendrag.lab.eviction.workloads import RetrievalLoad
+from blendrag.lab.questions import read_azure
 from places import DATA
 
 TRACES = DATA / "traces"
@@ -64,7 +66,7 @@ def test_wrong_mooncake_line_is_read_or_not_named(tmp_path: Path, text: str, say
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(SourceError, match=f"trace.jsonl.*{says}"):
-        open_source(path, Workload())
+        open_source(path, RetrievalLoad())
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_damaged_archive_is_a_traceback(tmp_path: Path, damage: Callable[[bytes]
         read_mooncake(path)
 
 
-@pytest.mark.parametrize("read", [read_mooncake, read_azure, lambda path: open_source(path, Workload())])
+@pytest.mark.parametrize("read", [read_mooncake, read_azure, lambda path: open_source(path, RetrievalLoad())])
 def test_wrong_path_is_a_traceback(tmp_path: Path, read: Callable[[Path], object]) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SourceError, match=path.name):
@@ -114,7 +116,7 @@ def test_times_alone_are_replayed(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(HEAD + "2023-11-16 18:17:04,1,1\n")
     with pytest.raises(ConfigError, match="--arrivals"):
-        open_source(path, Workload())
+        open_source(path, RetrievalLoad())
 
 
 @pytest.mark.parametrize(("name", "count"), [("code", 8_819), ("conv", 19_366)])

@@ -135,12 +135,6 @@ def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity
     assert replay(trace, make_policy("lru"), capacity).found.tolist() == found
 
 
-def test_policy_that_falls_behind_has_kept_up() -> None:
-    for asked, kept in (("aaaabcdd", 1.0), ("aaaabcde", 0.0), ("abcdefgg", 0.0)):
-        trace = RequestTrace("turns", requests_of(*asked), prefix=False, unit="blocks")
-        assert replay(trace, make_policy("lru"), 1).kept_up() == kept
-
-
 def test_end_of_a_prompt_stays_where_its_beginning_leaves() -> None:
     outcome = replay(blocks("abcd", "x", "abcd"), make_policy("lru"), 4)
     assert outcome.found.tolist() == [0, 0, 30]  # x took d's place, not a's

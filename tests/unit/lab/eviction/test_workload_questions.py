@@ -8,17 +8,18 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from blendrag.errors import SourceError
-from blendrag.forecast.features import Features
-from blendrag.lab.eviction.readers import Questions, read_questions
+from blendrag.lab import questions
 from blendrag.lab.eviction.trace import RequestTrace
-from blendrag.lab.eviction.vectors import DiskCache
-from blendrag.lab.eviction.workloads import Embedded, RetrievalLoad, embedded, retrieval_trace
+from blendrag.lab.eviction.workloads import RetrievalLoad, retrieval_trace
+from blendrag.lab.questions import Embedded, Questions, embedded, read_questions
+from blendrag.models import DEFAULT_EMBEDDER
 
 LOAD = RetrievalLoad(rate=5.0, seconds=400.0, top_k=3)
 
@@ -26,13 +27,7 @@ LOAD = RetrievalLoad(rate=5.0, seconds=400.0, top_k=3)
 class Hashing:
     """Vectors of length 1 from the texts' hashes."""
 
-    name = "hashing"
-
-    def __init__(self) -> None:
-        self.calls = 0
-
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        self.calls += 1
         rows = np.array([[b - 128 for b in hashlib.sha256(text.encode()).digest()] for text in texts], float)
         found: list[list[float]] = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).tolist()
         return found
@@ -44,13 +39,11 @@ QUESTIONS = Questions(
 )
 
 
+@cache
 def corpus() -> Embedded:
-    return embedded(QUESTIONS, features(Hashing()))
-
-
-def features(embedder: Hashing, folder: Path | None = None) -> Features:
-    cache = DiskCache(folder, embedder.name) if folder else None
-    return Features(embedder, cache)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(questions, "Embedder", lambda path, name: Hashing())
+        return embedded(QUESTIONS, DEFAULT_EMBEDDER)
 
 
 def draws(trace: RequestTrace) -> Counter[tuple[str, ...]]:
@@ -104,18 +97,6 @@ def test_two_seeds_one_trace() -> None:
 def test_arrivals_that_are_not_those_given() -> None:
     times = [0.0, 1.5, 7.0, 399.0, 500.0]
     assert [r.at for r in retrieval_trace(corpus(), LOAD, arrivals=times).requests] == times[:4]
-
-
-def test_vectors_computed_twice_or_kept_for_other_texts(tmp_path: Path) -> None:
-    embedder = Hashing()
-    first = embedded(QUESTIONS, features(embedder, tmp_path))
-    calls = embedder.calls
-    again = embedded(QUESTIONS, features(embedder, tmp_path))
-    assert embedder.calls == calls > 0
-    assert np.array_equal(first.chunks, again.chunks) and np.array_equal(first.questions, again.questions)
-    other = embedded(replace(QUESTIONS, paragraphs=("another",)), features(embedder, tmp_path))
-    assert embedder.calls == calls + 1 and len(other.chunks) == 1
-    assert not np.array_equal(other.chunks[0], first.chunks[0])
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

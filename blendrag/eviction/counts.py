@@ -1,12 +1,9 @@
-"""What chunks were used for, also those that have left: counts, and the features of the hazard model."""
+"""How often chunks were used, also those that have left."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-
-from blendrag.eviction.hazard import UNTOLD, Features
-from blendrag.eviction.interface import Use
 
 _LEAST = 1024
 
@@ -48,25 +45,3 @@ class Counts:
             self._left[key] = seen
             while len(self._left) > max(_LEAST, self._times * len(self._held)):
                 self._left.popitem(last=False)
-
-
-class History:
-    """Uses of each chunk, also of chunks that left: of the ``most`` used last."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._uses: OrderedDict[str, tuple[int, float, float]] = OrderedDict()  # count, first time, last
-
-    def used(self, key: str, use: Use, at: float) -> Features:
-        """Note a use at ``at``, and what was known of it then."""
-        count, first, last = self._uses.get(key, (0, at, at))
-        gap = at - last if count else -1.0
-        count += 1
-        self._uses[key] = (count, first, at)
-        if count > 1:
-            self._uses.move_to_end(key)
-        elif len(self._uses) > self.most:
-            self._uses.popitem(last=False)
-        new = max(0, use.length - use.known)
-        fresh, tail = float(use.depth >= use.known), float(use.depth == use.length - 1)
-        return (count, gap, at - first, use.depth, use.length, new, fresh, tail, UNTOLD)

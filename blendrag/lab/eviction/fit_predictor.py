@@ -1,0 +1,259 @@
+"""Fit the predictor of ``lpc`` to conversations whose outcome is known (LPC, section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import nn
+
+from blendrag.errors import PredictorError
+from blendrag.eviction.classifier import Array, Classifier, shapes
+from blendrag.eviction.hazard import Floats
+from blendrag.forecast.conversation import Window
+from blendrag.forecast.features import Features
+from blendrag.forecast.log import PromptLog
+from blendrag.lab.eviction.readers import Dialog, read_dialogs
+from blendrag.progress import SILENT, Progress
+
+Labels = npt.NDArray[np.bool_]
+
+LEARNING_RATE = 5e-4
+EPOCHS = 20
+HELD_OUT = 0.2
+VALIDATION_SHARE = 0.2  # of what is fitted to
+LATEST_SHARE = 0.2  # of a log: only measured on
+_BATCH = 64  # the paper does not say
+_LEAST = 1e-3  # a count that is always the same is not blown up
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Rows [n, width], their outcomes [n] and the conversations [n] that they are from."""
+
+    rows: Array
+    continues: Labels
+    dialogs: Sequence[str]
+
+    def where(self, chosen: Labels) -> Examples:
+        dialogs = [dialog for dialog, wanted in zip(self.dialogs, chosen, strict=True) if wanted]
+        return Examples(self.rows[chosen], self.continues[chosen], dialogs)
+
+    def split(self, share: float, salt: str) -> tuple[Examples, Examples]:
+        """(the others, about ``share`` of the conversations). A conversation is wholly in one of them."""
+        taken = np.array([_belongs(dialog, share, salt) for dialog in self.dialogs], dtype=bool)
+        return self.where(~taken), self.where(taken)
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether all go on or none do, so that nothing can be learned."""
+        return not self.continues.any() or bool(self.continues.all())
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good a predictor is on conversations that it was not fitted to.
+
+    examples: their prompts. goes_on: share of these after which there was another. auc: of forecasts as an
+    order (0.5 where only one outcome occurs). log_loss: mean surprise, in nats; base: that of always saying
+    ``goes_on``.
+    """
+
+    conversations: int
+    examples: int
+    goes_on: float
+    auc: float
+    log_loss: float
+    base: float
+
+    @classmethod
+    def of(cls, test: Examples, probability: Floats) -> Quality:
+        truth = test.continues
+        goes_on = float(truth.mean())
+        return cls(
+            len(set(test.dialogs)),
+            len(truth),
+            goes_on,
+            auc(truth, probability),
+            log_loss(truth, probability),
+            log_loss(truth, np.full(len(truth), goes_on)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """facts: what it was fitted to. quality: None where nothing was held out."""
+
+    classifier: Classifier
+    embedder: str
+    facts: Mapping[str, Any]
+    quality: Quality | None
+
+    @property
+    def helps(self) -> bool:
+        """Whether it says more of what it was measured on than the share of those that go on."""
+        return self.quality is not None and self.quality.log_loss < self.quality.base
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"embedder": self.embedder, **self.facts} | {"quality": self.quality and asdict(self.quality)}
+
+
+def train_on_file(
+    path: Path, features: Features, *, held_out: float = HELD_OUT, progress: Progress = SILENT
+) -> Trained:
+    """Fit to all conversations of a file but the share ``held_out``, which is measured on.
+
+    Raises SourceError; PredictorError where there is nothing to learn.
+    """
+    dialogs = read_dialogs(path)
+    found = list(examples(dialogs))
+    if not found:
+        raise PredictorError(f"{str(path)!r}: in none of its conversations does a user say anything")
+    rows = features.rows([window for window, _, _ in found], progress)
+    known = Examples(rows, np.array([on for _, on, _ in found], dtype=bool), [name for _, _, name in found])
+    facts = {"source": str(path), "digest": _digest(dialogs), "held_out": held_out}
+    return _train(*known.split(held_out, "held out"), features.embedder.name, facts)
+
+
+def train_on_log(log: PromptLog, embedder: str) -> Trained:
+    """Fit to the older part of the log, and measure on the latest, whose conversations are wholly there.
+    Raises PredictorError where the log teaches nothing yet."""
+    found = log.outcomes(embedder)
+    known = Examples(found.rows, found.continues, found.conversations)
+    last = {dialog: number for number, dialog in enumerate(known.dialogs)}
+    ends = np.array([last[dialog] for dialog in known.dialogs])
+    border = np.quantile(ends, 1 - LATEST_SHARE)
+    return _train(known.where(ends < border), known.where(ends >= border), embedder, {"source": "log"})
+
+
+def unseen(dialogs: Sequence[Dialog], facts: Mapping[str, Any]) -> list[Dialog]:
+    """Those that a predictor was not fitted to: all, or, of its own file, what was held out."""
+    if _digest(dialogs) != facts.get("digest"):
+        return list(dialogs)
+    return [dialog for dialog in dialogs if _belongs(dialog.id, facts["held_out"], "held out")]
+
+
+def examples(dialogs: Iterable[Dialog]) -> Iterator[tuple[Window, bool, str]]:
+    """One per prompt: the prompts so far, and whether the user says anything after it (LPC section 3.2).
+
+    Answers are left out, as are all facts that are only known when the conversation is over.
+    """
+    for dialog in dialogs:
+        prompts = dialog.prompts
+        for turns in range(1, len(prompts) + 1):
+            yield Window.of(prompts[:turns]), turns < len(prompts), dialog.id
+
+
+def _train(known: Examples, test: Examples, embedder: str, facts: Mapping[str, Any]) -> Trained:
+    part, valid = known.split(VALIDATION_SHARE, "validation")
+    for some, what in ((part, "learn from"), (valid, "choose by")):
+        if some.one_sided:
+            raise PredictorError(
+                f"{facts['source']} is too little to {what}: {len(set(some.dialogs)):,} conversations, and"
+                " both outcomes have to occur"
+            )
+    classifier = fit(part, valid).classifier
+    quality = Quality.of(test, classifier.probability(test.rows)) if len(test.continues) else None
+    counts = {"conversations": len(set(known.dialogs)), "prompts": len(known.continues)}
+    return Trained(classifier, embedder, {**facts, **counts}, quality)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """The best classifier, and the loss of every epoch on what was not fitted, in nats."""
+
+    classifier: Classifier
+    losses: tuple[float, ...]
+
+
+def fit(train: Examples, valid: Examples, seed: int = 0) -> Fit:
+    """Adam on the weighted loss; the epoch that is best on ``valid`` is kept. Both parts have both outcomes.
+
+    The rarer outcome counts as much as the other in the loss, which shifts the odds that are learned by the
+    ratio of the weights. Eviction compares log odds across conversations and with time, so they have to be
+    right: the logarithm of that ratio is taken off again, and epochs are compared by the plain loss.
+    """
+    rows = train.rows
+    # Vectors have length 1 and keep it: with all their numbers scaled up to 1, an epoch already overfits.
+    mean, scale = rows.mean(axis=0), np.ones(rows.shape[1], np.float32)
+    scale[-1] = rows[:, -1].std() + _LEAST
+    inputs = torch.from_numpy((rows - mean) / scale)
+    targets = torch.from_numpy(train.continues.astype(np.float32))
+    went_on = float(train.continues.mean())
+    weight_on, weight_off = max(1.0, (1 - went_on) / went_on), max(1.0, went_on / (1 - went_on))
+    weights = torch.where(targets > 0.5, weight_on, weight_off)
+    shift = float(np.log(weight_on / weight_off))
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = _mlp(rows.shape[1])
+        adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+        best: Classifier | None = None
+        losses: list[float] = []
+        for _ in range(EPOCHS):
+            for batch in torch.randperm(len(inputs)).split(_BATCH):
+                adam.zero_grad()
+                loss = nn.functional.binary_cross_entropy_with_logits(
+                    model(inputs[batch])[:, 0], targets[batch], weights[batch]
+                )
+                loss.backward()
+                adam.step()
+            classifier = Classifier(mean, scale, _layers(model, shift))
+            losses.append(log_loss(valid.continues, classifier.probability(valid.rows)))
+            if best is None or losses[-1] == min(losses):
+                best = classifier
+    assert best is not None
+    return Fit(best, tuple(losses))
+
+
+def auc(truth: Labels, score: Floats) -> float:
+    """The chance that of one of each the one that came true is scored higher; ties count half."""
+    ones = int(truth.sum())
+    zeros = len(truth) - ones
+    if not ones or not zeros:
+        return 0.5
+    _, place, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]  # tied scores share the mean of their ranks
+    return float((ranks[truth].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def log_loss(truth: Labels, probability: Floats) -> float:
+    """Mean surprise, in nats."""
+    with np.errstate(divide="ignore"):
+        return float(-np.mean(np.log(np.where(truth, probability, 1.0 - probability))))
+
+
+def _belongs(dialog: str, share: float, salt: str) -> bool:
+    """Whether a conversation is in the part that ``salt`` names: the same however the file is ordered."""
+    return xxhash.xxh3_64_intdigest(f"{salt}\0{dialog}".encode()) < share * 2**64
+
+
+def _digest(dialogs: Sequence[Dialog]) -> str:
+    """Of the conversations as they are, however the file is packed."""
+    digest = xxhash.xxh3_128()
+    for dialog in dialogs:
+        digest.update(dialog.model_dump_json().encode())
+    return digest.hexdigest()
+
+
+def _mlp(width: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for (out, into), _ in shapes(width):
+        layers += [nn.Linear(into, out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _layers(model: nn.Sequential, shift: float) -> tuple[tuple[Array, Array], ...]:
+    copied = [
+        (layer.weight.detach().numpy().copy(), layer.bias.detach().numpy().copy())
+        for layer in model
+        if isinstance(layer, nn.Linear)
+    ]
+    copied[-1][1][:] -= np.float32(shift)
+    return tuple(copied)

@@ -1,0 +1,135 @@
+"""``blendrag fit`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from typer.testing import Result
+
+from blendrag.errors import PredictorError
+from blendrag.eviction.fitted import Fitted, load_fitted, save_fitted
+from blendrag.forecast.conversation import Window
+from blendrag.forecast.features import features_of
+from blendrag.forecast.log import Prompt, PromptLog
+from blendrag.lab.eviction import fit_predictor
+from blendrag.models import DEFAULT_EMBEDDER
+from word_embedder import write_dialogs
+
+pytestmark = pytest.mark.slow
+
+Blendrag = Callable[..., Result]
+
+
+@pytest.fixture
+def cache(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The evictor's folder; and conversations in the working folder."""
+    monkeypatch.setenv("BLENDRAG_CACHE_DIR", str(workdir / "cache"))
+    write_dialogs(workdir / "dialogs.jsonl", 60)
+    return workdir / "cache" / "evictor"
+
+
+def chunks(log: PromptLog, prompts: int) -> None:
+    """Documents that are asked for again and again, each among three that nobody wants twice."""
+    random = Random(0)
+    for number in range(prompts):
+        once = tuple((f"{number}.{place}", 100) for place in range(3))
+        log.record("store", [Prompt(float(number), ((f"often {random.randrange(20)}", 100), *once))], [None])
+
+
+def conversations(log: PromptLog, count: int) -> None:
+    windows = [Window(("where is it",), 1), Window(("where is it", "thanks bye"), 2)]
+    rows = list(features_of(DEFAULT_EMBEDDER).rows(windows))
+    for number in range(count):
+        said = [Prompt(number * 10.0 + n, (), f"c{number}", window) for n, window in enumerate(windows)]
+        log.record("store", said, rows, DEFAULT_EMBEDDER)
+    log.record("store", [Prompt(100_000.0, (), "last", windows[0])], rows[:1], DEFAULT_EMBEDDER)
+
+
+def test_conversations_are_learned_from_and_replayed(blendrag: Blendrag, cache: Path) -> None:
+    made = blendrag("fit", "--data", "dialogs.jsonl", "--held-out", "0.4", "--json")
+    assert made.exit_code == 0 and "AUC" in made.stderr and "fitted.safetensors" in made.stderr, made.stderr
+    learned = json.loads(made.stdout)
+    assert learned.keys() == {"lpc"} and learned["lpc"]["embedder"] == DEFAULT_EMBEDDER
+    assert 0.0 <= learned["lpc"]["quality"]["auc"] <= 1.0
+    assert load_fitted(cache / "fitted.safetensors").facts == learned
+    replayed = blendrag("bench", "eviction", "--trace", "dialogs.jsonl", "--sizes", "200", "--seeds", "1")
+    assert replayed.exit_code == 0 and "has not seen" in replayed.stdout.replace("\n", " "), replayed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--data", "absent.jsonl"], "absent.jsonl"),
+        (["--data", "dialogs.jsonl", "--embedder", "./absent"], "absent"),
+        ([], "outcome_log"),
+    ],
+)
+def test_what_is_missing_is_said(blendrag: Blendrag, cache: Path, arguments: list[str], hint: str) -> None:
+    result = blendrag("fit", *arguments)
+    assert result.exit_code == 1 and hint in result.stderr, result.stderr
+    assert "Traceback" not in result.output and not result.stdout
+
+
+def test_log_teaches_both_policies_what_it_can(blendrag: Blendrag, cache: Path) -> None:
+    log = PromptLog(cache / "prompts.sqlite")
+    neither = blendrag("fit")
+    assert neither.exit_code == 1 and "lpc: " in neither.stderr and "lpc+: " in neither.stderr
+    chunks(log, 400)
+    table = blendrag("fit", "--json")
+    assert table.exit_code == 0 and "lpc: the log" in table.stderr, table.stderr
+    assert json.loads(table.stdout).keys() == {"lpc+"} and "GDSF, the default" in table.stderr
+    conversations(log, 60)
+    both = blendrag("fit", "--json")
+    assert both.exit_code == 0 and json.loads(both.stdout).keys() == {"lpc", "lpc+"}, both.stderr
+    fitted = load_fitted(cache / "fitted.safetensors")
+    assert fitted.classifier is not None and fitted.hazard is not None
+    replayed = blendrag("bench", "eviction", "--trace", str(log.path), "--sizes", "800", "--policies", "lru")
+    assert replayed.exit_code == 0 and "optimal" in replayed.stdout, replayed.stderr
+
+
+def test_what_is_no_better_than_nothing_is_not_written(blendrag: Blendrag, cache: Path) -> None:
+    log = PromptLog(cache / "prompts.sqlite")
+    for number in range(500):  # every document twice in a row: LRU finds all that can be found
+        log.record("store", [Prompt(float(number), ((str(number // 2), 100),))], [None])
+    result = blendrag("fit", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout) == {}, result.stderr
+    assert "lpc+: no better than LRU" in result.stderr and not (cache / "fitted.safetensors").exists()
+
+
+def test_what_was_fitted_before_stays_beside_what_is_new(blendrag: Blendrag, cache: Path) -> None:
+    chunks(PromptLog(cache / "prompts.sqlite"), 400)
+    assert blendrag("fit").exit_code == 0
+    assert blendrag("fit", "--data", "dialogs.jsonl").exit_code == 0
+    fitted = load_fitted(cache / "fitted.safetensors")
+    assert (
+        fitted.classifier is not None and fitted.hazard is not None and fitted.facts.keys() == {"lpc", "lpc+"}
+    )
+    save_fitted(cache / "fitted.safetensors", Fitted())
+    (cache / "fitted.safetensors").write_bytes(b"of another version")
+    assert blendrag("fit", "--data", "dialogs.jsonl").exit_code == 0
+    assert load_fitted(cache / "fitted.safetensors").hazard is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [(PredictorError("nothing to learn"), 1, "error: nothing to learn"), (KeyboardInterrupt(), 130, "stays")],
+)
+def test_command_that_fails_ends_with_a_line_and_writes_nothing(
+    blendrag: Blendrag,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    says: str,
+) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fit_predictor, "train_on_file", fails)
+    result = blendrag("fit", "--data", "dialogs.jsonl")
+    assert result.exit_code == code and says in result.stderr, result.stderr
+    assert not (cache / "fitted.safetensors").exists()
