@@ -20,16 +20,13 @@ if TYPE_CHECKING:
 _LONGEST_TOKENS = 1024
 
 
+@options.with_blending
 def ask(
     question: Annotated[str, typer.Argument(help="In quotes.", show_default=False)],
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
     similarity_top_k: options.SimilarityTopK = None,
     max_tokens: options.MaxTokens = None,
-    blend: options.Blend = None,
-    quality: options.Quality = None,
-    recompute_ratio: options.RecomputeRatio = None,
-    selector: options.Selector = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
     show_thinking: options.ShowThinking = False,
@@ -41,6 +38,7 @@ def ask(
         typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
     ] = None,
     json: options.Json = False,
+    **blending: Any,
 ) -> None:
     """Answer a question from an index."""
     from blendrag.cli.answering import print_plan, print_sources, print_stream, write_trace_of
@@ -56,37 +54,33 @@ def ask(
         model=model,
         similarity_top_k=similarity_top_k,
         max_tokens=_length(max_tokens),
-        blend=blend,
-        quality=quality,
-        recompute_ratio=recompute_ratio,
-        selector=selector,
-        trace=True if trace else None,
+        **blending,
     ) as opened:
         if explain:
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
         elif json:
-            answer = opened.ask(question)
+            answer = opened.ask(question, trace=True if trace else None)
             print_json(answer.to_dict())
             write_trace_of(answer, trace)
         else:
-            answer = print_stream(opened.stream(question), show_thinking=show_thinking)
+            answer = print_stream(
+                opened.stream(question, trace=True if trace else None), show_thinking=show_thinking
+            )
             print_sources(answer)
             write_trace_of(answer, trace)
 
 
+@options.with_blending
 def chat(
     index: options.Index = options.DEFAULT_INDEX,
     model: options.Model = None,
     similarity_top_k: options.SimilarityTopK = None,
     max_tokens: options.MaxTokens = None,
-    blend: options.Blend = None,
-    quality: options.Quality = None,
-    recompute_ratio: options.RecomputeRatio = None,
-    selector: options.Selector = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
     show_thinking: options.ShowThinking = False,
+    **blending: Any,
 ) -> None:
     """Ask several questions in a row, each with the ones before it in mind."""
     with contextlib.suppress(ImportError):  # line editing in input(), where the system has it
@@ -99,10 +93,7 @@ def chat(
         model=model,
         similarity_top_k=similarity_top_k,
         max_tokens=_length(max_tokens),
-        blend=blend,
-        quality=quality,
-        recompute_ratio=recompute_ratio,
-        selector=selector,
+        **blending,
     ) as opened:
         say("Ctrl-C stops an answer, Ctrl-D leaves.")
         history: list[dict[str, str]] = []

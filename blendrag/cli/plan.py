@@ -44,16 +44,16 @@ def plan(
     from blendrag.control.plan import Corpus, make_plan, record_bytes
     from blendrag.control.prices import Prices, read_prices
     from blendrag.select import SELECTORS
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     settings = Settings.load(
-        model=model, similarity_top_k=similarity_top_k, recompute_ratio=ratio, prefix_caching=True
+        model=model, similarity_top_k=similarity_top_k, recompute_ratio=ratio, engine_args=PREFIX_CACHING
     )
     table = read_prices(prices) if prices else settings.prices or Prices()
     with err().status("reading the profile"):
         profile, identity = _profile_of(settings)
     # What else the times depend on, only an engine knows.
-    if whose := profile.unlike(settings.selector, cpu=cpu(), vllm=installed_vllm()):
+    if whose := profile.unlike(settings.blending.selector, cpu=cpu(), vllm=installed_vllm()):
         say(f"these are times {whose}: run blendrag profile again")
     if profile.selector not in SELECTORS:
         raise ConfigError("the profile is of a selector that there is not: run blendrag profile again")
@@ -61,7 +61,7 @@ def plan(
     nbytes = record_bytes(identity, profile.machine.dtype, tokens)
     corpus = Corpus(count, tokens, nbytes, min(settings.similarity_top_k, count))
     estimate = Estimator.of(profile)
-    result = make_plan(estimate, corpus, settings.recompute_ratio, table)
+    result = make_plan(estimate, corpus, settings.blending.recompute_ratio, table)
     checked = _check(settings, estimate, corpus) if measure else []
     if json:
         print_json({**result.to_dict(), "checked": [_as_dict(one) for one in checked]})
@@ -109,7 +109,7 @@ def _check(settings: Settings, estimate: Any, corpus: Any) -> list[Checked]:
     from blendrag.progress import progress_bar
 
     with interruptible("interrupted"), progress_bar() as progress:
-        return check_plan(settings, estimate, corpus, settings.recompute_ratio, progress)
+        return check_plan(settings, estimate, corpus, settings.blending.recompute_ratio, progress)
 
 
 def _print(plan: Plan, prices: Prices, profile: Profile, settings: Settings, console: Console) -> None:

@@ -26,9 +26,9 @@ def profile(
     """Measure prefill, blending and the tiers here, and keep the result for the engine."""
     from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
     from blendrag.progress import progress_bar
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     with interruptible("interrupted: nothing was written"), progress_bar() as progress:
         measured = measure_profile(settings, QUICK if quick else Grid(), progress)
     path = measured.save(settings.cache_dir)

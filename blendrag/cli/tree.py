@@ -44,7 +44,7 @@ def show(index: options.Index = options.DEFAULT_INDEX, json: options.Json = Fals
         print_json([{**row.to_plain(), "text": names[row.node.key]} for row in rows])
         return
     if not rows:
-        say("no exact prefixes on disk: none has grown yet, or tree_disk_bytes is 0")
+        say("no exact prefixes on disk: none has grown yet, or no disk of tiers has tree_bytes")
         return
     size = sum(row.nbytes for row in rows)
     picture = Picture(f"{len(rows):,} nodes, {size / 2**20:,.0f} MiB")
@@ -75,8 +75,8 @@ def warm(
         raise ConfigError(f"cannot read {str(questions)!r}: {error}") from None
     grown = 0
     with open_index(index, model=model) as opened:
-        if not opened.settings.tree_disk_bytes:
-            raise ConfigError("exact prefixes would end with this command: set tree_disk_bytes")
+        if not opened.settings.tree_stays:
+            raise ConfigError("exact prefixes would end with this command: give a disk of tiers tree_bytes")
         start_engine(opened)
         with interruptible("interrupted: what has grown is kept"), progress_bar() as bar:
             bar.note("growing")

@@ -140,7 +140,7 @@ def test_server_ended_while_it_loads_goes_on_or_leaves_a_process(
 
 
 IMPATIENT = """
-import signal, sys
+import os, signal, sys
 import blendrag.engine.compat.required  # the rest of a start is what processes do
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineStartError
@@ -148,16 +148,18 @@ from blendrag.settings import Settings
 if interrupted := sys.argv[1] == "interrupted":
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
     signal.alarm(4)
-limit = 600 if interrupted else 4
+os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = "600" if interrupted else "4"
 try:
-    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32", start_timeout_s=limit))
+    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32"))
 except (EngineStartError, KeyboardInterrupt) as error:
     print("it ended:", repr(error), flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize(("why", "told"), [("late", "start_timeout_s"), ("interrupted", "KeyboardInterrupt")])
+@pytest.mark.parametrize(
+    ("why", "told"), [("late", "VLLM_ENGINE_READY_TIMEOUT_S"), ("interrupted", "KeyboardInterrupt")]
+)
 def test_start_that_is_given_up_leaves_a_process(
     tmp_path: Path, model_dir: Path, why: str, told: str
 ) -> None:

@@ -29,9 +29,9 @@ def ttft(
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_ttft, print_ttft
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     axis = AXES["quality" if ratios is None else "ratio"]
     values = axis.values(None, settings) if ratios is None else parse_ratios(ratios)
     wanted = TtftOptions(
@@ -66,9 +66,9 @@ def sweep(
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_sweep, print_sweep
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     chosen = axis_named(axis).values(values, settings)
     wanted = TtftOptions(axis, chosen, chunks, chunk_tokens, repeats, data, seed)
     table = pasted(print_sweep, f"sweep-{axis}", paste)
@@ -92,10 +92,10 @@ def load(
     from blendrag.lab.bench.load import LoadOptions, run_load
     from blendrag.lab.bench.load_report import draw_load, print_load
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = LoadOptions(chunks, chunk_tokens, pool, max_tokens, seconds, tries, seed)
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     table = pasted(print_load, "load", paste)
     measured(lambda progress: run_load(settings, wanted, progress), table, json, plot, draw_load)
 
@@ -115,10 +115,10 @@ def beside(
     from blendrag.lab.bench.beside import BesideOptions, run_beside
     from blendrag.lab.bench.load_report import draw_beside, print_beside
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = BesideOptions(chunks, chunk_tokens, arrivals, repeats, seed)
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     table = pasted(print_beside, "beside", paste)
     measured(lambda progress: run_beside(settings, wanted, progress), table, json, plot, draw_beside)
 
@@ -135,10 +135,10 @@ def speculate(
     """What it saves to begin answers from provisional documents, by how many of their lists come true."""
     from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = SpeculateOptions(chunks, chunk_tokens, repeats=repeats, seed=seed)
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     table = pasted(print_speculate, "speculate", paste)
     measured(lambda progress: run_speculate(settings, wanted, progress), table, json)
 
@@ -158,10 +158,10 @@ def decode(
     """Time per token and KV held: decoded from all of a prompt's KV, and from a budget of it."""
     from blendrag.lab.bench.decode import DecodeOptions, print_decode, run_decode
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = DecodeOptions(chunks, chunk_tokens, budget, answers, tokens, repeats, seed)
-    settings = Settings.load(model=model, prefix_caching=True, kv_budget=budget, blend_share=1.0)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING, kv_budget=budget, blend_share=1.0)
     table = pasted(print_decode, "decode", paste)
     measured(lambda progress: run_decode(settings, wanted, progress), table, json)
 
@@ -241,7 +241,7 @@ def tree(
     from blendrag.lab.bench.load_report import draw_load, print_tree
     from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
     from blendrag.lab.report import pasted
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     chosen = ARMS if arms is None else tuple(arms.split(","))
     wanted = TreeOptions(
@@ -261,6 +261,6 @@ def tree(
         arms=chosen,
         seed=seed,
     )
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     table = pasted(print_tree, "tree", paste)
     measured(lambda progress: run_tree(settings, wanted, progress), table, json, plot, draw_load)

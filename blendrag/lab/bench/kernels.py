@@ -81,8 +81,8 @@ class KernelResults:
 def run_kernels(settings: Settings, options: KernelOptions, progress: Progress) -> KernelResults:
     """Raises ConfigError, ModelError (also for a model whose layers run whole), PromptTooLongError,
     EngineError."""
-    blend = {"selector": "hkvd", "metric": "v", "threshold": None, "check_layers": (CHECK_LAYER,)}
-    settings = settings.model_copy(update=blend | {"recompute_ratio": options.ratio})
+    blend = {"selector": f"hkvd:check_layers={CHECK_LAYER}", "recompute_ratio": options.ratio}
+    settings = settings.model_copy(update=blend)
     with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         progress.note("cutting text into chunks")

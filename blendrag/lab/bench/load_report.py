@@ -86,7 +86,7 @@ def print_load(results: LoadResults, console: Console) -> None:
         f" another. {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
         f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,}"
         f" tokens, answers of {options.max_tokens}; {options.seconds:g} s a rate;"
-        f" {setup.settings.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
         markup=False,
     )
 
@@ -170,7 +170,7 @@ def print_beside(results: BesideResults, console: Console) -> None:
         " arrival waited for its first token, or to be stored."
         f" {options.repeats} repeats of {options.arrivals} arrivals each, one every {results.gap:.2f} s:"
         f" {options.chunks} chunks of {options.chunk_tokens} tokens,"
-        f" {setup.settings.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
         markup=False,
     )
 

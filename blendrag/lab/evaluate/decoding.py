@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from rich.table import Table
 
 from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval, difference, mean
-from blendrag.lab.evaluate.arms import ArmSpec, Budget
+from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
+_DEFAULT = "default"  # of a budget that says its size only
 _COLOURS = {"uniform": "#6e7781", "ada": "#2f81c7"}  # of the layers: the paper's pair
 
 
@@ -54,14 +55,14 @@ def summarise_decoding(
         answered = by_arm.get(arm.name, {})
         own = {id: each for id, each in answered.items() if each.evicted and each.evicted.kept}
         if arm.budget is not None and own:
-            uniform = replace(arm.budget, by=_BASE)
-            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget.by != _BASE else {}
+            uniform = f"{arm.budget.partition(':')[0]}:{_BASE}"
+            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget != uniform else {}
             found[arm.name] = _summary(arm.budget, own, by_arm.get(arm.whole.name, {}), base, tokens)
     return found
 
 
 def _summary(
-    budget: Budget,
+    budget: str,
     own: Mapping[str, AnswerSample],
     whole: Mapping[str, AnswerSample],
     uniform: Mapping[str, AnswerSample],
@@ -72,9 +73,10 @@ def _summary(
     kl, base = _kl(own), _kl(uniform)
     shared = [id for id in kl if id in base]
     layers = [each.evicted.layers for each in own.values() if each.evicted and each.evicted.layers]
+    size, _, by = budget.partition(":")
     return DecodedSummary(
-        budget.tokens,
-        budget.by,
+        int(size),
+        by or _DEFAULT,
         len(own),
         mean([each.evicted.kept / tokens[id] for id, each in own.items() if each.evicted]),
         difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,

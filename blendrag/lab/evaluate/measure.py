@@ -172,15 +172,11 @@ class Measuring:
         """What the arms keep and lose layer by layer, of the same prompt and answer; those whose budget the
         prompt is longer than."""
         assert base.recipe is not None
-        own, choices = self._settings.blending, {}
-        for arm in arms:
-            of = {} if arm.budget is None else arm.budget.options
-            by = of.get("kv_scorer", own.kv_scorer), of.get("kv_allocator", own.kv_allocator)
-            choices[*by, of["kv_budget"]] = arm.name
-        self._engine.call("begin_study", list(choices), own.kv_alpha, len(base.token_ids))
+        names = {arm.budget: arm.name for arm in arms if arm.budget is not None}
+        self._engine.call("begin_study", list(names), len(base.token_ids))
         prompt = base.token_ids + ids
         window = OBSERVED + len(ids) - 1  # the engine computes the last token itself
-        options = replace(base.recipe.options, kv_budget=len(prompt), kv_window=window)
+        options = replace(base.recipe.options, kv_budget=f"{len(prompt)}:window={window}")
         recipe = replace(base.recipe, options=options)
         # The second token's step evicts, the third's hears of it.
         three = Sampling(max_tokens=3, other={"ignore_eos": True})
@@ -188,7 +184,7 @@ class Measuring:
         found = [LayerLoss(**each) for each in self._engine.call("end_study")]
         if delta.report is None or delta.report.kv_whole not in (MEASURED, ""):
             raise EngineError(f"the layers were not measured: {delta.report and delta.report.kv_whole}")
-        return {choices[each.scorer, each.allocator, each.budget]: each for each in found}
+        return {names[each.budget]: each for each in found}
 
     async def _prompt(self, arm: ArmSpec, asked: TokenizedQuestion) -> ArmPrompt:
         match arm.kind:

@@ -137,7 +137,7 @@ def _profile(
     return Profile(
         identity=digest,
         model=settings.model,
-        selector=settings.selector,
+        selector=settings.blending.selector,
         layers=engine.facts.num_layers,
         machine=machine,
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from blendrag.compress import Observed, kept_tokens, make_allocator, make_scorer, page_gains
+from blendrag.compress import Observed, Scorer, kept_tokens, make_budget, page_gains
 from blendrag.engine.recipe import EvictionOrder
 from blendrag.engine.report import Eviction
 from blendrag.engine.worker.compression import Compression, Parts, WindowQueries
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Study:
-    """choices: scorer, allocator and budget of each. prompt: tokens before the answer."""
+    """budgets: as they are written. prompt: tokens before the answer."""
 
-    choices: Sequence[tuple[str, str, int]]
-    alpha: float
+    budgets: Sequence[str]
     prompt: int
     found: list[LayerLoss] = field(default_factory=list)
 
@@ -44,7 +43,9 @@ class LabCompression(Compression):
         try:
             assert self._parts is not None, self.reason
             with torch.inference_mode():
-                self._measure(self._parts, self._seen.pop(order.request_id), order.block_ids, self.study)
+                seen = self._seen.pop(order.request_id)
+                assert isinstance(seen, WindowQueries), seen
+                self._measure(self._parts, seen, order.block_ids, self.study)
         except Exception as error:
             return Eviction(whole=f"{type(error).__name__}: {error}")
         return Eviction(whole=MEASURED)
@@ -56,32 +57,31 @@ class LabCompression(Compression):
         outputs = [self._output(n) for n in range(parts.pages.num_layers)]
         observed = study.prompt - seen.first
         weights = [_attention(layer, observed) for layer in layers]
-        for name in dict.fromkeys(scorer for scorer, _, _ in study.choices):
-            scorer = make_scorer(name)
-            each = [scorer.score(_before(layer, observed, study)) for layer in layers]
-            scores = torch.stack([_scores(own, last * size) for own in each])
-            gains = page_gains(scores, size)
-            for of_scorer, allocator, budget in study.choices:
-                pages = budget // size - 1
-                if of_scorer != name or pages >= last:
-                    continue
-                counts = make_allocator(allocator, study.alpha).allocate(gains, pages) * size
-                pairs = [
-                    _share_and_loss(layer, output, weight, _mask(layer, own, count, last * size))
-                    for layer, output, weight, own, count in zip(
-                        layers, outputs, weights, scores, counts, strict=True
-                    )
-                ]
-                kept, lost = zip(*pairs, strict=True)
-                study.found.append(LayerLoss(name, allocator, budget, list(kept), list(lost)))
+        scored: dict[type[Scorer], torch.Tensor] = {}
+        for written in study.budgets:
+            budget = make_budget(written)
+            pages, scorer = budget.tokens // size - 1, budget.scorer
+            if pages >= last:
+                continue
+            if type(scorer) not in scored:
+                each = [scorer.score(_before(layer, observed, study)) for layer in layers]
+                scored[type(scorer)] = torch.stack([_scores(own, last * size) for own in each])
+            scores = scored[type(scorer)]
+            counts = budget.allocator.allocate(page_gains(scores, size), pages) * size
+            pairs = [
+                _share_and_loss(layer, output, weight, _mask(layer, own, count, last * size))
+                for layer, output, weight, own, count in zip(
+                    layers, outputs, weights, scores, counts, strict=True
+                )
+            ]
+            kept, lost = zip(*pairs, strict=True)
+            study.found.append(LayerLoss(written, list(kept), list(lost)))
 
 
-def begin_study(
-    data_plane: DataPlane, choices: Sequence[tuple[str, str, int]], alpha: float, prompt: int
-) -> None:
+def begin_study(data_plane: DataPlane, budgets: Sequence[str], prompt: int) -> None:
     """Of the next prompt with a budget of KV, whose first ``prompt`` tokens are before its answer."""
     assert isinstance(data_plane.compression, LabCompression)
-    data_plane.compression.study = Study(choices, alpha, prompt)
+    data_plane.compression.study = Study(budgets, prompt)
 
 
 def end_study(data_plane: DataPlane) -> list[dict[str, Any]]:

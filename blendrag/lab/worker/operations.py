@@ -32,11 +32,9 @@ MEASURED = "it was measured instead"
 @dataclass(frozen=True, slots=True)
 class LayerLoss:
     """What a choice keeps of the attention of an answer's tokens, and how far it moves what attention puts
-    out (L1, relative to its norm), by layer; means over tokens."""
+    out (L1, relative to its norm), by layer; means over tokens. budget: as it is written."""
 
-    scorer: str
-    allocator: str
-    budget: int
+    budget: str
     kept: list[float]
     lost: list[float]
 

@@ -58,7 +58,7 @@ def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
     assert blendrag("tree", "clear").exit_code == 0
     assert not (index / "tree").exists() and (index / "catalogue.sqlite").exists()
     empty = blendrag("tree", "show")
-    assert empty.exit_code == 0 and "tree_disk_bytes" in empty.stderr and not empty.stdout
+    assert empty.exit_code == 0 and "tree_bytes" in empty.stderr and not empty.stdout
     assert json.loads(blendrag("tree", "show", "--json").stdout) == []
     assert blendrag("tree", "clear").exit_code == 0
 

@@ -160,7 +160,9 @@ def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
         max_model_len=512,
         max_num_seqs=1,
         enable_prefix_caching=False,
-        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(reorder_window=window))),
+        kv_transfer_config=KVTransferConfig(
+            **connector_args(Settings.load(order=f"retrieved:window={window}"))
+        ),
     ).create_engine_config()
     config.scheduler_config.async_scheduling = False  # claims are synchronous then, on a CPU
     config.cache_config.num_gpu_blocks = 64

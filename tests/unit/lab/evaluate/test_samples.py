@@ -20,7 +20,7 @@ from blendrag.lab.worker.operations import LayerLoss
 
 CONFIG = {"model": "SmolLM2", "seed": 0, "arms": ("full", "reuse")}
 SAMPLE = AnswerSample(
-    "row 1", "hkvd_v@0.15", 1.5, [{7: -0.5, 12: -2.0}, {9: -1.0}], "a\n是", None, 100.0, 80, 12, {}
+    "row 1", "hkvd@0.15", 1.5, [{7: -0.5, 12: -2.0}, {9: -1.0}], "a\n是", None, 100.0, 80, 12, {}
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -31,7 +31,7 @@ samples = st.builds(
     st.none() | st.text(), numbers, counts, counts,
     st.dictionaries(st.text(), numbers), st.none() | numbers,
     st.none() | st.builds(Lost, numbers, counts, st.none() | st.builds(
-        LayerLoss, st.text(), st.text(), counts, st.lists(numbers), st.lists(numbers)
+        LayerLoss, st.text(), st.lists(numbers), st.lists(numbers)
     )),
 )  # fmt: skip
 
