@@ -207,7 +207,7 @@ def _say_what_was_found(compared: HazardComparison, folder: Path) -> None:
     if compared.kept is not None and not compared.prefix:
         better = compared.kept > compared.gdsf
         say(
-            "lpc+ finds more here than GDSF, the default: eviction='lpc+' goes by it"
+            "lpc+ finds more here than GDSF, the default: tiers with policy: lpc+ go by it"
             if better
             else "lpc+ finds no more here than GDSF, the default: there is no reason to change from that"
         )

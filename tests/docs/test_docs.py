@@ -22,6 +22,7 @@ from blendrag import errors
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
 from blendrag.serving import lease
+from blendrag.options import DEFAULTS, STEPS, BlendOverrides
 from blendrag.settings import Settings
 from model_shapes import SHAPES, rows
 from places import EXAMPLES, ROOT
@@ -178,6 +179,10 @@ def test_table_of_settings_is_the_settings() -> None:
 def shown_default(name: str) -> str:
     if name == "cache_dir":  # depends on the user
         return "the user's cache folder"
+    if name == "quality":
+        return f"`{next(one for one, step in STEPS.items() if step == (DEFAULTS.selector, DEFAULTS.recompute_ratio))!r}`"
+    if name in BlendOverrides.model_fields:
+        return f"`{getattr(DEFAULTS, name)!r}`"
     return f"`{Settings.model_fields[name].default!r}`"
 
 
