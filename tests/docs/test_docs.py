@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from blendrag import errors
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
-from blendrag.serving import lease
 from blendrag.options import DEFAULTS, STEPS, BlendOverrides
+from blendrag.serving import lease
 from blendrag.settings import Settings
 from model_shapes import SHAPES, rows
 from places import EXAMPLES, ROOT
@@ -180,7 +180,8 @@ def shown_default(name: str) -> str:
     if name == "cache_dir":  # depends on the user
         return "the user's cache folder"
     if name == "quality":
-        return f"`{next(one for one, step in STEPS.items() if step == (DEFAULTS.selector, DEFAULTS.recompute_ratio))!r}`"
+        usual = (DEFAULTS.selector, DEFAULTS.recompute_ratio)
+        return f"`{next(quality for quality, step in STEPS.items() if step == usual)!r}`"
     if name in BlendOverrides.model_fields:
         return f"`{getattr(DEFAULTS, name)!r}`"
     return f"`{Settings.model_fields[name].default!r}`"
