@@ -25,7 +25,7 @@ def arguments(**options: Any) -> dict[str, Any]:
 
 def test_vllms_argument_does_not_reach_it() -> None:
     given = {"gpu_memory_utilization": 0.5, "kv_cache_dtype": "fp8", "max_logprobs": 50}
-    given |= {"enforce_eager": False, "enable_prefix_caching": False, "tensor_parallel_size": 3}
+    given |= {"enforce_eager": False, "enable_prefix_caching": False}
     assert arguments(engine_args=given).items() >= given.items()
     made = arguments(engine_args={"revision": "main", "max_num_seqs": None})
     assert "revision" not in made and made["max_num_seqs"] == 32, "the folder is of the revision"
