@@ -266,7 +266,7 @@ def _cache_path() -> Path:
 class _Variables(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
         former = {name: os.environ.get(f"BLENDRAG_{name.upper()}") for name in FORMER}
-        given = {name: _plain(text) for name, text in former.items() if text is not None}
+        given = {name: json_or_text(text) for name, text in former.items() if text is not None}
         return spelled_out(super().__call__() | given)
 
     def prepare_field_value(
@@ -278,7 +278,8 @@ class _Variables(EnvSettingsSource):
             raise ConfigError(f"the variable BLENDRAG_{field_name.upper()} is not JSON") from None
 
 
-def _plain(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return what a text says as JSON; the text, if it is none."""
     try:
         return json.loads(text)
     except ValueError:

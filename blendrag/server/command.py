@@ -28,7 +28,7 @@ from blendrag.names import closest
 from blendrag.server import LIMITS, Limits
 from blendrag.server.keys import Keys
 from blendrag.serving.lease import default_kv_dir
-from blendrag.settings import Settings
+from blendrag.settings import Settings, json_or_text
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
@@ -107,7 +107,7 @@ def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif own != name or (not equals and own in _FLAGS):
             (engine if of_engine else given)[own] = own == name
         elif of_engine:
-            engine[name] = _plain(value if equals else next(left, ""))
+            engine[name] = json_or_text(value if equals else next(left, ""))
         else:
             given[name] = _value(value if equals else next(left, ""))
     if engine:
@@ -120,13 +120,6 @@ def check_given(given: Mapping[str, Any]) -> None:
     may be for others."""
     for name in sorted(CLIENTS & given.keys()):
         raise ConfigError(f"{name} is for clients to say: a server takes it from each request")
-
-
-def _plain(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _value(text: str) -> Any:

@@ -32,7 +32,7 @@ TESTS = (
 
 @pytest.mark.parametrize(
     ("setting", "names"),
-    [({"BLENDRAG_CLAIM": "async"}, TESTS), ({"TESTS_DTYPE": "bfloat16"}, [SAME_ANSWER])],
+    [({"BLENDRAG__CLAIM": "async"}, TESTS), ({"TESTS_DTYPE": "bfloat16"}, [SAME_ANSWER])],
     ids=["asynchronous", "bfloat16"],
 )
 def test_what_holds_for_synchronous_claims_in_float32_does_not_for_others(

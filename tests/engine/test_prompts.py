@@ -141,7 +141,7 @@ def _harm(file: Path, harm: str) -> None:
         ({"store": "/nowhere"}, "/nowhere"),
         ({"options": BlendOptions(selector="best")}, "best"),
         ({"options": BlendOptions(selector="hkvd:check_layers=x")}, "check_layers must be"),
-        ({"spans": (("a", "x", 3),)}, "unreadable"),
+        ({"head": (("a", "x"),)}, "unreadable"),
     ],
 )
 def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(

@@ -281,6 +281,7 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_connector_extra_config": {
             "mask": settings.mask,
             "blend_share": settings.blend_share,
+            "claim": os.environ.get("BLENDRAG__CLAIM", "auto"),  # of tests: as on other devices
             "prefix_forecasts": settings.prefix_forecasts,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,
