@@ -241,7 +241,7 @@ def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
         lines_until(process, "killed")
         begun = time.monotonic()
         lines = lines_until(process, "it ended")
-        assert time.monotonic() - begun < 60  # seconds, and the machine may be busy; not call_timeout_s
+        assert time.monotonic() - begun < 60  # seconds, and the machine may be busy; not the timeout of calls
         assert "the engine died at ingest" in lines[-1]
         log = re.search(r"\S+engine\.log", lines[-1])
         assert log is not None and Path(log.group()).is_file()

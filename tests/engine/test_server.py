@@ -24,6 +24,7 @@ from word_embedder import write_dialogs
 
 pytestmark = [pytest.mark.own_engine, pytest.mark.slow, pytest.mark.xdist_group("server")]
 
+TIERS = json.dumps([{"kind": "ram", "bytes": 2 << 30, "policy": "lpc"}, {"kind": "disk", "policy": "lpc"}])
 FORECAST_S = 60.0  # until a test gives up
 
 
@@ -42,7 +43,7 @@ def cache(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """With all that goes by forecasts."""
-    more = ("--eviction", "lpc", "--prefix-forecasts", "--outcome-log", "--cache-dir", str(cache))
+    more = ("--tiers", TIERS, "--prefix-forecasts", "--outcome-log", "--cache-dir", str(cache))
     running = Server(tmp_path_factory.mktemp("server") / "kv", *more).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running
