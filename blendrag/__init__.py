@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blendrag.index.ingest import IngestReport
     from blendrag.index.loaders import Document
     from blendrag.names import spellings
-    from blendrag.options import BlendOptions
+    from blendrag.options import BlendOptions, BlendOverrides
     from blendrag.progress import Progress, progress_bar
     from blendrag.remote.chat import RemoteChat, open_chat
     from blendrag.remote.http import without_password
@@ -34,6 +34,7 @@ __all__ = [
     "Answer",
     "BlendIndex",
     "BlendOptions",
+    "BlendOverrides",
     "BlendragError",
     "Chat",
     "ChatModel",
@@ -67,6 +68,7 @@ _HOMES = {
     "Answer": "blendrag.chat.answer",
     "BlendIndex": "blendrag.index.index",
     "BlendOptions": "blendrag.options",
+    "BlendOverrides": "blendrag.options",
     "Chat": "blendrag.chat.chat",
     "ChatModel": "blendrag.chat.interface",
     "ChatRequest": "blendrag.chat.request",

@@ -1,17 +1,17 @@
-"""How a prompt is blended: what settings, requests, recipes and selectors hold, each default once."""
+"""How a prompt is blended: what settings, requests, recipes and selectors hold, each option declared once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, TypedDict
 
+from pydantic import BaseModel, Field
+
+from blendrag.choice import Choice
 from blendrag.errors import ConfigError
 
-Metric = Literal["v", "k", "kv"]
 Quality = Literal["fast", "balanced", "close"]
-
-# Options that say from how much of its KV a prompt's answer is decoded.
-BUDGET = ("kv_budget", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window")
 
 
 class Step(NamedTuple):
@@ -36,24 +36,52 @@ def step_of(quality: object) -> Step:
     raise ConfigError(f"quality must be {', '.join(STEPS)}, not {quality!r}")
 
 
+class BlendOverrides(BaseModel):
+    """Options of blending as settings, constructors, commands and requests give them. None: not given."""
+
+    quality: Quality | None = Field(
+        default=None,
+        description="fast, balanced or close to full prefill: a selector and a ratio, unless given.",
+    )
+    blend: bool | None = Field(
+        default=None, description="False prefills every prompt plainly, for comparison."
+    )
+    selector: str | None = Field(
+        default=None, description="Which cached tokens are recomputed: query, hkvd@0.15:metric=k, ..."
+    )
+    recompute_ratio: float | None = Field(default=None, description="Share of the cached tokens that are.")
+    kv_budget: int | str | None = Field(
+        default=None,
+        description="Tokens of its KV that an answer is decoded from: 512, 512:ada:alpha=0.2, ...",
+    )
+    min_cached_tokens: int | None = Field(
+        default=None, description="Below so many cached tokens, a prompt is prefilled plainly."
+    )
+
+
+class BlendKeywords(TypedDict, total=False):
+    """The same for calls, and ``trace``, which is for single requests."""
+
+    quality: Quality | None
+    blend: bool | None
+    selector: str | None
+    recompute_ratio: float | None
+    kv_budget: int | str | None
+    min_cached_tokens: int | None
+    trace: bool | None
+
+
 @dataclass(frozen=True, slots=True)
 class BlendOptions:
-    """Options of blending that may differ from request to request; settings have them under the same names.
+    """Options of blending, all of them known; a recipe takes them to the worker.
 
     recompute_ratio: share of the request's cached tokens that is recomputed, on average over the layers
         (CacheBlend section 7.2 uses 0.15).
-    selector: which tokens these are (:mod:`blendrag.select`).
-    metric: what HKVD compares: V (the paper's released code), K (LMCache), or both.
-    check_layers: layers at which deviation is measured (CacheBlend section 4.3).
-    threshold: squared deviation relative to the tokens' mean squared norm below which a token is left
-        alone; the ratio then is the cap.
-    auto_ratio: recompute more than the ratio where loading leaves time for it (mode A of the controller).
+    selector: which tokens these are, with its arguments (:mod:`blendrag.select`).
     blend: False prefills plainly.
     min_cached_tokens: below so many cached tokens a prompt is prefilled plainly.
-    kv_budget: tokens that the answer is decoded from, on average of a head, window included; None: all.
-    kv_allocator: how heads share it (:mod:`blendrag.compress`); kv_scorer: which tokens they keep.
-    kv_alpha: the share of every head's budget that is the uniform one (Ada-KV section 3.4).
-    kv_window: the prompt's last tokens that score the others, and stay.
+    kv_budget: tokens that the answer is decoded from, on average of a head, window included, and how they are
+        chosen (:mod:`blendrag.compress`); None: all.
     trace: whether the evidence says what was loaded and computed when.
 
     Raises ConfigError for a value that no selector could use.
@@ -61,43 +89,61 @@ class BlendOptions:
 
     recompute_ratio: float = STEPS["balanced"].recompute_ratio
     selector: str = STEPS["balanced"].selector
-    metric: Metric = "v"
-    check_layers: tuple[int, ...] = (1,)
-    threshold: float | None = None
-    auto_ratio: bool = False
     blend: bool = True
     min_cached_tokens: int = 128
-    kv_budget: int | None = None
-    kv_allocator: str = "ada"
-    kv_scorer: str = "window"
-    kv_alpha: float = 0.5
-    kv_window: int = 32
+    kv_budget: int | str | None = None
     trace: bool = False
 
     def __post_init__(self) -> None:
-        ratio = self.recompute_ratio
+        ratio, least = self.recompute_ratio, self.min_cached_tokens
         if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
             raise ConfigError(f"recompute_ratio must be between 0 and 1, not {ratio!r}")
-        if not isinstance(self.blend, bool):
-            raise ConfigError(f"blend must be True or False, not {self.blend!r}")
+        for name, value in (("blend", self.blend), ("trace", self.trace)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} must be True or False, not {value!r}")
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+            raise ConfigError(f"min_cached_tokens must be a number of tokens, not {least!r}")
         if not isinstance(self.selector, str):
             raise ConfigError(f"selector must be a name, not {self.selector!r}")
-        if self.metric not in ("v", "k", "kv"):
-            raise ConfigError(f"metric must be v, k or kv, not {self.metric!r}")
-        self._check_kv()
+        if Choice.read(self.selector).at is not None:
+            raise ConfigError(f"selector {self.selector!r}: its ratio is the option recompute_ratio here")
+        if self.kv_budget is not None:
+            _check_budget(self.kv_budget)
 
-    def _check_kv(self) -> None:
-        counts = {"kv_window": self.kv_window} | (
-            {} if self.kv_budget is None else {"kv_budget": self.kv_budget}
-        )
-        for name, count in counts.items():
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise ConfigError(f"{name} must be a number of tokens, at least 1, not {count!r}")
-        if not isinstance(self.kv_alpha, int | float) or not 0.0 <= self.kv_alpha <= 1.0:
-            raise ConfigError(f"kv_alpha must be between 0 and 1, not {self.kv_alpha!r}")
-        for name, value in (("kv_allocator", self.kv_allocator), ("kv_scorer", self.kv_scorer)):
-            if not isinstance(value, str):
-                raise ConfigError(f"{name} must be a name, not {value!r}")
+
+def _check_budget(written: object) -> None:
+    if isinstance(written, int | str) and not isinstance(written, bool):
+        choice = Choice.read(str(written))
+        if choice.name.isdecimal() and int(choice.name) and choice.at is None:
+            return
+    raise ConfigError(f"kv_budget must be a number of tokens, as 512 or '512:ada', not {written!r}")
 
 
 DEFAULTS = BlendOptions()
+
+
+def spelled_out(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same with selector and ratio each under its own name: what a quality stands for, where they
+    are not said, and the ratio in ``hkvd@0.15``. Raises ConfigError for two ratios, and for a wrong quality.
+    """
+    given = dict(said)
+    if isinstance(selector := given.get("selector"), str):
+        choice = Choice.read(selector)
+        if choice.at is not None:
+            if given.get("recompute_ratio") is not None:
+                raise ConfigError(
+                    f"selector {selector!r} and recompute_ratio {given['recompute_ratio']!r}: give one ratio"
+                )
+            given |= {"selector": str(replace(choice, at=None)), "recompute_ratio": choice.at}
+    if given.get("quality") is None:
+        return given
+    return step_of(given["quality"])._asdict() | {
+        name: given[name] for name in given if given[name] is not None
+    }
+
+
+def resolved(said: Mapping[str, Any], base: BlendOptions = DEFAULTS) -> BlendOptions:
+    """Return the options that ``said`` makes of others. None is not said. Raises ConfigError."""
+    given = spelled_out(said)
+    names = (field.name for field in fields(BlendOptions))
+    return replace(base, **{name: given[name] for name in names if given.get(name) is not None})

@@ -6,14 +6,14 @@ Priority, highest first: keyword arguments, environment, the YAML file named by 
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # comes with pydantic-settings[yaml]
 from platformdirs import user_cache_path
-from pydantic import Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -23,13 +23,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from blendrag.choice import Choice, count
 from blendrag.errors import ConfigError
+from blendrag.former import FORMER, up_to_date
 from blendrag.models import DEFAULT_EMBEDDER, DEFAULT_MODEL
 from blendrag.names import closest
-from blendrag.options import DEFAULTS, BlendOptions, Metric, Quality, step_of
+from blendrag.options import BlendOptions, BlendOverrides, resolved, spelled_out
 from blendrag.store.stack import DEFAULT_POLICY, TierSpec
 from blendrag.text import encodable
 
+T = TypeVar("T")
 SharedPrefix = Literal["none", "start", "system"]
 
 # What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
@@ -44,43 +47,32 @@ RENAMED = {
     "claim": "claim is gone: a request is never blended inside the step that needs it",
     "top_k": "how many chunks are retrieved is called similarity_top_k now: top_k is of sampling",
     "prefix_forecasts": "prefix_forecasts is gone: vLLM's prefix cache keeps its own order now",
+    **{name: former.now for name, former in FORMER.items() if former.of_blending},
 }
+
+PREFIX_CACHING: dict[str, JsonValue] = {"enable_prefix_caching": True}
+"""Of vLLM's arguments: the default, for commands that compare with its own prefix cache."""
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
 
 
-class Settings(BaseSettings):
-    """All options. Sizes are in bytes unless the name says otherwise."""
+class Settings(BlendOverrides, BaseSettings):
+    """All options; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
+
+    Sizes are in bytes unless the name says otherwise.
+    """
 
     model_config = SettingsConfigDict(env_prefix="BLENDRAG_", extra="forbid", frozen=True)
 
     # Model and engine
     model: str = Field(DEFAULT_MODEL, description="Packaged default, a local folder, or a hub id.")
-    revision: str | None = Field(None, description="Hub revision of the model.")
     lora: str | None = Field(
         None, description="Folder or hub id of a LoRA adapter that is merged into the model's weights."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     max_model_len: int | None = Field(None, ge=16, description="Context window in tokens.")
     kv_cache_gib: int = Field(2, ge=1, description="vLLM's paged KV cache on CPU, in GiB.")
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="What vLLM's paged KV cache holds; with fp8, nothing is blended."
-    )
-    gpu_memory_utilization: float | None = Field(
-        None, gt=0.0, le=1.0, description="Share of a GPU's memory that the engine takes."
-    )
-    tensor_parallel_size: int = Field(1, ge=1, description="GPUs, or parts of a CPU, that share the model.")
-    max_num_seqs: int | None = Field(
-        None, ge=1, description="Requests in one engine step; None: 32 on CPU, vLLM's choice on GPUs."
-    )
-    max_num_batched_tokens: int | None = Field(None, ge=16)
-    prefix_caching: bool = True
-    enforce_eager: bool | None = Field(
-        None, description="Skip torch.compile; None: eager on CPU (it starts faster), compiled on CUDA."
-    )
-    engine_args: dict[str, JsonValue] = Field(
-        {}, description="More of vLLM's engine arguments, by vLLM's names."
-    )
+    engine_args: dict[str, JsonValue] = Field({}, description="vLLM's engine arguments, by vLLM's names.")
     reasoning_parser: str = Field(
         AUTO_PARSER,
         description="How thinking is told from answers: a reasoning parser of vLLM's, `none`, or `auto`,"
@@ -91,65 +83,11 @@ class Settings(BaseSettings):
         description="How tool calls are told from answers: a tool parser of vLLM's, `none`, or `auto`, which"
         " goes by the model's chat template.",
     )
-    start_timeout_s: float = Field(900.0, gt=0, description="Seconds the engine may take to start.")
-    call_timeout_s: float = Field(
-        600.0, gt=0, description="Seconds the engine may take for one batch of an ingest, or to open a store."
-    )
     cache_dir: Path = Field(default_factory=lambda: _cache_path())
 
-    # Blending: BlendOptions, which a request may have otherwise; then what holds for all of them
-    # (ratio and check layer: CacheBlend, sections 4.3 and 7.2; selector and prefix: docs/results.md)
-    blend: bool = Field(DEFAULTS.blend, description="False serves every prompt by plain prefill.")
-    quality: Quality = Field(
-        "balanced",
-        description="`fast`, `balanced` or `close` to full prefill: a selector and a ratio, where those are"
-        " not given.",
-    )
-    selector: str = Field(DEFAULTS.selector, description="Which cached tokens are recomputed.")
-    recompute_ratio: float = Field(
-        DEFAULTS.recompute_ratio, ge=0.0, le=1.0, description="Share of cached tokens."
-    )
-    metric: Metric = Field(DEFAULTS.metric, description="What HKVD compares.")
-    check_layers: tuple[int, ...] = Field(DEFAULTS.check_layers, description="Layers at which HKVD compares.")
-    threshold: float | None = Field(
-        DEFAULTS.threshold,
-        ge=0.0,
-        description="Recompute only tokens deviating by more than this; ratio is the cap.",
-    )
-    auto_ratio: bool = Field(
-        DEFAULTS.auto_ratio,
-        description="Recompute more than the ratio where loading leaves time for it; needs a profile.",
-    )
-    min_cached_tokens: int = Field(
-        DEFAULTS.min_cached_tokens,
-        ge=0,
-        description="Below this many cached tokens a prompt is prefilled plainly.",
-    )
-    kv_budget: int | None = Field(
-        DEFAULTS.kv_budget,
-        ge=1,
-        description="Tokens of a blended prompt's KV that its answer is decoded from, on average of a head;"
-        " the rest is given back. None: all of it.",
-    )
-    kv_allocator: str = Field(DEFAULTS.kv_allocator, description="How heads share the budget.")
-    kv_scorer: str = Field(DEFAULTS.kv_scorer, description="Which tokens a head keeps.")
-    kv_alpha: float = Field(
-        DEFAULTS.kv_alpha, ge=0.0, le=1.0, description="Share of a head's budget that is the uniform one."
-    )
-    kv_window: int = Field(
-        DEFAULTS.kv_window, ge=1, description="The prompt's last tokens, which score the others and stay."
-    )
-    trace: bool = Field(
-        DEFAULTS.trace, description="Have the evidence say what was loaded and computed when."
-    )
-    controller: bool = Field(
-        True, description="Load only what is sooner loaded than computed; needs `blendrag profile`."
-    )
+    # Blending, for all requests
     blend_share: float = Field(
         0.4, gt=0.0, le=1.0, description="Share of a step for blending while others decode; 1: no limit."
-    )
-    layers_in_flight: int = Field(
-        8, ge=2, description="Layers of stored KV that are loaded and not yet used, at most."
     )
 
     # Ingest
@@ -167,31 +105,16 @@ class Settings(BaseSettings):
         description="Chunks are prefilled behind up to so many tokens of the text before them in their"
         " document; 0: behind none.",
     )
-    ingest_batch_tokens: int = Field(
-        512, ge=16, description="Tokens prefilled per worker call, which goes on by slices beside answers."
-    )
 
     # Store
     tiers: tuple[TierSpec, ...] = Field(
-        (), description="Where KV is kept, fastest first; empty: RAM over disk with the two limits below."
+        (), description="Where KV is kept, fastest first; empty: 2 GiB of RAM over the index's folder."
     )
-    ram_bytes: int = Field(2 << 30, ge=0, description="Limit of the RAM tier.")
-    disk_bytes: int | None = Field(None, ge=0, description="Limit of the disk tier; None: no limit.")
-    eviction: str = Field(DEFAULT_POLICY, description="Policy of the default tiers: which chunk leaves.")
-    tree_ram_bytes: int = Field(
-        0, ge=0, description="Memory for exact prefixes of prompts that come again, beside chunks; 0: none."
-    )
-    tree_disk_bytes: int = Field(0, ge=0, description="Disk for them, which outlives the engine; 0: none.")
-    order: Literal["retrieved", "tree"] = Field(
+    order: str = Field(
         "retrieved",
-        description="Of retrieved documents in a prompt: as they come, or those first whose exact prefix is"
-        " in the tree.",
-    )
-    reorder_window: int = Field(
-        0,
-        ge=0,
-        description="Waiting prompts that are not blended begin in the order of what is cached of them; so"
-        " often one is overtaken at most; 0: never.",
+        description="Of documents in a prompt: as they are `retrieved`, or `tree`, those first whose exact"
+        " prefix is in the tree. With `:window=8`, waiting requests that are not blended begin in the order"
+        " of what is cached of them, and each is overtaken 8 times at most.",
     )
     outcome_log: bool = Field(
         False, description="Keep what became of conversations and chunks, to learn from and to replay."
@@ -218,42 +141,89 @@ class Settings(BaseSettings):
     def _texts_are_encodable(cls, value: Any) -> Any:
         return encodable(value) if isinstance(value, str) else value
 
-    @field_validator("check_layers")
-    @classmethod
-    def _check_layers_ascend(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or min(value) < 1 or list(value) != sorted(set(value)):
-            raise ValueError("must be ascending layer numbers from 1 (layer 0 never deviates)")
-        return value
-
-    @field_validator("eviction")
-    @classmethod
-    def _policy_is_known(cls, value: str) -> str:
-        if value != DEFAULT_POLICY:  # most processes need no other, nor what these import
-            from blendrag.eviction import POLICIES
-
-            if value not in POLICIES:
-                raise ValueError(POLICIES.unknown(value))
-        return value
-
     @field_validator("tiers")
     @classmethod
     def _policies_are_known(cls, value: tuple[TierSpec, ...]) -> tuple[TierSpec, ...]:
         for spec in value:
-            cls._policy_is_known(spec.policy)
+            if spec.policy != DEFAULT_POLICY:  # most processes need no other, nor what these import
+                from blendrag.eviction import POLICIES
+
+                if spec.policy not in POLICIES:
+                    raise ValueError(POLICIES.unknown(spec.policy))
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_they_are_called_now(cls, values: Any) -> Any:
+        return up_to_date(values) if isinstance(values, dict) else values
+
+    @model_validator(mode="after")
+    def _can_be_used(self) -> Settings:
+        _ = self.blending, self.documents_first, self.revision, self.tensor_parallel_size, self.prefix_caching
+        return self
 
     @property
     def blending(self) -> BlendOptions:
         """How prompts are blended, unless a request says otherwise."""
-        return BlendOptions(**{field.name: getattr(self, field.name) for field in fields(BlendOptions)})
+        return resolved({name: getattr(self, name) for name in BlendOverrides.model_fields})
 
     @property
     def stack(self) -> tuple[TierSpec, ...]:
         """The tiers, fastest first."""
-        return self.tiers or (
-            TierSpec(kind="ram", bytes=self.ram_bytes, policy=self.eviction),
-            TierSpec(kind="disk", bytes=self.disk_bytes, policy=self.eviction),
+        return self.tiers or (TierSpec(kind="ram", bytes=2 << 30), TierSpec(kind="disk"))
+
+    @property
+    def tree(self) -> tuple[TierSpec, ...]:
+        """The tiers of exact prefixes; none if there is no tree."""
+        return tuple(
+            TierSpec(kind=spec.kind, bytes=spec.tree_bytes, policy=spec.policy)
+            for spec in self.stack
+            if spec.tree_bytes
         )
+
+    @property
+    def tree_stays(self) -> bool:
+        """Whether the tree outlives the engine."""
+        return any(spec.kind == "disk" for spec in self.tree)
+
+    @property
+    def documents_first(self) -> bool:
+        """Whether documents go first into a prompt whose exact prefix is in the tree."""
+        return self._order[0] == "tree"
+
+    @property
+    def reorder_window(self) -> int:
+        """How often a waiting request may be overtaken by one of which more is cached; 0: never."""
+        return self._order[1]
+
+    @property
+    def _order(self) -> tuple[str, int]:
+        choice = Choice.read(self.order)
+        if choice.name not in ("retrieved", "tree") or choice.words or choice.at is not None:
+            raise ConfigError(f"order must be retrieved or tree, as in tree:window=32, not {self.order!r}")
+        (arguments,) = choice.read_arguments("order", {"window": count})
+        return choice.name, arguments.get("window", 0)
+
+    @property
+    def revision(self) -> str | None:
+        """Which revision of the model, on the hub."""
+        return self._engine_argument("revision", str, None)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """How many GPUs, or parts of a CPU, share the model."""
+        return self._engine_argument("tensor_parallel_size", int, 1) or 1
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether vLLM's own prefix cache is on."""
+        return bool(self._engine_argument("enable_prefix_caching", bool, True))
+
+    def _engine_argument(self, name: str, kind: type[T], default: T | None) -> T | None:
+        value = self.engine_args.get(name, default)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"engine_args: {name} must be of type {kind.__name__}, not {value!r}")
+        return value
 
     @classmethod
     def settings_customise_sources(
@@ -265,8 +235,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         assert isinstance(init_settings, InitSettingsSource)
-        given = InitSettingsSource(settings_cls, init_kwargs=_with_step(init_settings.init_kwargs))
-        file = InitSettingsSource(settings_cls, init_kwargs=_with_step(_read(_config_file())))
+        given = InitSettingsSource(settings_cls, init_kwargs=spelled_out(init_settings.init_kwargs))
+        file = InitSettingsSource(settings_cls, init_kwargs=spelled_out(_read(_config_file())))
         return given, _Variables(settings_cls), file
 
     @classmethod
@@ -287,14 +257,11 @@ def _cache_path() -> Path:
         return Path("/.cache/blendrag")
 
 
-def _with_step(values: dict[str, Any]) -> dict[str, Any]:
-    """What a quality stands for, where the same source does not say it more exactly."""
-    return step_of(values["quality"])._asdict() | values if "quality" in values else values
-
-
 class _Variables(EnvSettingsSource):
     def __call__(self) -> dict[str, Any]:
-        return _with_step(super().__call__())
+        former = {name: os.environ.get(f"BLENDRAG_{name.upper()}") for name in FORMER}
+        given = {name: json_or_text(text) for name, text in former.items() if text is not None}
+        return spelled_out(super().__call__() | given)
 
     def prepare_field_value(
         self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool
@@ -303,6 +270,14 @@ class _Variables(EnvSettingsSource):
             return super().prepare_field_value(field_name, field, value, value_is_complex)
         except ValueError:  # its value is not shown: there may be a password in it
             raise ConfigError(f"the variable BLENDRAG_{field_name.upper()} is not JSON") from None
+
+
+def json_or_text(text: str) -> Any:
+    """Return what a text says as JSON; the text, if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -333,7 +308,7 @@ def _config_file() -> Path:
 
 
 def _refuse_unknown_variables() -> None:
-    known = {f"BLENDRAG_{name.upper()}" for name in Settings.model_fields} | {"BLENDRAG_CONFIG"}
+    known = {f"BLENDRAG_{name.upper()}" for name in (*Settings.model_fields, *FORMER)} | {"BLENDRAG_CONFIG"}
     for name in os.environ:
         if name.startswith("BLENDRAG_") and name not in known and not name.startswith("BLENDRAG__"):
             renamed = RENAMED.get(name.removeprefix("BLENDRAG_").lower())

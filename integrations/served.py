@@ -40,7 +40,7 @@ from blendrag.settings import Settings
 from langchain_blendrag import ChatBlend
 
 CHUNKS, CHUNK_TOKENS, POOL = 6, 512, 24
-SETTINGS = {"prefix_caching": False, "max_model_len": 4096}
+SETTINGS = {"engine_args": {"enable_prefix_caching": False}, "max_model_len": 4096}
 TOKENS = 2  # of an answer
 REST_S = 1.0  # before each question: threads that have computed wait for more by spinning
 START_S = 600
@@ -60,7 +60,7 @@ def server(model: str, folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     run = [sys.executable, "-c", "from blendrag.cli.app import main; main()", "serve", model]
     options = ["--index", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    options += ["--no-prefix-caching", "--max-model-len", str(SETTINGS["max_model_len"])]
+    options += ["--no-enable-prefix-caching", "--max-model-len", str(SETTINGS["max_model_len"])]
     log = folder.with_suffix(".log")
     with log.open("w") as out:
         process = subprocess.Popen([*run, *options], stdout=out, stderr=subprocess.STDOUT)

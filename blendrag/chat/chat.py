@@ -60,7 +60,7 @@ class Chat(ChatModel):
             library.prefetch(map(encodable, texts))
 
     def order(self, texts: Iterable[str]) -> list[int]:
-        if self.settings.order == "tree" and (
+        if self.settings.documents_first and (
             library := self._library or self._lease.opened(self.settings, self.kv_dir)
         ):
             return library.order_texts(map(encodable, texts))

@@ -9,6 +9,8 @@ from typing import Any
 from blendrag.chat.request import RequestOptions
 from blendrag.engine.client.generation import Grammar
 from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.former import ENGINE_ARGUMENTS
+from blendrag.former import FORMER as _MOVED
 from blendrag.names import closest
 from blendrag.settings import RENAMED
 
@@ -35,6 +37,8 @@ _SAMPLING = frozenset(
 )  # fmt: skip
 FORMER = RENAMED.keys() - _SAMPLING
 """Former names of options, of which a request says what they are called now."""
+FORMER_SETTINGS = {*FORMER, *_MOVED}
+"""Former names of settings, too, of which ``Settings`` say it."""
 _OURS = (*RequestOptions.__annotations__, *FORMER)
 WITHOUT_EFFECT = frozenset(
     {
@@ -56,6 +60,13 @@ def by_our_names(options: Mapping[str, Any], aliases: Mapping[str, str] = ALIASE
     """Return options, each by the name that it has here; one that is given by that name wins."""
     ours = {name: value for name, value in options.items() if name not in aliases}
     return {aliases[name]: options[name] for name in options if name in aliases} | ours
+
+
+def engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings, among which vLLM's arguments may stand as its own classes take them."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    theirs = {name: given.pop(name) for name in ENGINE_ARGUMENTS if name in given}
+    return given | {"engine_args": {**theirs, **given.get("engine_args", {})}} if theirs else given
 
 
 def call_options(*given: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
@@ -102,7 +113,7 @@ def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) ->
     """Say of names without a meaning here that they are ignored, and what may have been meant."""
     for name in unknown:
         if name not in WITHOUT_EFFECT:
-            meant = closest(name, {*known} - FORMER)
+            meant = closest(name, {*known} - FORMER_SETTINGS)
             warnings.warn(f"ignored {name!r}{meant}", BlendragWarning, stacklevel)
 
 

@@ -5,30 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, Self, TypedDict
+from typing import Any, Self
 
 from blendrag.engine.client.generation import Grammar, Sampling
 from blendrag.errors import ConfigError
 from blendrag.names import closest
-from blendrag.options import BUDGET, BlendOptions, Quality, step_of
+from blendrag.options import BlendKeywords, BlendOptions, resolved
 from blendrag.prompt import Messages, PromptPlan
 from blendrag.settings import RENAMED, Settings
 from blendrag.text import encodable, plain
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
-_BLENDING = ("blend", "recompute_ratio", "selector", *BUDGET)
 
-
-class RequestOptions(TypedDict, total=False):
-    """Options of one request; None stands for the setting, or for none.
+class RequestOptions(BlendKeywords, total=False):
+    """Options of one request; None stands for the setting, or for none. Those of blending are inherited.
 
     max_tokens: of the answer, thinking included; None stands for the setting, and that one's None for the
     rest of the window.
-    blend: False prefills the same prompt plainly, for comparison. quality, recompute_ratio, selector: as the
-    settings; a ratio or selector given with a quality is taken instead of the quality's.
-    kv_budget: as the setting, which the engine has to be started with; one that is longer than the prompt
-    keeps all of its KV. kv_allocator, kv_scorer, kv_alpha, kv_window: as the settings.
+    kv_budget: the engine has to be started with the setting; one that is longer than the prompt keeps all of
+    its KV. trace: the evidence says what was loaded and computed when.
     chat_template_kwargs: variables of the model's chat template, beside the setting's, by name.
     documents: texts known to be in the prompt; they are looked for first, and reported on.
     conversation: the caller's id of the conversation, for eviction policies that ask whether it goes on; None
@@ -43,15 +39,6 @@ class RequestOptions(TypedDict, total=False):
     other: more of vLLM's ``SamplingParams``.
     """
 
-    blend: bool | None
-    quality: Quality | None
-    recompute_ratio: float | None
-    selector: str | None
-    kv_budget: int | None
-    kv_allocator: str | None
-    kv_scorer: str | None
-    kv_alpha: float | None
-    kv_window: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Iterable[str] | None
     conversation: str | None
@@ -156,9 +143,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
     if not messages and not isinstance(messages, str):
         raise ConfigError("there is no message to answer")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    # What the request does not say is the settings' to say.
-    blending = step_of(given["quality"])._asdict() if "quality" in given else {}
-    blending |= {name: given[name] for name in _BLENDING if name in given}
+    blending = {name: given[name] for name in BlendKeywords.__annotations__ if name in given}
     stop, grammar = given.get("stop", ()), given.get("grammar")
     sampling = Sampling(
         max_tokens=given.get("max_tokens", settings.max_tokens),
@@ -180,7 +165,7 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
         schema=plain(given.get("schema")),
         grammar=plain(grammar) if isinstance(grammar, Mapping) else grammar,
         chat_template_kwargs=_template_kwargs(settings, given.get("chat_template_kwargs", {})),
-        options=replace(settings.blending, **blending),
+        options=resolved(blending, settings.blending),
         max_retries=given.get("max_retries", 1),
         conversation=encodable(str(given["conversation"])) if "conversation" in given else None,
     )

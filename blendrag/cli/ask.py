@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LONGEST_TOKENS = 1024
 
 
+@options.with_blending
 def ask(
     question: Annotated[
         str | None,
@@ -31,24 +32,6 @@ def ask(
     max_tokens: Annotated[
         int | None,
         typer.Option("--max-tokens", min=1, help="Longest answer, in tokens; without a setting, 1,024."),
-    ] = None,
-    blend: Annotated[
-        bool | None,
-        typer.Option("--blend/--no-blend", help="--no-blend prefills the whole prompt, for comparison."),
-    ] = None,
-    quality: Annotated[
-        str | None,
-        typer.Option("--quality", "-q", metavar="STEP", help="fast, balanced or close to full prefill."),
-    ] = None,
-    recompute_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--recompute-ratio", "--ratio", "-r", min=0.0, max=1.0,
-            help="Share of cached tokens that is recomputed.",
-        ),
-    ] = None,
-    selector: Annotated[
-        str | None, typer.Option(help="Which cached tokens are recomputed: query, hkvd, ...")
     ] = None,
     server: options.Server = None,
     api_key: options.ApiKey = None,
@@ -63,7 +46,8 @@ def ask(
         typer.Option(help="Write what was loaded and computed when, for chrome://tracing.", metavar="FILE"),
     ] = None,
     json: options.Json = False,
-) -> None:  # fmt: skip
+    **blending: Any,
+) -> None:
     """Answer a question from an index, or several, each with the ones before it in mind."""
     from blendrag.cli.answering import print_plan, print_sources, print_stream, write_trace_of
 
@@ -80,11 +64,7 @@ def ask(
         model=model,
         similarity_top_k=similarity_top_k,
         max_tokens=_length(max_tokens),
-        blend=blend,
-        quality=quality,
-        recompute_ratio=recompute_ratio,
-        selector=selector,
-        trace=True if trace else None,
+        **blending,
     ) as opened:
         if question is None:
             _converse(opened, show_thinking)
@@ -92,11 +72,13 @@ def ask(
             rows = opened.explain(question)
             print_json(rows) if json else print_plan(rows)
         elif json:
-            answer = opened.ask(question)
+            answer = opened.ask(question, trace=True if trace else None)
             print_json(answer.to_dict())
             write_trace_of(answer, trace)
         else:
-            answer = print_stream(opened.stream(question), show_thinking=show_thinking)
+            answer = print_stream(
+                opened.stream(question, trace=True if trace else None), show_thinking=show_thinking
+            )
             print_sources(answer)
             write_trace_of(answer, trace)
 

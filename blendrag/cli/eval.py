@@ -23,7 +23,7 @@ def evaluate(
     arms: Annotated[
         str | None,
         typer.Option(
-            help="What to compare: reuse, reuse:start, hkvd_v@0.15, paper, ...; by default, ratios"
+            help="What to compare: reuse, reuse:start, hkvd@0.15, paper, ...; by default, ratios"
             " of the selector that is set and of its rivals."
         ),
     ] = None,

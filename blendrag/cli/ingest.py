@@ -54,8 +54,10 @@ def ingest(
         if server
         else open_index(index, create=bool(paths), model=model) as opened,
     ):
-        if asked and not (isinstance(opened, BlendIndex) and opened.settings.tree_disk_bytes):
-            raise ConfigError("--questions: exact prefixes end with this command without tree_disk_bytes")
+        if asked and not (isinstance(opened, BlendIndex) and opened.settings.tree_stays):
+            raise ConfigError(
+                "--questions: exact prefixes would end with this command: give a disk of tiers tree_bytes"
+            )
         if paths:
             report = opened.ingest(paths)
             found |= report.to_dict()

@@ -3,12 +3,36 @@ variables and the YAML file keep their say."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
+from blendrag.options import BlendOverrides
 from blendrag.remote import API_KEY
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+_SHORT = {"recompute_ratio": ("--ratio", "-r"), "quality": ("-q",)}  # beside their own names
+
+
+def with_blending(command: Command) -> Command:
+    """Decorate a command whose last parameter is ``**blending``: it takes an option for each of blending."""
+    signature = inspect.signature(command, eval_str=True)
+    *own, _ = signature.parameters.values()
+    more = []
+    for name, field in BlendOverrides.model_fields.items():
+        kinds = [kind for kind in get_args(field.annotation) if kind in (bool, int, float, str)]
+        kind: Any = kinds[0] if len(kinds) == 1 else str
+        flag = "--" + name.replace("_", "-")
+        flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag, *_SHORT.get(name, ()))
+        option = Annotated[kind | None, typer.Option(*flags, help=field.description)]
+        more.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option))
+    command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return command
+
 
 DEFAULT_INDEX = Path("blendrag-index")
 

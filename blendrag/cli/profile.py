@@ -29,9 +29,9 @@ def profile(
     """Measure prefill, blending and the tiers here, and keep the result for the engine."""
     from blendrag.lab.profiling.measure import QUICK, Grid, measure_profile
     from blendrag.progress import progress_bar
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     with interruptible("interrupted: nothing was written"), progress_bar() as progress:
         measured = measure_profile(settings, QUICK if quick else Grid(), progress)
     path = measured.save(settings.cache_dir)
@@ -94,7 +94,7 @@ def _tier_table(measured: Profile, estimate: Estimator, settings: Settings) -> T
     from blendrag.control.choose import ratio_for
 
     cached, nbytes = _cached(measured, settings)
-    ratio = settings.recompute_ratio
+    ratio = settings.blending.recompute_ratio
     title = f"Tiers, and a prompt of {settings.similarity_top_k} chunks from each, {ratio:g} recomputed"
     columns = ("MB/s", "ms per call", "calls", "load ms", "TTFT ms", "mode A ratio")
     table = table_with("tier", *columns, title=title)
@@ -117,7 +117,7 @@ def _mode_b(measured: Profile, estimate: Estimator, settings: Settings) -> str:
     from blendrag.control.choose import cheapest_tier
 
     cached, nbytes = _cached(measured, settings)
-    choice = cheapest_tier(estimate, nbytes, cached, _FRESH_TOKENS, settings.recompute_ratio)
+    choice = cheapest_tier(estimate, nbytes, cached, _FRESH_TOKENS, settings.blending.recompute_ratio)
     return choice.why if choice.tier is None else f"{choice.tier}: it {choice.why}"
 
 

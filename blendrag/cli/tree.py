@@ -40,7 +40,7 @@ def show_tree(index: Path, json: bool) -> None:
         print_json([{**row.to_plain(), "text": names[row.node.key]} for row in rows])
         return
     if not rows:
-        say("no exact prefixes on disk: none has grown yet, or tree_disk_bytes is 0")
+        say("no exact prefixes on disk: none has grown yet, or no disk of tiers has tree_bytes")
         return
     size = sum(row.nbytes for row in rows)
     picture = Picture(f"{len(rows):,} nodes, {size / 2**20:,.0f} MiB")

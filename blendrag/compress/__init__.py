@@ -2,21 +2,20 @@
 one registry each. Plain torch, no engine."""
 
 from blendrag.compress.allocator import ALLOCATORS, Allocator, register_allocator
+from blendrag.compress.budget import Budget, check_budget, make_budget
 from blendrag.compress.pages import kept_tokens, page_gains
-from blendrag.compress.registry import check_budget, least_budget, make_allocator, make_scorer
 from blendrag.compress.scorer import SCORERS, Observed, Scorer, register_scorer
 
 __all__ = [
     "ALLOCATORS",
     "SCORERS",
     "Allocator",
+    "Budget",
     "Observed",
     "Scorer",
     "check_budget",
     "kept_tokens",
-    "least_budget",
-    "make_allocator",
-    "make_scorer",
+    "make_budget",
     "page_gains",
     "register_allocator",
     "register_scorer",

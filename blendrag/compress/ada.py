@@ -17,15 +17,6 @@ class Ada(Allocator):
         return torch.stack([adaptive(layer, total, self.alpha) for layer in gains])
 
 
-@register_allocator("joint")
-class Joint(Allocator):
-    """All heads of all layers share what there is."""
-
-    def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
-        heads = gains.flatten(0, 1)
-        return adaptive(heads, pages * heads.shape[0], self.alpha).view(gains.shape[:2])
-
-
 def adaptive(gains: torch.Tensor, total: int, alpha: float) -> torch.Tensor:
     """``total`` pages for heads with these gains, [heads, most]; [heads] int64.
 

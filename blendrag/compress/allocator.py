@@ -6,25 +6,26 @@ A page is one block of one head's tokens; with pages of one token this is the pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
-from blendrag.errors import ConfigError
+from blendrag.choice import Reader, number
 from blendrag.names import Registry
 
 
 class Allocator(ABC):
     """Shares pages out among heads.
 
+    arguments: what a budget may say of it, ``512:ada:alpha=0.2``, and how that is read.
     alpha: the share of every head's pages that is the uniform one (Ada-KV's safeguard, section 3.4).
-
-    Raises ConfigError for an alpha outside of 0 to 1.
     """
 
+    arguments: ClassVar[Mapping[str, Reader]] = {"alpha": number(most=1.0)}
+
     def __init__(self, alpha: float = 0.5) -> None:
-        if not isinstance(alpha, int | float) or not 0.0 <= alpha <= 1.0:
-            raise ConfigError(f"kv_alpha must be between 0 and 1, not {alpha!r}")
-        self.alpha = float(alpha)
+        self.alpha = alpha
 
     @abstractmethod
     def allocate(self, gains: torch.Tensor, pages: int) -> torch.Tensor:
@@ -36,7 +37,7 @@ class Allocator(ABC):
         """
 
 
-ALLOCATORS = Registry[Allocator]("kv_allocator")
+ALLOCATORS = Registry[Allocator]("allocator")
 register_allocator = ALLOCATORS.register
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from blendrag.choice import Reader, count
 from blendrag.names import Registry
 
 
@@ -36,10 +39,16 @@ class Observed:
 class Scorer(ABC):
     """Says which tokens a head keeps first.
 
+    arguments: what a budget may say of it, ``512:window=16``, and how that is read.
     reads_values: whether it needs ``Observed.value`` and ``Observed.gram``.
+    window: the prompt's last tokens, which score the others and stay.
     """
 
+    arguments: ClassVar[Mapping[str, Reader]] = {"window": count}
     reads_values: bool = False
+
+    def __init__(self, window: int = 32) -> None:
+        self.window = window
 
     @abstractmethod
     def score(self, layer: Observed) -> torch.Tensor:
@@ -47,5 +56,5 @@ class Scorer(ABC):
         heads, and layers, by them."""
 
 
-SCORERS = Registry[Scorer]("kv_scorer")
+SCORERS = Registry[Scorer]("scorer")
 register_scorer = SCORERS.register

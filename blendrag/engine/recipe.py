@@ -130,10 +130,8 @@ def read_recipe(params: dict[str, Any] | None) -> Recipe | None:
     if not fields or not fields.get("spans"):
         return None
     spans = tuple((str(key), int(start), int(length)) for key, start, length in fields["spans"])
-    options = dict(fields["options"])
-    options["check_layers"] = tuple(int(layer) for layer in options["check_layers"])
     head = tuple((str(key), int(end)) for key, end in fields.get("head", ()))
-    return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**options), "head": head})
+    return Recipe(**{**fields, "spans": spans, "options": BlendOptions(**fields["options"]), "head": head})
 
 
 def sealed(params: dict[str, Any], salt: str | None, secret: str) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class BlendIndex(Answering):
         nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model."""
         self._library.start()
         if (prefixes := self._library.prefixes) is None:
-            raise ConfigError("exact prefixes are off, or not for this model: see tree_ram_bytes")
+            raise ConfigError("exact prefixes are off, or not for this model: give a tier tree_bytes")
         plan, _ = self._retriever.plan(question, similarity_top_k, (), self.settings.chat_template_kwargs)
         return prefixes.grow(plan)
 

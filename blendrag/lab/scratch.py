@@ -20,7 +20,7 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.errors import BlendragError, StoreError
 from blendrag.lab.prompts import Prompt
 from blendrag.serving.identity import kv_identity, prefix_ids
-from blendrag.serving.prefill import batches
+from blendrag.serving.prefill import INGEST_BATCH_TOKENS, batches
 from blendrag.serving.prefixes import tree_identity
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -126,7 +126,7 @@ def scratch_store(
     prefix = prefix_ids(settings, engine.model_path)
     identity = kv_identity(settings, engine.model_path, prefix)
     identity = replace(identity, namespace=f"scratch-{uuid.uuid4().hex}")
-    stack, label = (TierSpec(kind="ram", bytes=settings.ram_bytes), TierSpec(kind="disk")), "disk"
+    stack, label = (ram_of(settings), TierSpec(kind="disk")), "disk"
     if tier is not None:
         label = tier.label
         own = tier.model_copy(update={"write": "through", "bytes": None, "chunks": None, "path": None})
@@ -136,7 +136,7 @@ def scratch_store(
         folder = exits.enter_context(temporary_folder(settings, tier or TierSpec(kind="disk")))
         catalogue = exits.enter_context(contextlib.closing(Catalogue.open(folder, identity)))
         client = StoreClient.open(engine, folder, identity, stack, prefix)
-        batch = settings.ingest_batch_tokens
+        batch = INGEST_BATCH_TOKENS
         # No separators: prompts of measurements have a document's chunks one right behind the other.
         contexts = Contexts(identity, (), settings.context_tokens, engine.max_model_len - len(prefix) - 1)
         store = ScratchStore(client, identity, catalogue, (), label, batch, contexts)
@@ -198,7 +198,7 @@ def scratch_tree(
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
     limit = None if blocks is None else blocks * row * engine.facts.num_layers
-    ram = TierSpec(kind="ram", bytes=limit, policy=settings.eviction)
+    ram = TierSpec(kind="ram", bytes=limit, policy=ram_of(settings).policy)
     tiers = (ram, ram.model_copy(update={"kind": "disk"})) if disk else (ram,)
     with temporary_folder(settings, ram) as folder:
         tree, _ = Tree.open(folder, tree_identity(identity, engine.facts.blocks))
@@ -209,6 +209,11 @@ def scratch_tree(
             finally:
                 with contextlib.suppress(BlendragError):  # the engine may be what failed
                     client.close()
+
+
+def ram_of(settings: Settings) -> TierSpec:
+    """Return the first tier of the settings that is RAM, or the default one."""
+    return next((spec for spec in settings.stack if spec.kind == "ram"), TierSpec(kind="ram", bytes=2 << 30))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound="DataclassInstance")
 
-_SETTINGS = {"codec", "selector", "metric", "check_layers", "threshold", "ram_bytes", "blend_share"}
+_SETTINGS = {"codec", "tiers", "blend_share"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Setup(Generic[Options]):
 
     def to_dict(self) -> dict[str, Any]:
         """``machine`` and ``config``, for JSON."""
-        config = {"ratio": self.settings.recompute_ratio}
+        blending = self.settings.blending
+        config = {"ratio": blending.recompute_ratio, "selector": blending.selector}
         config |= self.settings.model_dump(mode="json", include=_SETTINGS) | asdict(self.options)
         return {"machine": asdict(self.machine), "config": config | {"prompt_tokens": self.prompt_tokens}}

@@ -24,6 +24,9 @@ from blendrag.load.trace import Trace
 from blendrag.store.record import DamagedError, Head, Layout, Reason, Record
 from blendrag.store.tiers import GoneError, Opened, Read, Tier, TierError
 
+IN_FLIGHT = 8
+"""Layers of stored KV that are loaded and not yet used, at most."""
+
 _BYTE = torch.uint8
 
 
@@ -87,7 +90,7 @@ class LayerLoader:
     """One per worker; its requests follow each other. ``in_flight``: layers loaded and not yet used, at
     most."""
 
-    def __init__(self, in_flight: int = 8) -> None:
+    def __init__(self, in_flight: int = IN_FLIGHT) -> None:
         self._in_flight = in_flight
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blendrag-loader", initializer=stay_aside)
         self._slots: Slots | None = None

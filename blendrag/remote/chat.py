@@ -31,7 +31,7 @@ from blendrag.errors import (
     ServerBusyError,
 )
 from blendrag.names import closest
-from blendrag.options import BUDGET
+from blendrag.options import BlendKeywords, BlendOverrides, Step, spelled_out
 from blendrag.prompt import Messages
 from blendrag.remote.collection import RemoteCollection
 from blendrag.remote.http import Server, made, refusal, require_blendrag, understood
@@ -50,12 +50,12 @@ _EVENT_BYTES = 64 << 20  # evidence has a row for each document
 # Settings that a client has a use for; all others are the server's.
 _OURS = frozenset(
     {
-        "blend", "cache_dir", "call_timeout_s", "chat_template_kwargs", "chunk_overlap", "chunk_tokens",
-        "embedder", "max_tokens", "model", "quality", "recompute_ratio", "selector", "separator",
-        "system_prompt", "temperature", "similarity_top_k", *BUDGET,
+        "cache_dir", "chat_template_kwargs", "chunk_overlap", "chunk_tokens", "embedder", "max_tokens",
+        "model", "separator", "system_prompt", "temperature", "similarity_top_k",
+        *BlendOverrides.model_fields,
     }
 )  # fmt: skip
-_OF_BLENDING = ("blend", "quality", "recompute_ratio", "selector", *BUDGET)
+_OF_BLENDING = tuple(BlendKeywords.__annotations__)
 
 # Sampling parameters that vLLM's routes take: they ignore what they do not know.
 _SAMPLING = frozenset(
@@ -112,7 +112,7 @@ class RemoteChat(ChatModel):
             if name in Settings.model_fields and name not in _OURS:
                 raise ConfigError(f"{name} is the server's to say: it is not for a base_url")
         self.settings = Settings.load(**settings)
-        self.server = Server(base_url, api_key, self.settings.call_timeout_s, **(http or {}))
+        self.server = Server(base_url, api_key, **(http or {}))
         self._known: dict[str, Any] | None = None
 
     # -- about the server ---------------------------------------------------------------------------------
@@ -185,12 +185,14 @@ class RemoteChat(ChatModel):
         given: Mapping[str, Any] = options
         said = {
             name: getattr(self.settings, name)
-            for name in _OF_BLENDING
+            for name in BlendOverrides.model_fields
             if name in self.settings.model_fields_set
         }
-        if given.get("quality") is not None:  # stands for a selector and a ratio
-            said = {name: value for name, value in said.items() if name in ("blend", *BUDGET)}
-        said |= {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
+        if given.get("quality") is not None:
+            for name in ("quality", *Step._fields):  # which it stands for
+                said.pop(name, None)
+        own = {name: given[name] for name in _OF_BLENDING if given.get(name) is not None}
+        said |= own if "quality" in own else spelled_out(own)
         fields = {name: getattr(request, name) for name in ChatRequest.__dataclass_fields__}
         return _Request(**fields, said=tuple(said.items()))
 

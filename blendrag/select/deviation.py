@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from blendrag.options import Metric
+from blendrag.select.interface import Metric
 
 
 def squared_deviation(fresh: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import Any
 
-from blendrag.options import BlendOptions
 from blendrag.select.hkvd import HKVD
 from blendrag.select.interface import register_selector
 
@@ -16,17 +16,15 @@ _FACTORS = (2.0, 1.5, 1.0, 2 / 3)
 
 @register_selector("gradual")
 class Gradual(HKVD):
-    """HKVD several times, with shares r1 > r2 > ... whose mean over the layers is ``ratio``; at layers of its
-    own, unless the options name several."""
+    """HKVD several times, with shares r1 > r2 > ... whose mean over the layers is ``ratio``."""
 
-    def __init__(self, options: BlendOptions) -> None:
-        super().__init__(options)
+    def __init__(self, ratio: float, check_layers: tuple[int, ...] = _LAYERS, **others: Any) -> None:
+        super().__init__(ratio, check_layers=check_layers, **others)
         self._shares: dict[int, float] = {}
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        given = self.options.check_layers if len(self.options.check_layers) > 1 else _LAYERS
-        layers = tuple(layer for layer in given if layer < num_layers) or (num_layers - 1,)
-        self._shares = schedule(layers, self.options.recompute_ratio, num_layers)
+        layers = super().check_layers(num_layers)
+        self._shares = schedule(layers, self.ratio, num_layers)
         return layers
 
     def share(self, layer: int) -> float:

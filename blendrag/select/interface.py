@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 
+from blendrag.choice import Reader, yes_or_no
 from blendrag.names import Registry
-from blendrag.options import BlendOptions
+
+Metric = Literal["v", "k", "kv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class CachedTokens:
     total: cached tokens of the whole request; ratios refer to it.
     deviation: [n] float32, squared L2 distance between fresh and stored K/V at the check layer;
         None at layer 0, before anything was computed, and where nobody reads it.
-    norm: mean squared L2 norm of the fresh K/V there, the unit of ``threshold``.
+    norm: mean squared L2 norm of the fresh K/V there, the unit of thresholds.
     attention: [n] float32, softmax mass that the question's tokens put on each cached token over reused KV,
         summed over heads, question tokens and the upper half of the layers; None unless the selector reads
         the question.
@@ -42,16 +46,24 @@ class Selector(ABC):
     again. A selector whose only check layer is 0 decides before anything is computed: the cheapest kind,
     since no layer runs over all tokens. Made for one request.
 
+    arguments: what its name may be followed by, ``hkvd:metric=k``, and how that is read; they are keyword
+        arguments of its constructor.
     reads_question: whether it needs ``CachedTokens.attention``. That costs a first pass of the question's
         tokens over reused KV.
-    reads_deviation: whether it needs ``CachedTokens.deviation``, at check layers above 0. Not both.
+    reads_deviation: of what it needs ``CachedTokens.deviation``, at check layers above 0; None of nothing.
+        Not both.
+    only_cap: whether it may choose fewer tokens than the ratio says.
     """
 
+    arguments: ClassVar[Mapping[str, Reader]] = {"auto_ratio": yes_or_no}
     reads_question: bool = False
-    reads_deviation: bool = True
+    reads_deviation: Metric | None = "v"
+    only_cap: bool = False
 
-    def __init__(self, options: BlendOptions) -> None:
-        self.options = options
+    def __init__(self, ratio: float, auto_ratio: bool = False) -> None:
+        """ratio: the share of the cached tokens. auto_ratio: whether more are recomputed where loading leaves
+        time for it (mode A of the controller)."""
+        self.ratio, self.auto_ratio = ratio, auto_ratio
 
     @abstractmethod
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
@@ -67,7 +79,7 @@ class RankedSelector(Selector):
 
     def share(self, layer: int) -> float:
         """Share of the request's cached tokens kept from check layer ``layer`` on."""
-        return self.options.recompute_ratio
+        return self.ratio
 
     @abstractmethod
     def rank(self, tokens: CachedTokens) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blendrag.choice import Choice
 from blendrag.errors import ConfigError
 from blendrag.options import BlendOptions
 from blendrag.select import gradual, hkvd, query, static  # noqa: F401  (they register)
@@ -11,16 +12,21 @@ _GONE = ("gradual_query", "weighted")
 
 
 def make_selector(options: BlendOptions) -> Selector:
-    """The selector that the options name. Ratios 0 and 1 leave no choice, so none is measured.
+    """Return the selector that the options name. Ratios 0 and 1 leave no choice, so none is measured.
 
-    Raises ConfigError for a name that is not registered, with the remedy for one that was.
+    Raises ConfigError for a name that is not registered, with the remedy for one that was, and for arguments
+    that the selector does not have, or cannot use.
     """
-    name = options.selector
-    if name in _GONE:
-        raise ConfigError(f"the selector {name} is gone: use query")
-    selector = SELECTORS[name]
-    if options.recompute_ratio == 0.0:
-        selector = SELECTORS["none"]
-    elif options.recompute_ratio == 1.0 and options.threshold is None:
-        selector = SELECTORS["all"]
-    return selector(options)
+    choice, ratio = Choice.read(options.selector), options.recompute_ratio
+    if choice.name in _GONE:
+        raise ConfigError(f"the selector {choice.name} is gone: use query")
+    wanted = SELECTORS[choice.name]
+    if choice.words:
+        raise ConfigError(f"selector {options.selector!r}: {choice.words[0]!r} is no argument with a value")
+    (arguments,) = choice.read_arguments("selector", wanted.arguments)
+    selector = wanted(ratio, **arguments)
+    if ratio == 0.0:
+        return SELECTORS["none"](ratio, selector.auto_ratio)
+    if ratio == 1.0 and not selector.only_cap:
+        return SELECTORS["all"](ratio, selector.auto_ratio)
+    return selector

@@ -10,7 +10,7 @@ from blendrag.select.interface import CachedTokens, RankedSelector, Selector, re
 class StaticSelector(Selector):
     """Base of selectors that decide at layer 0."""
 
-    reads_deviation = False
+    reads_deviation = None
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
         return (0,)
@@ -41,7 +41,7 @@ class FirstK(StaticSelector):
 
     def select(self, layer: int, tokens: CachedTokens) -> torch.Tensor:
         # 0.36 * 75 is 27, and a bit
-        head = torch.ceil(tokens.lengths.double() * self.options.recompute_ratio - 1e-9)
+        head = torch.ceil(tokens.lengths.double() * self.ratio - 1e-9)
         return torch.nonzero(tokens.offsets < head, as_tuple=True)[0]
 
 

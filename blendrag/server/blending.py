@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from threading import BoundedSemaphore
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import xxhash
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from blendrag.chat.request import RequestOptions, make_request
 from blendrag.engine.client.generation import Delta
@@ -26,7 +26,7 @@ from blendrag.engine.report import BlendReport
 from blendrag.engine.worker.metrics import Unplanned, count
 from blendrag.errors import ConfigError, EngineClosedError
 from blendrag.names import closest
-from blendrag.options import Quality
+from blendrag.options import BlendKeywords, BlendOverrides, resolved
 from blendrag.prompt import Messages, PromptPlan, decode
 from blendrag.server.gate import key_of
 from blendrag.serving.evidence import evidence_of
@@ -50,7 +50,7 @@ T = TypeVar("T")
 Text = Annotated[str, AfterValidator(encodable)]
 
 
-class BlendFields(BaseModel):
+class BlendFields(BlendOverrides):
     """What a request says of blending; all of it may be left out. What is not said here is as the embedded
     classes have it."""
 
@@ -59,21 +59,18 @@ class BlendFields(BaseModel):
     documents: list[Text] = Field(
         default=[], description="Texts known to be in the prompt: looked for first."
     )
-    blend: bool | None = Field(default=None, description="False prefills the prompt plainly.")
-    quality: Quality | None = None
-    recompute_ratio: float | None = Field(default=None, ge=0.0, le=1.0)
-    selector: Text | None = None
-    conversation: Text | None = Field(
+    conversation: str | None = Field(
         default=None, description="The caller's id of the conversation that the prompt belongs to."
     )
-    kv_budget: int | None = None
-    kv_allocator: Text | None = None
-    kv_scorer: Text | None = None
-    kv_alpha: float | None = None
-    kv_window: int | None = None
+    trace: bool | None = Field(default=None, description="The evidence says what was loaded when.")
     evidence: bool = Field(
         default=False, description="What became of each document; in a stream, a last chunk that says it."
     )
+
+    @field_validator("*")
+    @classmethod
+    def _encodable(cls, value: Any) -> Any:
+        return encodable(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -83,6 +80,14 @@ class BlendFields(BaseModel):
                 unknown = f"unknown field {name!r} in {FIELD_NAME}{closest(str(name), cls.model_fields)}"
                 raise ValueError(RENAMED.get(name, unknown))
         return values
+
+    @model_validator(mode="after")
+    def _can_be_used(self) -> BlendFields:
+        try:
+            resolved(self.model_dump(include={*BlendKeywords.__annotations__}))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ class Blended:
     prompt: Messages | str = ""
     conversation: str | None = None
     begun: float = field(default_factory=time.monotonic)
-    budget: int | None = None
+    budget: int | str | None = None
     unplanned: Unplanned | None = None
 
     @property
@@ -203,19 +208,8 @@ class Blending:
             raise ConfigError("kv_transfer_params are set by the server: see the field `blendrag`")
         if self.library.identity.namespace and any("uuid" in part for part in _parts(request)):
             raise ConfigError("leave out the uuid of images: it names one in a cache that all tenants share")
-        given: RequestOptions = {
-            "blend": fields.blend,
-            "quality": fields.quality,
-            "recompute_ratio": fields.recompute_ratio,
-            "selector": fields.selector,
-            "kv_budget": fields.kv_budget,
-            "kv_allocator": fields.kv_allocator,
-            "kv_scorer": fields.kv_scorer,
-            "kv_alpha": fields.kv_alpha,
-            "kv_window": fields.kv_window,
-            "documents": fields.documents,
-        }
-        wanted = make_request(self.settings, "", given)
+        given = fields.model_dump(exclude={"conversation", "evidence"})
+        wanted = make_request(self.settings, "", cast(RequestOptions, given))
         if reason := _unplanned(request):
             return Blended(plain=reason, unplanned="request")
         try:

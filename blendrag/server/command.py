@@ -12,23 +12,41 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
-from blendrag.engine.client.launch import SERVING, changes_kv, connector_args, engine_args, server_environment
+from blendrag.engine.client.launch import (
+    READY,
+    SERVING,
+    changes_kv,
+    connector_args,
+    engine_args,
+    server_environment,
+)
 from blendrag.engine.client.tool_parser import server_tool_parser
 from blendrag.engine.recipe import SECRET
 from blendrag.errors import ConfigError
+from blendrag.former import ENGINE_ARGUMENTS, FORMER
 from blendrag.names import closest
 from blendrag.server import LIMITS, Limits
 from blendrag.server.keys import Keys
 from blendrag.serving.lease import default_kv_dir
-from blendrag.settings import Settings
+from blendrag.settings import Settings, json_or_text
 
 SERVED = "BLENDRAG__SERVED"
 """In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
 ``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of :class:`Limits`.
 ``tool_parser``: vLLM's name of the one that reads calls, or nothing."""
 
-# vLLM's short names of options that are settings here.
+# vLLM's short names of options that are read here.
 _SHORT = {"-tp": "--tensor-parallel-size"}
+# Options of vLLM's that have other defaults here, or that the server's plugin reads, too.
+_ENGINE_ARGUMENTS = frozenset({*ENGINE_ARGUMENTS, "enable_prefix_caching"})
+# Options that stand alone, without a value.
+_FLAGS = frozenset(
+    {
+        "enable_prefix_caching", "enforce_eager",
+        *(name for name, field in Settings.model_fields.items() if field.annotation in (bool, bool | None)),
+        *(name for name, former in FORMER.items() if former.kind is bool),
+    }
+)  # fmt: skip
 
 _PLUGINS = "VLLM_PLUGINS"
 # Whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
@@ -42,7 +60,7 @@ _ENDING_S = 30
 # Of an only API server, seconds from the end of its engine's start to its word of it, which is there already.
 # vLLM loses the exception by which a signal ends that start, and goes on to wait for the word, by default for
 # ten minutes. Several API servers wait for it from the beginning of the start.
-_READY, _READY_S = "VLLM_ENGINE_READY_TIMEOUT_S", 5
+_READY_S = 5
 
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
@@ -72,24 +90,28 @@ CLIENTS = frozenset(
 
 
 def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Those of ``--name value`` that are settings, by name; and all others."""
+    """Return those of ``--name value`` that are settings, by name; and all others. vLLM's own that are read
+    here, too, are in ``engine_args``."""
     given: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
     others: list[str] = []
     left = iter(options)
     for option in left:
         flag, equals, value = option.partition("=")
         flag = _SHORT.get(flag, flag)
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
-        if name not in Settings.model_fields and name.removeprefix("no_") not in Settings.model_fields:
+        own = name.removeprefix("no_")
+        of_engine = own in _ENGINE_ARGUMENTS
+        if not of_engine and own not in Settings.model_fields and own not in FORMER:
             others.append(option)
-        elif name.startswith("no_"):
-            given[name.removeprefix("no_")] = False
-        elif equals:
-            given[name] = _value(value)
-        elif Settings.model_fields[name].annotation in (bool, bool | None):
-            given[name] = True
+        elif own != name or (not equals and own in _FLAGS):
+            (engine if of_engine else given)[own] = own == name
+        elif of_engine:
+            engine[name] = json_or_text(value if equals else next(left, ""))
         else:
-            given[name] = _value(next(left, ""))
+            given[name] = _value(value if equals else next(left, ""))
+    if engine:
+        given["engine_args"] = {**given.get("engine_args", {}), **engine}
     return given, others
 
 
@@ -164,8 +186,8 @@ def serve_command(
         ),
         SECRET: secrets.token_hex(),
     }
-    if (asked["api_server_count"] or asked["data_parallel_size"]) == 1 and _READY not in os.environ:
-        variables[_READY] = str(_READY_S)
+    if (asked["api_server_count"] or asked["data_parallel_size"]) == 1 and READY not in os.environ:
+        variables[READY] = str(_READY_S)
     return ServeCommand(variables, (*_program(), *options, *more))
 
 

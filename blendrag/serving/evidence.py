@@ -74,7 +74,7 @@ def evidence_of(
     plain: str | None,
     last: Delta,
     path: PrefixPath | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
 ) -> Evidence:
     """Put together what was planned and what the engine reported. path: of a prompt without a recipe. budget:
     of KV, if there was to be one."""

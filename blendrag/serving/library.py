@@ -26,8 +26,8 @@ from blendrag.select import make_selector
 from blendrag.serving.forecaster import FORECASTS, Forecaster, wants_forecasts
 from blendrag.serving.identity import kv_identity, prefix_ids
 from blendrag.serving.known_texts import KnownTexts
-from blendrag.serving.prefill import PrefillReport, batches, prefill_pending
-from blendrag.serving.prefixes import Prefixes, tree_folder, tree_stack
+from blendrag.serving.prefill import INGEST_BATCH_TOKENS, PrefillReport, batches, prefill_pending
+from blendrag.serving.prefixes import Prefixes, tree_folder
 from blendrag.serving.session import EngineSession, StartEngine
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
@@ -90,8 +90,8 @@ class Library:
         """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
         self.prefixes: Prefixes | None = None
         """While an engine runs, where they are switched on and this process has it to itself."""
-        self._has_tree = bool(tree_stack(settings))
-        if self._lock and not settings.tree_disk_bytes:  # else another process may have it open
+        self._has_tree = bool(settings.tree)
+        if self._lock and not settings.tree_stays:  # else another process may have it open
             shutil.rmtree(tree_folder(root), ignore_errors=True)
         self._warned = self._tree_warned = self._closed = self._no_ingest = False
 
@@ -124,7 +124,7 @@ class Library:
         if not self._tree_warned:
             self._tree_warned = True
             warnings.warn(
-                f"no exact prefixes, whatever tree_ram_bytes and tree_disk_bytes are: {reason}",
+                f"no exact prefixes, whatever tree_bytes the tiers have: {reason}",
                 BlendragWarning,
                 stacklevel=2,
             )
@@ -319,7 +319,7 @@ class Library:
             fitting = [one for one in pending if before + len(one.context) + len(one.token_ids) < window]
             report.too_long += len(pending) - len(fitting)
             if fitting:
-                batch = self.settings.ingest_batch_tokens
+                batch = INGEST_BATCH_TOKENS
                 prefill_pending(fitting, store, batch, report, progress, self._check_ingest)
 
     def prefetch(self, texts: Iterable[str]) -> None:
@@ -346,7 +346,7 @@ class Library:
         """In which order documents (chunk keys, "" for unknown ones) go into a prompt: their places. As they
         came, unless the setting ``order`` says otherwise and there is a tree."""
         prefixes = self.prefixes
-        if self.settings.order == "tree" and prefixes is not None and prefixes.alive:
+        if self.settings.documents_first and prefixes is not None and prefixes.alive:
             with contextlib.suppress(StoreError):  # the prompt is answered in any order
                 return prefixes.tree.order(keys)
         return list(range(len(keys)))
@@ -420,7 +420,7 @@ class Library:
         entries = [entry for entry in found if entry.state == "pending"]
         ready = [entry for entry in found if entry.state == "ready"]
         if store:
-            most = self.settings.ingest_batch_tokens
+            most = INGEST_BATCH_TOKENS
             for batch in batches(entries, most):
                 self.session.later(store.ingest_later(batch))
             for batch in batches(ready, most):

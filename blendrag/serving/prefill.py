@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # they import torch, which clients of a server do without
     from blendrag.store.catalogue import Entry
 
 
+INGEST_BATCH_TOKENS = 512
+"""Tokens prefilled per call of the worker, which goes on by slices beside answers."""
+
+
 class _Text(Protocol):
     @property
     def token_ids(self) -> tuple[int, ...]: ...

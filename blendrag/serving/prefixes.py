@@ -21,7 +21,6 @@ from blendrag.serving.growth import Growth, Wanted
 from blendrag.settings import Settings
 from blendrag.store.catalogue import Catalogue
 from blendrag.store.identity import KVIdentity
-from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 from blendrag.tree.tree import Tree
 
@@ -31,12 +30,6 @@ _REMEMBERED = 65_536  # nodes that were seen
 def tree_folder(root: Path) -> Path:
     """In the folder of a library."""
     return root / "tree"
-
-
-def tree_stack(settings: Settings) -> tuple[TierSpec, ...]:
-    """The tiers of the tree's own store; none if it is off."""
-    sizes = (("ram", settings.tree_ram_bytes), ("disk", settings.tree_disk_bytes))
-    return tuple(TierSpec(kind=kind, bytes=size, policy=settings.eviction) for kind, size in sizes if size)  # type: ignore[arg-type]
 
 
 def tree_identity(identity: KVIdentity, blocks: str) -> KVIdentity:
@@ -66,9 +59,9 @@ class Prefixes:
         folder = tree_folder(root)
         if not engine.facts.blocks or not engine.alone:
             return None
-        if not settings.tree_disk_bytes:
+        if not settings.tree_stays:
             shutil.rmtree(folder, ignore_errors=True)
-        stack = tree_stack(settings)
+        stack = settings.tree
         of_blocks = tree_identity(catalogue.identity, engine.facts.blocks)
         tree, emptied = Tree.open(folder, of_blocks)
         if emptied:

@@ -110,12 +110,12 @@ class EngineSession:
         """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
         there and cannot be used is warned of, once. facts: the engine's."""
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
-        if not self._settings.controller or not any_profile(cache_dir, digest):
+        if not any_profile(cache_dir, digest):
             return None
         found = load_profile(
             cache_dir,
             digest,
-            self._settings.selector,
+            self._settings.blending.selector,
             cpu=cpu(),
             threads=facts.threads,
             device=facts.device,

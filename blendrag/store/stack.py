@@ -15,8 +15,8 @@ Write = Literal["through", "behind", "never"]
 DEFAULT_POLICY = "gdsf"  # the best of those that need not be taught, on retrieved chunks (docs/eviction.md)
 
 _ALLOWED = {
-    "ram": {"bytes", "chunks", "policy"},
-    "disk": {"bytes", "chunks", "policy", "path"},
+    "ram": {"bytes", "chunks", "policy", "tree_bytes"},
+    "disk": {"bytes", "chunks", "policy", "tree_bytes", "path"},
     "redis": {"url", "timeout_s", "cooldown_s", "expire_s"},
     "object": {"url", "timeout_s", "cooldown_s", "options"},
 }
@@ -36,6 +36,7 @@ class TierSpec(BaseModel):
     bytes: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
     chunks: int | None = Field(default=None, ge=0, description="Limit; None: no limit.")
     policy: str = Field(default=DEFAULT_POLICY, description="Which chunk leaves a full tier.")
+    tree_bytes: int = Field(default=0, ge=0, description="Room for exact prefixes beside chunks; 0: none.")
     path: Path | None = Field(default=None, description="Of a disk tier; None: the index's own folder.")
     url: str | None = Field(default=None, repr=False, description="redis://..., s3://bucket/prefix, ...")
     options: dict[str, Any] = Field(

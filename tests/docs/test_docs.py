@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from blendrag import errors
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
+from blendrag.options import DEFAULTS, STEPS, BlendOverrides
 from blendrag.serving import lease
 from blendrag.settings import Settings
 from model_shapes import SHAPES, rows
@@ -178,6 +179,11 @@ def test_table_of_settings_is_the_settings() -> None:
 def shown_default(name: str) -> str:
     if name == "cache_dir":  # depends on the user
         return "the user's cache folder"
+    if name == "quality":
+        usual = (DEFAULTS.selector, DEFAULTS.recompute_ratio)
+        return f"`{next(quality for quality, step in STEPS.items() if step == usual)!r}`"
+    if name in BlendOverrides.model_fields:
+        return f"`{getattr(DEFAULTS, name)!r}`"
     return f"`{Settings.model_fields[name].default!r}`"
 
 

@@ -16,6 +16,7 @@ from blendrag.serving.identity import kv_identity
 from blendrag.settings import Settings
 from blendrag.store.contexts import NewChunk
 from blendrag.store.identity import KVIdentity
+from one_engine import variables
 from workbench import Bench, Open, real_texts
 
 
@@ -75,7 +76,7 @@ def open_index(engine_options: dict[str, Any], bench: Bench, tmp_path: Path) -> 
 @pytest.fixture
 def command(engine: Engine, engine_options: dict[str, Any]) -> Callable[..., Result]:
     """``blendrag`` with these words, on the run's engine. Fails if it does."""
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+    options = variables(engine_options)
 
     def run(*words: str, **environment: str) -> Result:
         env = {**options, "COLUMNS": "120", "NO_COLOR": "1", **environment}

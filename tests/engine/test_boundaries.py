@@ -21,7 +21,9 @@ CLOSE = 2e-3
 TEXT = Sampling(max_tokens=16, logprobs=20)
 
 
-@pytest.mark.parametrize("options", [{"ratio": 1.0}, {"ratio": 0.999}, {"ratio": 0.999, "metric": "kv"}])
+@pytest.mark.parametrize(
+    "options", [{"ratio": 1.0}, {"ratio": 0.999}, {"ratio": 0.999, "selector": "hkvd:metric=kv"}]
+)
 def test_recomputing_every_token_gives_full_prefills_answer(bench: Bench, options: dict[str, Any]) -> None:
     prompt = bench.prompt(bench.pieces[:5])  # 0.999 of them rounds to all, chosen at the check layer
     full, blended = bench.plain(prompt, TEXT), bench.blended(prompt, TEXT, **options)
@@ -116,7 +118,7 @@ def test_divergence_from_full_prefill_falls_with_the_ratio(bench: Bench) -> None
 @pytest.mark.parametrize("metric", ["k", "kv"])
 def test_another_metric_has_more_recomputed_than_was_given(bench: Bench, selector: str, metric: str) -> None:
     prompt = bench.prompt(bench.pieces[8:12])
-    report = bench.blended(prompt, selector=selector, metric=metric, ratio=0.3).report
+    report = bench.blended(prompt, selector=f"{selector}:metric={metric}", ratio=0.3).report
     assert report is not None
     assert report.cached == 4 * 96
     assert report.fresh + report.cached == len(prompt.token_ids) - least_rows()  # those are the engine's
@@ -125,16 +127,17 @@ def test_another_metric_has_more_recomputed_than_was_given(bench: Bench, selecto
 
 def test_several_check_layers_keep_to_the_ratio(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[8:12])
-    report = bench.blended(prompt, check_layers=(1, 3, 7), ratio=0.2).report
+    report = bench.blended(prompt, selector="hkvd:check_layers=1+3+7", ratio=0.2).report
     assert report is not None and report.recomputed == round(0.2 * report.cached)
 
 
 def test_threshold_recomputes_less_than_its_cap_when_little_deviates(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:4])
     cap = bench.blended(prompt, ratio=0.5).report
-    some = bench.blended(prompt, ratio=0.5, threshold=0.2).report
-    none = bench.blended(prompt, ratio=0.5, threshold=1e6)
+    some = bench.blended(prompt, ratio=0.5, selector="hkvd:threshold=0.2").report
+    none = bench.blended(prompt, ratio=0.5, selector="hkvd:threshold=1e6")
     assert cap and some and none.report
     assert 0 < some.recomputed < cap.recomputed
     assert none.report.recomputed == 0
-    assert bench.blended(prompt, ratio=1.0, threshold=0.0).report.recomputed > cap.recomputed  # type: ignore[index]
+    every = bench.blended(prompt, ratio=1.0, selector="hkvd:threshold=0").report
+    assert every and every.recomputed > cap.recomputed

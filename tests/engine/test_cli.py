@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from blendrag.cli.app import app
 from blendrag.engine.client.engine import Engine
 from blendrag.index.loaders import Document
+from one_engine import variables
 
 pytestmark = pytest.mark.engine
 
@@ -31,7 +32,7 @@ def blendrag(
     (folder / "docs").mkdir()
     for name, text in TEXTS.items():
         (folder / "docs" / name).write_text(text)
-    options = {f"BLENDRAG_{name.upper()}": str(value) for name, value in engine_options.items()}
+    options = variables(engine_options)
     runner = CliRunner(env={**options, "COLUMNS": "200", "NO_COLOR": "1", "BLENDRAG_MIN_CACHED_TOKENS": "0"})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

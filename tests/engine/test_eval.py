@@ -19,7 +19,7 @@ from blendrag.settings import Settings
 
 pytestmark = pytest.mark.engine
 
-ARMS = ["full", "reuse", "hkvd_v@1", "hkvd_v@0.25", "reuse:start", "reuse:system", "reuse:int8"]
+ARMS = ["full", "reuse", "hkvd@1", "hkvd@0.25", "reuse:start", "reuse:system", "reuse:int8"]
 
 
 @pytest.fixture
@@ -67,13 +67,13 @@ def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
     kl, whole = (
         {name: arm[key]["mean"] for name, arm in arms.items()} for key in ("kl_first_token", "kl_answer")
     )
-    assert abs(loss["hkvd_v@1"]) < 1e-3 and kl["hkvd_v@1"] < 1e-4 and whole["hkvd_v@1"] < 1e-4
+    assert abs(loss["hkvd@1"]) < 1e-3 and kl["hkvd@1"] < 1e-4 and whole["hkvd@1"] < 1e-4
     assert loss["reuse:start"] != loss["reuse"]
-    for name in ("reuse", "hkvd_v@0.25", "reuse:system", "reuse:int8"):
+    for name in ("reuse", "hkvd@0.25", "reuse:system", "reuse:int8"):
         assert abs(loss[name]) > 1e-2 and kl[name] > 1e-3 and whole[name] > 1e-3 and whole[name] != kl[name]
     assert 0 < abs(loss["reuse:int8"] - loss["reuse"]) < abs(loss["reuse:system"] - loss["reuse"])
-    assert arms["hkvd_v@1"]["exact_text"]["mean"] == arms["hkvd_v@1"]["decision_agreement"]["mean"] == 1
-    assert arms["hkvd_v@0.25"]["recomputed"]["mean"] == pytest.approx(0.3, abs=0.06)
+    assert arms["hkvd@1"]["exact_text"]["mean"] == arms["hkvd@1"]["decision_agreement"]["mean"] == 1
+    assert arms["hkvd@0.25"]["recomputed"]["mean"] == pytest.approx(0.3, abs=0.06)
     assert "3 questions tell too little" in results["recommendation"]["why"] and results["machine"]["vllm"]
     assert results["recommendation"]["why"][:20] in result.stderr
     assert results["config"]["rows"] == 3 and not results["config"]["too_long"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 from blendrag.tree.store import NodeStore
 from blendrag.tree.tree import Tree
+from tree_tiers import tree_tiers
 from workbench import FIRST, Bench, Open, Prompt, assert_adds_up, distance
 
 pytestmark = pytest.mark.engine
@@ -273,7 +275,7 @@ def settled(index: BlendIndex) -> None:
 
 def test_prompt_that_comes_again_is_blended_again(open_index: Open, folder: Path) -> None:
     """Its prefix grows beside answers, from the second sighting on; nothing that was blended is in it."""
-    index = open_index(tree_ram_bytes=1 << 28)
+    index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     question = "What does the package do?"
     modes, expected = [], ask(index, question, blend=False, max_tokens=8)
@@ -292,7 +294,7 @@ def test_prompt_that_comes_again_is_blended_again(open_index: Open, folder: Path
 def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
     open_index: Open, folder: Path
 ) -> None:
-    index = open_index(tree_ram_bytes=1 << 28)
+    index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     texts = [hit.text for hit in index.retrieve("packages", 6)]
 
@@ -311,7 +313,7 @@ def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
 
 
 def test_documents_whose_prefix_is_stored_do_not_come_first(open_index: Open, folder: Path) -> None:
-    index = open_index(tree_ram_bytes=1 << 28, order="tree")
+    index = open_index(tiers=tree_tiers(1 << 28), order="tree")
     index.ingest(folder)
     question = "What does the package do?"
     texts = [hit.text for hit in index.retrieve(question)]
@@ -327,7 +329,7 @@ def test_documents_whose_prefix_is_stored_do_not_come_first(open_index: Open, fo
 
 
 def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index: Open, folder: Path) -> None:
-    index = open_index(tree_ram_bytes=1 << 28)
+    index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     question, mode = "What does the package do?", ""
     for _ in range(3):
@@ -343,7 +345,7 @@ def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index:
     assert len(left) < 5 and {row.node.document for row in left} < before
     assert prefixes.client.stats()["tree ram"]["chunks"] == len(left)
     assert ask(index, question, blend=False, max_tokens=8).evidence.mode == "plain"
-    other = open_index("other", tree_ram_bytes=1 << 28, namespace="other")
+    other = open_index("other", tiers=tree_tiers(1 << 28), namespace="other")
     other.ingest(folder)
     assert ask(other, question, blend=False).evidence.mode == "plain"
 
@@ -352,7 +354,7 @@ def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index:
 def test_document_that_was_replaced_or_purged_is_in_a_prefix(
     open_index: Open, folder: Path, tmp_path: Path, way: str
 ) -> None:
-    index = open_index(tree_ram_bytes=1 << 28, tree_disk_bytes=1 << 28)
+    index = open_index(tiers=tree_tiers(1 << 28, 1 << 28))
     index.ingest(folder)
     question = "What does the package do?"
     for _ in range(3):
@@ -378,7 +380,7 @@ def test_document_that_was_replaced_or_purged_is_in_a_prefix(
 
 
 def test_other_system_prompt_has_the_same_prefix(open_index: Open, folder: Path) -> None:
-    index = open_index(tree_ram_bytes=1 << 28)
+    index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     for _ in range(3):
         texts = [hit.text for hit in index.retrieve("packages")]
@@ -394,17 +396,17 @@ def test_question_that_was_warmed_up_is_blended(
     open_index: Open, folder: Path, command: Callable[..., Any], tmp_path: Path
 ) -> None:
     """And what is on disk is not there when the index is opened again."""
-    index, disk = tmp_path / "index", str(1 << 28)
+    index, tiers = tmp_path / "index", json.dumps(tree_tiers(disk=1 << 28))
     question = "What does the package do?"
     (tmp_path / "questions.txt").write_text(f"{question}\n\n")
     small = {"chunk_tokens": "64", "min_cached_tokens": "16", "similarity_top_k": "4"}
     small = {f"BLENDRAG_{name.upper()}": value for name, value in small.items()}
     command("ingest", str(folder), "--index", str(index), **small)
     words = ("ingest", "--index", str(index), "--questions", str(tmp_path / "questions.txt"))
-    warmed = command(*words, BLENDRAG_TREE_DISK_BYTES=disk, **small)
+    warmed = command(*words, BLENDRAG_TIERS=tiers, **small)
     assert "5 nodes grown" in warmed.stdout
     assert "5 nodes" in command("stats", "--tree", "--index", str(index)).stdout
-    opened = open_index(tree_disk_bytes=1 << 28)
+    opened = open_index(tiers=tree_tiers(disk=1 << 28))
     assert ask(opened, question).evidence.mode == "exact"
 
 
@@ -414,7 +416,7 @@ def test_new_questions_pass_the_limits_of_the_tree_or_push_out_what_is_asked(
     """Turnovers of orders of documents, of which one comes again and again."""
     import itertools
 
-    index = open_index(tree_ram_bytes=40 << 20)
+    index = open_index(tiers=tree_tiers(40 << 20))
     index.ingest(folder)
     texts, prefixes = [hit.text for hit in index.retrieve("packages", 4)], index._library.prefixes
     assert prefixes is not None

@@ -19,6 +19,7 @@ import pytest
 from llama_index.core.instrumentation import get_dispatcher
 
 from blendrag.engine.client.engine import Engine
+from one_engine import variables
 from places import EXAMPLES
 
 HELPERS = ("langchain_embeddings", "llamaindex_embeddings")
@@ -34,8 +35,8 @@ def one_engine(
     engine: Engine, engine_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """What is opened with no settings of its own uses the run's engine."""
-    for name, value in engine_options.items():
-        monkeypatch.setenv(f"BLENDRAG_{name.upper()}", str(value))
+    for name, value in variables(engine_options).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(get_dispatcher(), "event_handlers", [])  # those that examples add end with them
     yield

@@ -81,7 +81,8 @@ def test_deleting_while_no_engine_runs_removes_the_kv_when_it_does(
 def test_an_interrupted_ingest_resumes_with_what_is_left(
     open_index: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = open_index(ingest_batch_tokens=128)
+    monkeypatch.setattr("blendrag.serving.library.INGEST_BATCH_TOKENS", 128)
+    index = open_index()
 
     passed = []
 
@@ -129,7 +130,7 @@ def test_over_the_disk_limit_chunks_leave_and_questions_are_still_answered(
     open_index: Open, folder: Path
 ) -> None:
     limit = 6 << 20
-    index = open_index(disk_bytes=limit)
+    index = open_index(tiers=[{"kind": "ram"}, {"kind": "disk", "bytes": limit}])
     index.ingest(folder)
     chunks = index.stats()["chunks"]
     assert chunks["evicted"] > 0 and chunks["pending"] == 0 and chunks["ready"] > 0
@@ -159,10 +160,11 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 def test_a_full_disk_stops_ingest_cleanly_and_the_rest_comes_later(
-    open_index: Open, folder: Path, small_disk: Callable[[int], Path]
+    open_index: Open, folder: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("blendrag.serving.library.INGEST_BATCH_TOKENS", 128)
     root = small_disk(8) / "kb"
-    index = open_index(str(root), ingest_batch_tokens=128)
+    index = open_index(str(root))
     with pytest.raises(StoreFullError, match="ingest again"):
         index.ingest(folder)
     left = len(index._library.catalogue.pending())

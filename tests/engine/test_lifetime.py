@@ -140,7 +140,7 @@ def test_server_ended_while_it_loads_goes_on_or_leaves_a_process(
 
 
 IMPATIENT = """
-import signal, sys
+import os, signal, sys
 import blendrag.engine.compat.required  # the rest of a start is what processes do
 from blendrag.engine.client.engine import Engine
 from blendrag.errors import EngineStartError
@@ -148,16 +148,18 @@ from blendrag.settings import Settings
 if interrupted := sys.argv[1] == "interrupted":
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
     signal.alarm(4)
-limit = 600 if interrupted else 4
+os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = "600" if interrupted else "4"
 try:
-    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32", start_timeout_s=limit))
+    Engine.shared(Settings.load(max_model_len=256, kv_cache_gib=1, dtype="float32"))
 except (EngineStartError, KeyboardInterrupt) as error:
     print("it ended:", repr(error), flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize(("why", "told"), [("late", "start_timeout_s"), ("interrupted", "KeyboardInterrupt")])
+@pytest.mark.parametrize(
+    ("why", "told"), [("late", "VLLM_ENGINE_READY_TIMEOUT_S"), ("interrupted", "KeyboardInterrupt")]
+)
 def test_start_that_is_given_up_leaves_a_process(
     tmp_path: Path, model_dir: Path, why: str, told: str
 ) -> None:
@@ -239,7 +241,7 @@ def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
         lines_until(process, "killed")
         begun = time.monotonic()
         lines = lines_until(process, "it ended")
-        assert time.monotonic() - begun < 60  # seconds, and the machine may be busy; not call_timeout_s
+        assert time.monotonic() - begun < 60  # seconds, and the machine may be busy; not the timeout of calls
         assert "the engine died at ingest" in lines[-1]
         log = re.search(r"\S+engine\.log", lines[-1])
         assert log is not None and Path(log.group()).is_file()

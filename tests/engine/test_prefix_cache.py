@@ -101,7 +101,7 @@ def test_document_that_joins_a_chat_has_those_before_it_computed_again(bench: Be
     assert distance(bench.plain(later), joined) < 2e-3
 
 
-@pytest.mark.parametrize("other", [{"ratio": 1.0}, {"selector": "first_k"}, {"metric": "k"}])
+@pytest.mark.parametrize("other", [{"ratio": 1.0}, {"selector": "first_k"}, {"selector": "hkvd:metric=k"}])
 def test_another_recipe_does_not_hit_the_first_ones_kv(bench: Bench, other: dict[str, object]) -> None:
     prompt = bench.prompt(bench.pieces[:5])
     alone = bench.blended(prompt, **other)

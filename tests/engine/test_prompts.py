@@ -140,7 +140,8 @@ def _harm(file: Path, harm: str) -> None:
     [
         ({"store": "/nowhere"}, "/nowhere"),
         ({"options": BlendOptions(selector="best")}, "best"),
-        ({"options": BlendOptions(check_layers=("x",))}, "unreadable"),  # type: ignore[arg-type],
+        ({"options": BlendOptions(selector="hkvd:check_layers=x")}, "check_layers must be"),
+        ({"head": (("a", "x"),)}, "unreadable"),
     ],
 )
 def test_whatever_fails_in_the_fused_prefill_ends_in_plain_prefills_answer(

@@ -65,7 +65,7 @@ def test_lmcache_semantics_recompute_the_same_number_under_another_mask(bench: B
     recipe = bench.recipe(prompt, ratio=RATIO, selector="lmcache")
     bench.reset()
     leaky = bench.engine.generate(prompt.token_ids, FIRST, recipe)
-    exact = bench.blended(prompt, ratio=RATIO, metric="k")
+    exact = bench.blended(prompt, ratio=RATIO, selector="hkvd:metric=k")
     assert leaky.report and not leaky.report.fallback
     assert leaky.report.recomputed == budget(CACHED, RATIO)
     assert distance(leaky, exact) > CLOSE, "selected tokens saw the future"

@@ -34,6 +34,7 @@ RIGHTS = {
     "busy": "busy ask,ingest",
 }
 MIB = 1 << 20
+TIERS = json.dumps([{"kind": "ram", "bytes": 2 << 30}, {"kind": "disk", "bytes": 48 * MIB}])
 EXPLAIN, STATS = "/v1/kb/explain", "/v1/kb/stats"
 
 
@@ -43,7 +44,7 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     root = tmp_path_factory.mktemp("server")
     lines = [f"{hashlib.sha256(key.encode()).hexdigest()} {whose}" for key, whose in RIGHTS.items()]
     (root / "keys").write_text("\n".join(["# of this test", *lines]))
-    limits = ["--max-num-queued-reqs", "6", "--disk-bytes", str(48 * MIB), "--max-body-mib", "2"]
+    limits = ["--max-num-queued-reqs", "6", "--tiers", TIERS, "--max-body-mib", "2"]
     running = Server(root / "kv", "--keys", str(root / "keys"), *limits).wait()
     yield running
     running.end()

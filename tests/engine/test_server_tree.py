@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from served import KB, TEXTS, Server, text_of
+from tree_tiers import tree_tiers
 
 pytestmark = [
     pytest.mark.own_engine,
@@ -25,7 +26,7 @@ GROWN_S = 120.0  # until a test gives up
 @pytest.fixture(scope="module")
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server") / "kv"
-    more = ("--tree-ram-bytes", "1000000000", "--no-prefix-caching", "--kv-budget", "4096")
+    more = ("--tiers", json.dumps(tree_tiers(10**9)), "--no-enable-prefix-caching", "--kv-budget", "4096")
     running = Server(folder, *more).wait()
     assert running.put(TEXTS)["chunks"] == len(TEXTS)
     yield running

@@ -36,7 +36,12 @@ class Job:
 
 def mixed_jobs(bench: Bench, count: int) -> list[Job]:
     """Every second one plain, the others by different recipes; documents partly the same."""
-    options = [{"ratio": 0.15}, {"ratio": 0.0}, {"selector": "first_k"}, {"ratio": 0.5, "metric": "k"}]
+    options = [
+        {"ratio": 0.15},
+        {"ratio": 0.0},
+        {"selector": "first_k"},
+        {"ratio": 0.5, "selector": "hkvd:metric=k"},
+    ]
     jobs = []
     for number in range(count):
         pieces = [bench.pieces[(3 * number + i) % len(bench.pieces)] for i in range(1 + number % 4)]
@@ -140,7 +145,7 @@ def test_a_stopped_stream_frees_its_request(bench: Bench) -> None:
 def test_20_stopped_streams_leave_no_kv_behind(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:20])
     for number in range(20):
-        recipe = bench.recipe(prompt, ratio=0.0, check_layers=(1, number + 2))  # KV of its own
+        recipe = bench.recipe(prompt, 0.0, f"hkvd:check_layers=1+{number + 2}")  # KV of its own
         stream = bench.engine.stream(prompt.token_ids, ENDLESS, recipe)
         next(stream)
         stream.close()  # type: ignore[attr-defined]

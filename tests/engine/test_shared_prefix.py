@@ -46,8 +46,8 @@ class Behind:
 
     def deviating(self, prompt: Prompt, layer: int) -> int:
         """Tokens whose K or V at ``layer`` is not what full prefill gives."""
-        options = {"metric": "kv", "check_layers": (layer,), "ratio": 1.0, "threshold": 1e-6}
-        report = self.blended(prompt, **options).report
+        selector = f"hkvd:metric=kv:check_layers={layer}:threshold=1e-6"
+        report = self.blended(prompt, ratio=1.0, selector=selector).report
         assert report is not None
         computed = sum(prompt.spans[-1][1:]) % self.bench.engine.facts.block_size  # whatever they deviate
         return int(report.recomputed) - computed

@@ -51,7 +51,11 @@ class Run:
 
 def settings(model: Path, ranks: int) -> Settings:
     return Settings.load(
-        model=str(model), dtype="float32", max_model_len=2048, kv_cache_gib=1, tensor_parallel_size=ranks
+        model=str(model),
+        dtype="float32",
+        max_model_len=2048,
+        kv_cache_gib=1,
+        engine_args={"tensor_parallel_size": ranks},
     )
 
 

@@ -50,7 +50,11 @@ def test_ranks_behind_a_server_do_not_blend_what_it_was_told(server: Server, mod
 
 def test_doctor_finds_two_ranks_ill(model: Path) -> None:
     settings = Settings.load(
-        model=str(model), dtype="float32", max_model_len=2048, kv_cache_gib=1, tensor_parallel_size=2
+        model=str(model),
+        dtype="float32",
+        max_model_len=2048,
+        kv_cache_gib=1,
+        engine_args={"tensor_parallel_size": 2},
     )
     report = run_doctor(settings)
     assert report.passed, report
@@ -58,7 +62,9 @@ def test_doctor_finds_two_ranks_ill(model: Path) -> None:
 
 def test_heads_that_cannot_be_divided_are_more_than_a_line(model_dir: Path) -> None:
     """The packaged model has 9 of them."""
-    settings = Settings.load(model=str(model_dir), max_model_len=512, kv_cache_gib=1, tensor_parallel_size=2)
+    settings = Settings.load(
+        model=str(model_dir), max_model_len=512, kv_cache_gib=1, engine_args={"tensor_parallel_size": 2}
+    )
     with pytest.raises(Exception, match="9") as raised:
         run_doctor(settings)
     assert len(str(raised.value).splitlines()) == 1

@@ -12,6 +12,7 @@ import pytest
 
 from blendrag import Answer, BlendIndex
 from blendrag.engine.client.engine import Engine
+from tree_tiers import tree_tiers
 from workbench import real_texts
 
 pytestmark = [
@@ -28,10 +29,11 @@ QUESTION = "What does the package do?"
 def index(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Any, engine_options: dict[str, Any]
 ) -> Iterator[BlendIndex]:
-    own = {"tree_ram_bytes": 1 << 28, "tree_disk_bytes": 1 << 30, "reorder_window": 8, "max_num_seqs": 1}
+    own = {"tiers": tree_tiers(1 << 28, 1 << 30), "order": "retrieved:window=8"}
+    own |= {"engine_args": engine_options.get("engine_args", {}) | {"max_num_seqs": 1}}
     own |= {"chunk_tokens": 64, "similarity_top_k": 4}
     folder = tmp_path_factory.mktemp("tree")
-    with BlendIndex.open(folder / "index", **engine_options, **own) as opened:
+    with BlendIndex.open(folder / "index", **(engine_options | own)) as opened:
         opened.ingest("\n\n".join(tokenizer.decode(ids) for ids in [*real_texts(tokenizer)][:6]))
         assert opened.warm(QUESTION)
         yield opened

@@ -31,7 +31,7 @@ def tables() -> Iterator[Tables]:
 def engine_options(engine_options: dict[str, Any], tokenizer: Any) -> Iterator[dict[str, Any]]:
     """On a GPU: the stage's model, by default the packaged one. Else those of all tests."""
     model = os.environ.get("GPU_MODEL", "")
-    large = {"model": model, "ram_bytes": RAM_BYTES}
+    large = {"model": model, "tiers": [{"kind": "ram", "bytes": RAM_BYTES}, {"kind": "disk"}]}
     if DEVICE == "cpu":
         yield engine_options
     elif model in SHAPES:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, getattr(pytest.mark, ENGINE)]
 def settings_of(backend: str, eager: bool, engine_options: dict[str, Any]) -> Settings:
     if DEVICE == "cpu":
         return Settings.load(**engine_options)
-    return Settings.load(enforce_eager=eager, engine_args={"attention_backend": backend})
+    return Settings.load(engine_args={"enforce_eager": eager, "attention_backend": backend})
 
 
 def checked(settings: Settings) -> tuple[bool, list[Check]]:

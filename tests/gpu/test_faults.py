@@ -77,7 +77,7 @@ def ask(bench: Bench, prompt: Prompt, sampling: Sampling, **options: Any) -> Del
     [
         ("nothing", {"ratio": 1.0}),
         ("unknown selector", {"selector": "best"}),
-        ("check layer", {"check_layers": ("x",)}),
+        ("check layer", {"selector": "hkvd:check_layers=x"}),
     ],
 )
 def test_recipe_that_cannot_be_followed_gives_another_answer(

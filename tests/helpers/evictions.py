@@ -92,7 +92,7 @@ def outputs(
     return torch.stack([attend(each, query, each.kv_cache, of_step) for each in attentions])
 
 
-def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> None:
+def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, choices: str = "") -> None:
     """Steps of requests, one of them evicted, against exact attention over what was kept."""
     size = model.cache.block_size
     compression = Compression.of(model.decoder, model.cache)
@@ -105,7 +105,7 @@ def evict_and_read(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, **choice
 
     kept_tokens = evicting.kept_tokens
     monkeypatch.setattr(evicting, "kept_tokens", noted)
-    options = {"kv_budget": 4 * size} | choices
+    options = {"kv_budget": f"{4 * size}{choices}"}
     evicted = Request(model, "evicted", 7 * size + 11, [9, 3, 17, 5, 11, 2, 8, 14, 20], **options)
     other = Request(model, "other", 2 * size + 5, [0, 1, 4])
     for request in (evicted, other):

@@ -16,20 +16,27 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 LAYERS = 10
 MODEL = user_cache_path("blendrag") / "tests" / f"smollm2-{LAYERS}-layers"
-ENGINE = {
+ENGINE: dict[str, Any] = {
     "model": str(MODEL),
     "dtype": os.environ.get("TESTS_DTYPE", "float32"),
     "max_model_len": 4096,
     "kv_cache_gib": 1,
-    "max_num_batched_tokens": 512,
+    "engine_args": {"max_num_batched_tokens": 512},
     "max_tokens": 256,  # of a request that says nothing: else one that rambles does so for a whole window
 }
+
+
+def variables(options: dict[str, Any]) -> dict[str, str]:
+    """Return the same settings as an environment has them."""
+    plain = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in options.items()}
+    return {f"BLENDRAG_{name.upper()}": str(value) for name, value in plain.items()}
 
 
 @cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from blendrag.chat.request import make_request
+from blendrag.choice import Choice
 from blendrag.errors import ConfigError
-from blendrag.options import STEPS, BlendOptions, Quality
+from blendrag.options import (
+    STEPS,
+    BlendKeywords,
+    BlendOptions,
+    BlendOverrides,
+    Quality,
+    resolved,
+    spelled_out,
+)
+from blendrag.select import make_selector
 from blendrag.settings import Settings
+from blendrag.store.stack import TierSpec
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +36,13 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_defaults_are_the_papers() -> None:
-    settings = Settings.load()
-    assert (settings.recompute_ratio, settings.check_layers) == (0.15, (1,))
+    assert Settings.load().blending.recompute_ratio == 0.15
+    hkvd = make_selector(Settings.load(selector="hkvd").blending)
+    assert (hkvd.reads_deviation, hkvd.check_layers(32)) == ("v", (1,))
 
 
-def test_default_quality_is_another_than_the_one_of_that_name() -> None:
-    assert Settings.load(quality=Settings.load().quality).blending == Settings.load().blending
+def test_default_quality_is_balanced() -> None:
+    assert Settings.load(quality="balanced").blending == Settings.load().blending
 
 
 @pytest.mark.parametrize("quality", STEPS)
@@ -43,7 +57,8 @@ def test_quality_overrules_a_ratio_that_is_given_with_it(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\nquality: fast\n")
-    assert (Settings.load().recompute_ratio, Settings.load().selector) == (0.4, STEPS["fast"].selector)
+    blending = Settings.load().blending
+    assert (blending.recompute_ratio, blending.selector) == (0.4, STEPS["fast"].selector)
     both = make_request(Settings.load(), "Hello.", {"quality": "close", "selector": "hkvd"}).options
     assert both is not None and both.selector == "hkvd"
     assert both.recompute_ratio == STEPS["close"].recompute_ratio
@@ -53,12 +68,83 @@ def test_ratio_of_the_file_overrules_a_quality_of_the_call(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\n")
-    assert Settings(quality="close").recompute_ratio == STEPS["close"].recompute_ratio
+    assert Settings(quality="close").blending.recompute_ratio == STEPS["close"].recompute_ratio
     monkeypatch.setenv("BLENDRAG_QUALITY", "fast")
-    assert Settings.load().recompute_ratio == STEPS["fast"].recompute_ratio
-    assert Settings.load(quality="close").recompute_ratio == STEPS["close"].recompute_ratio
+    assert Settings.load().blending.recompute_ratio == STEPS["fast"].recompute_ratio
+    assert Settings.load(quality="close").blending.recompute_ratio == STEPS["close"].recompute_ratio
     monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.2")
-    assert (Settings.load().recompute_ratio, Settings.load().selector) == (0.2, STEPS["fast"].selector)
+    blending = Settings.load().blending
+    assert (blending.recompute_ratio, blending.selector) == (0.2, STEPS["fast"].selector)
+
+
+def test_ratio_in_the_selectors_name_counts_where_that_is_said(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "blendrag.yaml").write_text("selector: hkvd@0.4:metric=k\n")
+    blending = Settings.load().blending
+    assert (blending.selector, blending.recompute_ratio) == ("hkvd:metric=k", 0.4)
+    monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.2")
+    assert Settings.load().blending.recompute_ratio == 0.2
+    assert Settings.load(selector="first_k@0.3").blending == BlendOptions(0.3, "first_k")
+    asked = make_request(Settings.load(), "Hello.", {"selector": "gradual@0.25"}).options
+    assert asked == BlendOptions(0.25, "gradual")
+    for say in (
+        lambda **said: Settings.load(**said),
+        lambda **said: make_request(Settings.load(), "Hello.", said),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match="give one ratio"):
+            say(selector="hkvd@0.1", recompute_ratio=0.2)
+    with pytest.raises(ConfigError, match="its ratio is the option recompute_ratio here"):
+        BlendOptions(selector="hkvd@0.1")
+
+
+@given(st.sampled_from(["query", "hkvd:metric=k", "gradual"]), st.floats(0, 1), st.none() | st.just("fast"))
+def test_spelled_out_options_stay_as_they_are(name: str, ratio: float, quality: Quality | None) -> None:
+    choice = Choice.read(name)
+    said = {"selector": str(replace(choice, at=ratio)), "quality": quality}
+    given = spelled_out(said)
+    assert (given["selector"], given["recompute_ratio"]) == (name, ratio)
+    assert spelled_out(given) == given
+    assert resolved(said) == resolved(given) == BlendOptions(ratio, name)
+
+
+def test_every_option_of_blending_is_a_setting_and_an_option_of_requests_constructors_and_commands() -> None:
+    from blendrag.chat.request import RequestOptions
+    from blendrag.cli.ask import ask, chat
+    from blendrag.server.blending import BlendFields
+    from langchain_blendrag import ChatBlend
+    from llama_index.llms.blendrag import BlendLLM
+
+    overrides = set(BlendOverrides.model_fields)
+    assert overrides | {"trace"} == {field.name for field in fields(BlendOptions)} | {"quality"}
+    assert overrides | {"trace"} == set(BlendKeywords.__annotations__)
+    assert set(BlendKeywords.__annotations__) <= set(RequestOptions.__annotations__)
+    kinds = get_type_hints(BlendKeywords)
+    for home in (Settings, BlendFields, ChatBlend, BlendLLM):
+        for name, field in BlendOverrides.model_fields.items():
+            assert home.model_fields[name].description == field.description
+            assert field.annotation == kinds[name]
+    for command in (ask, chat):
+        assert overrides <= inspect.signature(command).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ({"blend": "of"}, "blend must be True or False"),
+        ({"min_cached_tokens": -1}, "min_cached_tokens must be a number of tokens, not -1"),
+        ({"selector": 3}, "selector must be a name"),
+        ({"kv_budget": True}, "kv_budget must be a number of tokens"),
+        (
+            {"kv_budget": "ada:512"},
+            "kv_budget must be a number of tokens, as 512 or '512:ada', not 'ada:512'",
+        ),
+        ({"trace": 1}, "trace must be True or False"),
+    ],
+)
+def test_wrong_option_of_a_request_is_named(said: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        make_request(Settings.load(), "Hello.", said)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["fats", 3, ["fast"]])
@@ -77,7 +163,8 @@ def test_keyword_beats_environment_beats_file_beats_default(
     monkeypatch.setenv("BLENDRAG_SIMILARITY_TOP_K", "3")
     monkeypatch.setenv("BLENDRAG_MAX_TOKENS", "33")
     settings = Settings.load(similarity_top_k=4)
-    assert (settings.similarity_top_k, settings.max_tokens, settings.min_cached_tokens) == (4, 33, 222)
+    assert (settings.similarity_top_k, settings.max_tokens) == (4, 33)
+    assert settings.blending.min_cached_tokens == 222
     assert settings.chunk_tokens == Settings.model_fields["chunk_tokens"].default
 
 
@@ -128,7 +215,7 @@ def test_number_of_chunks_is_told_by_its_new_name(monkeypatch: pytest.MonkeyPatc
         Settings.load()
 
 
-@pytest.mark.parametrize("name", ["BLENDRAG_TIERS", "BLENDRAG_CHECK_LAYERS"])
+@pytest.mark.parametrize("name", ["BLENDRAG_TIERS", "BLENDRAG_ENGINE_ARGS"])
 def test_variable_that_is_not_json_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "redis://:SECRET@host")
     with pytest.raises(ConfigError, match=name) as caught:
@@ -174,14 +261,8 @@ def test_argument_that_is_no_plain_data_is_refused_where_it_is_used() -> None:
 
 @given(st.one_of(st.floats(max_value=-1e-9), st.floats(min_value=1.000001), st.just("much")))
 def test_ratio_outside_zero_to_one_is_refused_by_name(ratio: object) -> None:
-    with pytest.raises(ConfigError, match="'recompute_ratio'"):
+    with pytest.raises(ConfigError, match="recompute_ratio"):
         Settings.load(recompute_ratio=ratio)
-
-
-@pytest.mark.parametrize("layers", [(), (0,), (4, 1), (1, 1)])
-def test_check_layers_out_of_order_are_refused(layers: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="check_layers"):
-        Settings.load(check_layers=layers)
 
 
 def test_settings_cannot_change_under_a_running_engine() -> None:
@@ -190,21 +271,49 @@ def test_settings_cannot_change_under_a_running_engine() -> None:
 
 
 def test_misspelt_eviction_policy_is_found_out_when_a_tier_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"'eviction'.*'lcp'.*gdsf.*did you mean lpc\?"):
-        Settings.load(eviction="lcp")
-    with pytest.raises(ConfigError, match=r"'tiers'.*'fifo'.*gdsf"):
-        Settings.load(tiers=[{"kind": "ram", "policy": "fifo"}])
-    monkeypatch.setenv("BLENDRAG_EVICTION", "gdsf")
-    assert [spec.policy for spec in Settings.load().stack] == ["gdsf", "gdsf"]
+    with pytest.raises(ConfigError, match=r"'tiers'.*'lcp'.*gdsf.*did you mean lpc\?"):
+        Settings.load(tiers=[{"kind": "ram", "policy": "lcp"}])
+    monkeypatch.setenv("BLENDRAG_TIERS", '[{"kind": "ram", "policy": "lru"}]')
+    assert [spec.policy for spec in Settings.load().stack] == ["lru"]
+
+
+@pytest.mark.parametrize("budget", [0, 64.5, "64.5", "ada"])
+def test_budget_of_kv_that_is_no_budget_is_refused(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="kv_budget"):
+        Settings.load(kv_budget=budget)
+    with pytest.raises(ConfigError, match="kv_budget must be"):
+        BlendOptions(kv_budget=budget)
+
+
+def test_tree_is_what_tiers_give_to_it() -> None:
+    assert not Settings.load().tree and not Settings.load().tree_stays
+    own = Settings.load(tiers=[{"kind": "ram", "tree_bytes": 5, "policy": "lru"}, {"kind": "disk"}])
+    assert own.tree == (TierSpec(kind="ram", bytes=5, policy="lru"),) and not own.tree_stays
+    assert Settings.load(tiers=[{"kind": "disk", "tree_bytes": 5}]).tree_stays
+    with pytest.raises(ConfigError, match="a tier of kind 'redis' has no tree_bytes"):
+        Settings.load(tiers=[{"kind": "redis", "url": "redis://host", "tree_bytes": 5}])
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"kv_budget": 0}, {"kv_budget": 64.5}, {"kv_window": 0}, {"kv_alpha": 1.5}, {"kv_alpha": "half"}],
+    ("order", "first", "window"),
+    [
+        ("retrieved", False, 0),
+        ("tree", True, 0),
+        ("tree:window=8", True, 8),
+        ("retrieved:window=1", False, 1),
+    ],
 )
-def test_budget_of_kv_that_is_no_budget_is_taken(options: dict[str, Any]) -> None:
-    name = next(iter(options))
-    with pytest.raises(ConfigError, match=name):
-        Settings.load(**options)
-    with pytest.raises(ConfigError, match=f"{name} must be"):
-        BlendOptions(**options)
+def test_order_says_that_of_documents_and_of_requests(order: str, first: bool, window: int) -> None:
+    settings = Settings.load(order=order)
+    assert (settings.documents_first, settings.reorder_window) == (first, window)
+
+
+@pytest.mark.parametrize("order", ["treee", "tree:8", "tree@2", "tree:window=0", "tree:windows=8"])
+def test_wrong_order_is_refused(order: str) -> None:
+    with pytest.raises(ConfigError, match="order"):
+        Settings.load(order=order)
+
+
+def test_settings_are_few() -> None:
+    leaving = {"mask", "prefix_forecasts", "prices"}
+    assert len(Settings.model_fields.keys() - leaving) <= 32

@@ -72,9 +72,9 @@ def ttft(
     from blendrag.lab.bench.speculate import SpeculateOptions, print_speculate, run_speculate
     from blendrag.lab.bench.ttft import TtftOptions, run_ttft
     from blendrag.lab.bench.ttft_report import draw_sweep, draw_ttft, print_sweep, print_ttft
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     common = {"chunks": chunks, "chunk_tokens": chunk_tokens, "repeats": repeats, "seed": seed}
     if speculate:
         others = {"axis": axis, "values": values, "ratios": ratios, "data": data, "plot": plot}
@@ -143,14 +143,14 @@ def load(
     from blendrag.lab.bench.decode import DecodeOptions, print_decode, run_decode
     from blendrag.lab.bench.load import LoadOptions, run_load
     from blendrag.lab.bench.load_report import draw_beside, draw_load, print_beside, print_load
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     given: dict[str, Any] = {
         "chunks": chunks, "chunk_tokens": chunk_tokens, "pool": pool, "max_tokens": max_tokens,
         "seconds": seconds, "tries": tries, "answers": answers, "repeats": repeats, "seed": seed,
     }  # fmt: skip
     evicts = {} if kv_budget is None else {"kv_budget": kv_budget, "blend_share": 1.0}
-    settings = Settings.load(model=model, prefix_caching=True, **evicts)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING, **evicts)
     if beside:
         windows = _of_mode(BesideOptions, "--beside", kv_budget=kv_budget, **given)
         measured(
@@ -200,13 +200,13 @@ def tree(
     """What a tree of exact prefixes saves, without blending and beside it, on questions that come again."""
     from blendrag.lab.bench.load_report import draw_load, print_tree
     from blendrag.lab.bench.tree import ARMS, TreeOptions, run_tree
-    from blendrag.settings import Settings
+    from blendrag.settings import PREFIX_CACHING, Settings
 
     wanted = TreeOptions(
         data, arrivals, articles, chunk_tokens, top_k, None if once else zipf, earlier, pool, room,
         max_tokens, alone, requests, tries, ARMS if arms is None else tuple(arms.split(",")), seed,
     )  # fmt: skip
-    settings = Settings.load(model=model, prefix_caching=True)
+    settings = Settings.load(model=model, engine_args=PREFIX_CACHING)
     measured(
         lambda bar: run_tree(settings, wanted, bar),
         print_tree, json, plot, draw_load, paste=paste, name="tree",

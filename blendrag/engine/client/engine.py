@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from blendrag import errors
 from blendrag.engine.client.engine_log import log_there, open_log
 from blendrag.engine.client.launch import (
+    READY,
     SERVING,
     WorkerExtension,
     busy,
@@ -40,6 +41,8 @@ from blendrag.settings import Settings
 
 # vLLM kills what has not ended by then, which leaves shared memory behind; an idle machine needs five.
 _SHUTDOWN_TIMEOUT_S = 30.0
+
+_START_TIMEOUT_S = 900.0  # unless vLLM's variable says another
 
 
 class Engine(RunningEngine):
@@ -66,16 +69,16 @@ class Engine(RunningEngine):
         self._thread.start()
         warn_of_idle_gpu()
         note("starting the engine")
-        start = self._submit(self._start())
+        start, limit_s = self._submit(self._start()), float(os.environ.get(READY, _START_TIMEOUT_S))
         try:
-            self.facts = start.result(settings.start_timeout_s)
+            self.facts = start.result(limit_s)
         except errors.BlendragError:
             self._stop_loop()
             raise
         except TimeoutError:
             self._give_up(start)
             raise EngineStartError(
-                f"the engine did not start within {settings.start_timeout_s:g} s (start_timeout_s);"
+                f"the engine did not start within {limit_s:g} s ({READY});"
                 " VLLM_LOGGING_LEVEL=INFO shows what it waits for"
             ) from None
         except Exception as error:

@@ -25,23 +25,25 @@ from blendrag.errors import ConfigError, EngineBusyError
 from blendrag.models import attention_heads
 from blendrag.names import closest
 from blendrag.private import can_make
-from blendrag.settings import Settings
+from blendrag.settings import PREFIX_CACHING, Settings
 
 # Settings that an engine is started with; the others may differ from request to request.
 _ENGINE_SETTINGS = (
-    "model", "revision", "lora", "dtype", "max_model_len", "kv_cache_gib", "kv_cache_dtype",
-    "gpu_memory_utilization", "tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens",
-    "prefix_caching", "enforce_eager", "engine_args", "reasoning_parser",
-    "layers_in_flight", "blend_share", "reorder_window", "cache_dir",
+    "model", "lora", "dtype", "max_model_len", "kv_cache_gib", "engine_args",
+    "reasoning_parser", "blend_share", "reorder_window", "cache_dir",
 )  # fmt: skip
+
+READY = "VLLM_ENGINE_READY_TIMEOUT_S"
+"""In the environment: seconds that vLLM gives an engine to start."""
 
 # vLLM's engine arguments that blendrag's settings have under another name.
 _RENAMED = {
     "enable_lora": "lora",
-    "enable_prefix_caching": "prefix_caching",
     "served_model_name": "model",
 }
 _RENAMED_ON_CPU = {"kv_cache_memory_bytes": "kv_cache_gib"}
+# Those that have other values here, unless somebody says them.
+_DEFAULTED = frozenset({"enable_prefix_caching", "enforce_eager", "max_num_seqs", "tensor_parallel_size"})
 # Those that would take the place of its connector.
 _CONNECTORS = frozenset({"kv_transfer_config", "kv_offloading_size", "kv_offloading_backend"})
 # Those with which the same folder is another model, whose KV would be taken for this one's, has another
@@ -78,12 +80,9 @@ SERVING = WorkerExtension()
 
 def engine_key(settings: Settings) -> tuple[Any, ...]:
     """What two settings must have in common to share an engine: a process has one for all that do."""
-    names = (_hashable(getattr(settings, name)) for name in _ENGINE_SETTINGS)
-    return *names, settings.kv_budget is not None
-
-
-def _hashable(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+    names = (getattr(settings, name) for name in _ENGINE_SETTINGS if name != "engine_args")
+    arguments = json.dumps(PREFIX_CACHING | settings.engine_args, sort_keys=True)
+    return *names, arguments, settings.kv_budget is not None
 
 
 def busy(running: Settings, wanted: Settings) -> EngineBusyError:
@@ -216,19 +215,16 @@ def engine_args(
         raise ConfigError(
             f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {settings.model}"
         )
-    eager, on_cpu = settings.enforce_eager, is_cpu() if on_cpu is None else on_cpu
+    on_cpu = is_cpu() if on_cpu is None else on_cpu
     args: dict[str, Any] = {
         "model": str(model),
         "served_model_name": settings.model,
         "dtype": settings.dtype,
-        "enforce_eager": on_cpu if eager is None else eager,
+        "enforce_eager": on_cpu,  # it starts faster
         "max_model_len": settings.max_model_len,
-        "kv_cache_dtype": settings.kv_cache_dtype,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "tensor_parallel_size": ranks,
-        "max_num_seqs": settings.max_num_seqs or (_CPU_SEQS if on_cpu else None),
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
-        "enable_prefix_caching": settings.prefix_caching,
+        "tensor_parallel_size": 1,
+        "max_num_seqs": _CPU_SEQS if on_cpu else None,
+        "enable_prefix_caching": True,
         "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
         "use_tqdm_on_load": False,
         # Of vLLM's backends the one that knows most of JSON schema; in objects without one, no white space.
@@ -246,9 +242,12 @@ def engine_args(
     if settings.lora is not None:
         args |= merging_loader(adapter_for(model, settings.lora))
     renamed = _RENAMED | (_RENAMED_ON_CPU if on_cpu else {})
-    for name in settings.engine_args:
-        _refuse(name, renamed.get(name, name), args.keys(), argument_names())
-    return settings.engine_args | {name: value for name, value in args.items() if value is not None}
+    theirs = {name: value for name, value in settings.engine_args.items() if value is not None}
+    for name in theirs:
+        _refuse(name, renamed.get(name, name), args.keys() - _DEFAULTED, argument_names())
+    args |= {name: theirs[name] for name in _DEFAULTED & theirs.keys()}
+    theirs.pop("revision", None)  # the folder is of it already
+    return theirs | {name: value for name, value in args.items() if value is not None}
 
 
 def _refuse(name: str, setting: str, ours: Collection[str], known: Collection[str]) -> None:
@@ -280,7 +279,6 @@ def connector_args(settings: Settings, *, sealed: bool = False) -> dict[str, Any
         "kv_role": "kv_consumer",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "in_flight": settings.layers_in_flight,
             "blend_share": settings.blend_share,
             "evicts": settings.kv_budget is not None,
             "reorder_window": settings.reorder_window,

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 _TRANSFER = "kv_transfer_params"
 
+_CALL_TIMEOUT_S = 600.0  # of one batch of an ingest, or to open a store
 _LOOK_S = 0.25  # how often a call that waits looks whether the engine is still there
 
 
@@ -164,7 +165,7 @@ class RunningEngine:
         """``call`` in the engine's own loop."""
         from blendrag.engine.compat.requests import answers_of_all
 
-        limit, number = self.settings.call_timeout_s, next(self._ids)
+        limit, number = _CALL_TIMEOUT_S, next(self._ids)
 
         async def ask(method: str, *about: Any) -> list[dict[str, Any]]:
             call = answers_of_all(self._llm, method, (self._name, number, *about))
@@ -182,10 +183,7 @@ class RunningEngine:
                             new if "more" in old else old for old, new in zip(answers, later, strict=True)
                         ]
         except TimeoutError:
-            raise EngineError(
-                f"the engine did not end {operation} within {limit:g} s: allow more (call_timeout_s), or give"
-                " it less at once (ingest_batch_tokens)"
-            ) from None
+            raise EngineError(f"the engine did not end {operation} within {limit:g} s") from None
         except EngineError:
             raise
         except Exception as error:

@@ -35,7 +35,7 @@ class StoreClient:
     """Made by :meth:`open`. ``id`` names the store in recipes.
 
     Methods wait for the worker, between two of the engine's steps, and raise what it raised there
-    (StoreError, StoreFullError); EngineError if it does not answer in ``call_timeout_s``.
+    (StoreError, StoreFullError); EngineError if it does not answer in time.
     """
 
     engine: RunningEngine

@@ -243,8 +243,9 @@ class RequestBlend:
     def _decide(self, controller: Controller, costs: Sequence[ChunkCost], fresh: int) -> Decision | str:
         """Or why there is no decision: its advice is not worth a request."""
         options = self._order.recipe.options
+        ratio = None if self._selector_of(options).auto_ratio else options.recompute_ratio
         try:
-            return controller.decide(costs, fresh, None if options.auto_ratio else options.recompute_ratio)
+            return controller.decide(costs, fresh, ratio)
         except Exception as error:
             return f"the controller failed: {type(error).__name__}"
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from blendrag.compress import Observed, kept_tokens, least_budget, make_allocator, make_scorer, page_gains
+from blendrag.compress import Budget, Observed, Scorer, kept_tokens, make_budget, page_gains
 from blendrag.compress.window import gram_of
 from blendrag.engine.compat.head_attention import HeadKernel, bind, not_by_heads
 from blendrag.engine.compat.model import output_weight, scale_of, scores_of
@@ -20,7 +20,7 @@ from blendrag.engine.worker.head_pages import HeadPages, KeptPages, PageReader
 from blendrag.engine.worker.head_reading import HeadReading
 from blendrag.engine.worker.indices import Ints, upload
 from blendrag.engine.worker.paged import PagedCache
-from blendrag.options import BlendOptions
+from blendrag.errors import ConfigError
 
 _LAST_ROWS = 12  # of a prompt, at most, that the engine computes behind its question
 
@@ -32,9 +32,10 @@ class WindowQueries:
     first: the first one's position. query: [layers, window, heads, head_size].
     """
 
-    def __init__(self, order: BlendOrder, decoder: Decoder) -> None:
-        self.options, end = order.recipe.options, len(order.token_ids)
-        self.first, self.end = max(end - self.options.kv_window, order.recipe.cached_end), end
+    def __init__(self, order: BlendOrder, budget: Budget, decoder: Decoder) -> None:
+        self.budget = budget
+        end = len(order.token_ids)
+        self.first, self.end = max(end - budget.scorer.window, order.recipe.cached_end), end
         self._query: torch.Tensor | None = None
         self._layers = decoder.num_layers
 
@@ -70,7 +71,7 @@ class Compression:
 
     def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason
-        self._seen: dict[str, WindowQueries] = {}
+        self._seen: dict[str, WindowQueries | ConfigError] = {}
         self._grams: dict[int, torch.Tensor] = {}
 
     @classmethod
@@ -104,9 +105,13 @@ class Compression:
 
     def window(self, order: BlendOrder) -> WindowQueries | None:
         """For a blend that begins; None if nothing is to be evicted behind it."""
-        if order.recipe.options.kv_budget is None:
+        if (written := order.recipe.options.kv_budget) is None:
             return None
-        window = WindowQueries(order, self._decoder)
+        try:
+            window = WindowQueries(order, make_budget(written), self._decoder)
+        except ConfigError as error:  # evict() says it
+            self._seen[order.request_id] = error
+            return None
         self._seen[order.request_id] = window
         return window
 
@@ -129,6 +134,8 @@ class Compression:
                 raise WholeError("its layers' blocks are not in one group")
             if seen is None:
                 raise WholeError("it was not blended to its end")
+            if isinstance(seen, ConfigError):
+                raise seen
             return self._evict(self._parts, seen, order)
         except WholeError as reason:
             return Eviction(whole=str(reason))
@@ -136,22 +143,21 @@ class Compression:
             return Eviction(whole=f"{type(error).__name__}: {error}")
 
     def _evict(self, parts: Parts, seen: WindowQueries, order: EvictionOrder) -> Eviction:
-        options, size, pages = seen.options, parts.pages.block_size, parts.pages
-        assert options.kv_budget is not None
+        budget, size, pages = seen.budget, parts.pages.block_size, parts.pages
         last = (order.tokens - 1) // size  # the block that is written on stays
-        keep = options.kv_budget // size - 1
+        keep = budget.tokens // size - 1
         if seen.end < order.tokens - _LAST_ROWS:
             raise WholeError("the question is left to the engine")
-        if options.kv_budget < (least := least_budget(options.kv_window, size)):
+        if budget.tokens < (least := budget.least(size)):
             raise WholeError(f"kv_budget is below {least}, the window and one block of {size}")
         if keep >= last:
             raise WholeError("the prompt is no longer than the budget")
         blocks = np.array(order.block_ids[: last + 1])
-        allocator = make_allocator(options.kv_allocator, options.kv_alpha)
-        scores = self._scores(parts, seen, options, blocks, min(last * size, seen.end - options.kv_window))
+        most = min(last * size, seen.end - budget.scorer.window)
+        scores = self._scores(parts, seen, budget.scorer, blocks, most)
         stays = scores.new_full((*scores.shape[:2], last * size - scores.shape[2]), float("inf"))
         scores = torch.cat([scores, stays], -1)
-        counts = allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
+        counts = budget.allocator.allocate(page_gains(scores, size).cpu(), keep).numpy()
         kept = KeptPages.of(pages, blocks[:keep], counts)
         rows = [
             parts.reader.rows(
@@ -175,10 +181,9 @@ class Compression:
         return Eviction(tokens, keep, last, int(blocks[0]))
 
     def _scores(
-        self, parts: Parts, seen: WindowQueries, options: BlendOptions, blocks: Ints, most: int
+        self, parts: Parts, seen: WindowQueries, scorer: Scorer, blocks: Ints, most: int
     ) -> torch.Tensor:
         """[layers, kv_heads, tokens]: of the prompt's first ``most`` at the most, those before the window."""
-        scorer = make_scorer(options.kv_scorer)
         layers = (
             self._observed(parts, seen, blocks, layer, scorer.reads_values)
             for layer in range(parts.pages.num_layers)

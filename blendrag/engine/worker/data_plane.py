@@ -57,15 +57,13 @@ class DataPlane:
     """Bound to one loaded model. Methods run on the worker's own thread, between or inside engine steps, and
     on all ranks alike."""
 
-    def __init__(
-        self, model: LoadedModel, layers_in_flight: int = 8, share: float = 1.0, *, owner: bool = True
-    ) -> None:
+    def __init__(self, model: LoadedModel, share: float = 1.0, *, owner: bool = True) -> None:
         """owner: whether this engine stores; of data parallel ones the first does, and all read."""
         self.model, self.ranks, self._owner = model, model.ranks, owner
         self.compression = Compression.of(model.decoder, model.cache, model.ranks.size)
         self.clock = StepClock()
         self.jobs = Jobs(self.clock, share, self.ranks)
-        self._loader = LayerLoader(layers_in_flight)
+        self._loader = LayerLoader()
         self._stores: dict[str, _OpenStore] = {}
         self._reports: OrderedDict[str, BlendReport] = OrderedDict()
         self._choices = Choices()

@@ -73,9 +73,9 @@ class BlendWorker:
         connector = own_connector(BlendConnector)
         extra = connector.options
         loaded = LoadedModel(decoder, cache, ranks)
-        in_flight, share = int(extra.get("in_flight", 8)), float(extra.get("blend_share", 1.0))
+        share = float(extra.get("blend_share", 1.0))
         owner = self.vllm_config.parallel_config.data_parallel_index == 0
-        self._blendrag = self.blendrag_data_plane(loaded, in_flight, share, owner=owner)
+        self._blendrag = self.blendrag_data_plane(loaded, share, owner=owner)
         connector.bind(self._blendrag)
         blocks = cache.format if size == 1 else ""  # a rank's have some of the heads
         return facts | {"num_layers": decoder.num_layers, "blocks": blocks}

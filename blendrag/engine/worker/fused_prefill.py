@@ -73,16 +73,17 @@ class FusedPrefill:
         """The rows that go on: all but the cached tokens that the selector drops."""
         candidates, tokens, device = self._candidates(repaired), self._forward.tokens, self._forward.device
         stored = None
-        if self._selector.reads_deviation:
+        metric = self._selector.reads_deviation
+        if metric is not None:
             assert self._stored is not None, "a selector that reads the question reads no deviation"
             stored = self._stored.at(layer)
         begin = time.perf_counter()
-        if stored is not None:
+        if metric is not None and stored is not None:
             assert projected.raw_key is not None, "asked for at check layers"
             at = upload(np.searchsorted(positions.host, tokens.cached[repaired]), device)
             fresh, left = (projected.raw_key[at], projected.value[at]), upload(repaired, device)
             kept = (stored[0][left], stored[1][left])
-            scores, norm = deviation(self._selector.options.metric, *fresh, *kept, self._ranks.sum)
+            scores, norm = deviation(metric, *fresh, *kept, self._ranks.sum)
             candidates = replace(candidates, deviation=scores, norm=norm)
         chosen = self._selected(layer, candidates)
         self._forward.watch.select_s += time.perf_counter() - begin

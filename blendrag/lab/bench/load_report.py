@@ -84,7 +84,7 @@ def print_load(results: LoadResults, console: Console) -> None:
         f" another. {PROMPTS} prompts of {options.chunks} chunks of {options.chunk_tokens}"
         f" tokens, out of {options.pool} chunks: {setup.prompt_tokens[0]:,} to {setup.prompt_tokens[-1]:,}"
         f" tokens, answers of {options.max_tokens}; {options.seconds:g} s a rate;"
-        f" {setup.settings.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
+        f" {setup.settings.blending.recompute_ratio:.0%} recomputed. {where(setup.machine)}.",
         markup=False,
     )
 
@@ -157,7 +157,7 @@ def print_beside(results: BesideResults, console: Console) -> None:
         f" same prompt, or one from a disk of {SLOW_MB_S} MB/s waits for its first token, or while its chunks"
         " are stored. short: TTFT of a short plain prompt, sent to an engine that does nothing but such a one"
         f" for {1e3 * INTO_S:.0f} ms. {options.repeats} repeats: {options.chunks} chunks of"
-        f" {options.chunk_tokens} tokens, {setup.settings.recompute_ratio:.0%} recomputed."
+        f" {options.chunk_tokens} tokens, {setup.settings.blending.recompute_ratio:.0%} recomputed."
         f" {where(setup.machine)}.",
         markup=False,
     )

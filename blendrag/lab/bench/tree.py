@@ -34,13 +34,13 @@ from blendrag.lab.experiment import in_turn
 from blendrag.lab.prompts import Prompt, PromptMaker, check_prompts
 from blendrag.lab.questions import read_azure
 from blendrag.lab.running import blending_engine
-from blendrag.lab.scratch import ScratchStore, scratch_store, scratch_tree
+from blendrag.lab.scratch import ScratchStore, ram_of, scratch_store, scratch_tree
 from blendrag.lab.setup import Setup
 from blendrag.progress import Progress
 from blendrag.prompt import PromptPlan, encode_document
 from blendrag.prompt.plan import Segment
 from blendrag.serving.prefixes import Prefixes
-from blendrag.settings import Settings
+from blendrag.settings import PREFIX_CACHING, Settings
 from blendrag.store.contexts import NewChunk
 from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
@@ -150,7 +150,7 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
         }
         progress.note("earlier questions")
         recipe = recipe_of(settings, store.id)
-        _leave(stream[:-count], prompts, trees, options.tree, settings.eviction, recipe)
+        _leave(stream[:-count], prompts, trees, options.tree, ram_of(settings).policy, recipe)
         measurement = _Measurement(engine, prompts, trees, recipe, stream, count, recorded, options, progress)
         arms, bound_ms = asyncio.run(measurement.measure())
         return TreeResults(
@@ -167,7 +167,7 @@ def _small_pool(settings: Settings, tokens: int) -> Settings:
     blocks = {"block_size": BLOCK, "num_gpu_blocks_override": tokens // BLOCK + 1}
     window = min(settings.max_model_len or tokens, tokens // BLOCK * BLOCK)
     return settings.model_copy(
-        update={"engine_args": settings.engine_args | blocks, "max_model_len": window, "prefix_caching": True}
+        update={"engine_args": settings.engine_args | blocks | PREFIX_CACHING, "max_model_len": window}
     )
 
 

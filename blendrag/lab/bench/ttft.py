@@ -83,7 +83,7 @@ def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> Tt
     """
     make_selector(settings.blending)  # what is wrong is told before the long start
     texts = file_texts(options.data) if options.data else None
-    start = Point(options.chunks, options.chunk_tokens, settings.recompute_ratio, settings.codec)
+    start = Point(options.chunks, options.chunk_tokens, settings.blending.recompute_ratio, settings.codec)
     axis = AXES[options.axis]
     points = {value: axis.at(start, value) for value in options.values}
     with blending_engine(settings, progress) as engine, ExitStack() as opened:

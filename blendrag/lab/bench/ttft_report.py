@@ -103,8 +103,8 @@ def _facts(results: TtftResults) -> str:
     }
     if axis != "quality":
         fixed |= {
-            "ratio": f"{settings.recompute_ratio:.0%} recomputed",
-            "selector": f"selector {settings.selector}",
+            "ratio": f"{settings.blending.recompute_ratio:.0%} recomputed",
+            "selector": f"selector {settings.blending.selector}",
         }
     same = ", ".join(text for name, text in fixed.items() if name != axis)
     at_once = ", each the mean of the prompts sent at once" if axis == "batch" else ""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
 from blendrag.lab import canvas
 from blendrag.lab.bootstrap import Interval, difference, mean
-from blendrag.lab.evaluate.arms import ArmSpec, Budget
+from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
+_DEFAULT = "default"  # of a budget that says its size only
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,14 @@ def summarise_decoding(
         answered = by_arm.get(arm.name, {})
         own = {id: each for id, each in answered.items() if each.evicted and each.evicted.kept}
         if arm.budget is not None and own:
-            uniform = replace(arm.budget, by=_BASE)
-            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget.by != _BASE else {}
+            uniform = f"{arm.budget.partition(':')[0]}:{_BASE}"
+            base = by_arm.get(f"{arm.whole.name}:{uniform}", {}) if arm.budget != uniform else {}
             found[arm.name] = _summary(arm.budget, own, by_arm.get(arm.whole.name, {}), base, tokens)
     return found
 
 
 def _summary(
-    budget: Budget,
+    budget: str,
     own: Mapping[str, AnswerSample],
     whole: Mapping[str, AnswerSample],
     uniform: Mapping[str, AnswerSample],
@@ -65,9 +66,10 @@ def _summary(
     told = [id for id in nll if id in reference]
     kl, base = _kl(own), _kl(uniform)
     shared = [id for id in kl if id in base]
+    size, _, by = budget.partition(":")
     return DecodedSummary(
-        budget.tokens,
-        budget.by,
+        int(size),
+        by or _DEFAULT,
         len(own),
         mean([each.evicted.kept / tokens[id] for id, each in own.items() if each.evicted]),
         difference([nll[id] for id in told], [reference[id] for id in told]) if told else None,

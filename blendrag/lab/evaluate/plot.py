@@ -55,7 +55,7 @@ def _draw_arms(axes: Any, arms: Mapping[str, ArmSummary], measure: str) -> None:
 
 
 def _lines(arms: Mapping[str, ArmSummary]) -> dict[str, list[ArmSummary]]:
-    """Arms that differ in their ratio only, by ratio; "hkvd_v@0.15:int8" is on the line "hkvd_v:int8"."""
+    """Arms that differ in their ratio only, by ratio; "hkvd@0.15:int8" is on the line "hkvd:int8"."""
     lines: dict[str, dict[float, ArmSummary]] = defaultdict(dict)
     for name, arm in arms.items():
         if name not in (FULL, REUSE):

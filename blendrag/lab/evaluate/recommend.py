@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from blendrag.choice import Choice
 from blendrag.lab.bootstrap import Interval
 from blendrag.lab.evaluate.arms import FULL, LMCACHE, REUSE
 from blendrag.lab.evaluate.summary import ArmSummary
@@ -85,11 +86,12 @@ def recommend(arms: Mapping[str, ArmSummary], tolerance: float = DEFAULT_TOLERAN
 def _candidates(arms: Mapping[str, ArmSummary]) -> list[_Candidate]:
     found = []
     for name, numbers in arms.items():
-        selector, _, ratio = name.partition(":")[0].partition("@")
-        if selector == REUSE:
+        choice = Choice.read(name)
+        if choice.name == REUSE:
             found.append(_Candidate(name, None, 0.0, numbers))
-        elif ratio and selector not in _ONLY_COMPARED:
-            found.append(_Candidate(name, selector, float(ratio), numbers))
+        elif choice.at is not None and choice.name not in _ONLY_COMPARED:
+            selector = str(Choice(choice.name, arguments=choice.arguments))
+            found.append(_Candidate(name, selector, choice.at, numbers))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 import blendrag
-from blendrag.compress import check_budget
+from blendrag.compress import check_budget, make_budget
 from blendrag.errors import PromptTooLongError
 from blendrag.lab.evaluate.arms import ArmSpec
 from blendrag.lab.evaluate.decoding import DecodedSummary, summarise_decoding
@@ -23,7 +23,7 @@ from blendrag.lab.evaluate.summary import ArmSummary, summarise
 from blendrag.lab.running import blending_engine
 from blendrag.machine import Machine, commit, cores, cpu, installed_vllm
 from blendrag.progress import Progress
-from blendrag.settings import Settings
+from blendrag.settings import PREFIX_CACHING, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
     """
     format = find_format(options.format)
     questions = read_questions(options.data, format, options.limit, options.seed)
-    settings = settings.model_copy(update={"system_prompt": format.system, "prefix_caching": True})
-    budgets = [arm.budget.tokens for arm in options.arms if arm.budget is not None]
+    own = {"system_prompt": format.system, "engine_args": settings.engine_args | PREFIX_CACHING}
+    settings = settings.model_copy(update=own)
+    budgets = [make_budget(arm.budget).tokens for arm in options.arms if arm.budget is not None]
     if budgets:  # an engine that is started to evict
         settings = settings.model_copy(update={"kv_budget": max(budgets)})
     config = _config(settings, options, format)
@@ -102,9 +103,8 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
     """What a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
-        "model", "revision", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "check_layers",
-        "threshold", "separator", "chunk_tokens", "blend_share", "enforce_eager",
-        "max_num_batched_tokens", "kv_allocator", "kv_scorer", "kv_alpha", "kv_window",
+        "model", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "separator",
+        "chunk_tokens", "blend_share", "engine_args",
     )  # fmt: skip
     return {
         "data": options.data.name,

@@ -144,7 +144,7 @@ def _profile(
     return Profile(
         identity=profile_digest(identity),
         model=settings.model,
-        selector=settings.selector,
+        selector=settings.blending.selector,
         layers=engine.facts.num_layers,
         kv_bytes=_kv_bytes(Layout(identity, engine.facts.dtype)),
         machine=machine,

@@ -15,7 +15,7 @@ import torch
 from blendrag.control.profile import TierSpeed
 from blendrag.errors import StoreError
 from blendrag.lab.scratch import drop_page_cache, temporary_folder
-from blendrag.load.loader import LayerLoader, LoadFailedError, LoadSpan
+from blendrag.load.loader import IN_FLIGHT, LayerLoader, LoadFailedError, LoadSpan
 from blendrag.load.trace import Trace
 from blendrag.progress import Progress
 from blendrag.settings import Settings
@@ -45,12 +45,12 @@ def measure_tiers(
         if spec.writes != "never":
             progress.note(f"reading from {spec.label}")
             with temporary_folder(settings, spec) as folder:
-                found[spec.label] = measure_tier(spec, layout, folder, settings.layers_in_flight)
+                found[spec.label] = measure_tier(spec, layout, folder)
         progress.advance()
     return found
 
 
-def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight: int) -> TierSpeed:
+def measure_tier(spec: TierSpec, layout: Layout, folder: Path) -> TierSpeed:
     """``folder``: where a disk tier keeps its files. Raises StoreError."""
     unlimited = {"bytes": None, "chunks": None, "path": None}
     tier = make_tier(spec.model_copy(update=unlimited), layout, Context(folder))
@@ -59,7 +59,7 @@ def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight:
         try:
             for record in (*few, *many):
                 tier.put(record)
-            loader = LayerLoader(layers_in_flight)
+            loader = LayerLoader()
             small = _seconds(loader, tier, layout, few, folder)
             large = _seconds(loader, tier, layout, many, folder)
         finally:
@@ -69,7 +69,7 @@ def measure_tier(spec: TierSpec, layout: Layout, folder: Path, layers_in_flight:
         raise StoreError(f"the tier {tier.name!r} cannot be measured: {error}") from error
     finally:
         tier.close()
-    group = max(1, min(tier.group, min(layers_in_flight, layout.num_layers) // 2))
+    group = max(1, min(tier.group, min(IN_FLIGHT, layout.num_layers) // 2))
     calls = 1 + -(-layout.num_layers // group)
     extra = sum(one.head.nbytes for one in many) - sum(one.head.nbytes for one in few)
     return TierSpeed(

@@ -46,7 +46,7 @@ class LMCacheBlend(RequestBlend):
 
     def _selector_of(self, options: BlendOptions) -> Selector:
         if options.selector == LMCACHE:
-            options = replace(options, selector="hkvd", metric="k", check_layers=(1,), threshold=None)
+            options = replace(options, selector="hkvd:metric=k:check_layers=1")
         return super()._selector_of(options)
 
 

@@ -22,7 +22,7 @@ from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, field_serializer, model_validator
 
-from blendrag import ChatModel, Settings, foreign, open_chat, plain, without_password
+from blendrag import BlendOverrides, ChatModel, Settings, foreign, open_chat, plain, without_password
 from blendrag.errors import BlendragWarning, ConfigError
 from langchain_blendrag import _convert
 from langchain_blendrag._conversation import InConversation, with_conversation
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # imports torch
 
 # Fields that are settings of blendrag's under the same name; options of a call only; how to reach a server;
 # and those that change no answer.
-_SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
+_SETTINGS = ("model", "temperature", "max_tokens", *BlendOverrides.model_fields)
 _PER_CALL = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "n", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs", "reasoning_effort",
@@ -59,7 +59,7 @@ _HARMLESS = frozenset(
 Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 
-class ChatBlend(InConversation):
+class ChatBlend(BlendOverrides, InConversation):
     """Chat model on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
     prefilled.
 
@@ -89,8 +89,6 @@ class ChatBlend(InConversation):
         alias="model_name",
     )
     """Packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
-    revision: str | None = None
-    """Revision on the hub."""
     temperature: float | None = None
     """0 (the default) always takes the most probable token."""
     max_tokens: int | None = None
@@ -117,12 +115,6 @@ class ChatBlend(InConversation):
     reasoning_effort: str | None = None
     """How long the model thinks, in its chat template's words, if that has a variable of this name."""
     streaming: bool = False
-    blend: bool | None = None
-    """False prefills every prompt plainly, on the same engine."""
-    recompute_ratio: float | None = None
-    """Share of the documents' tokens that is recomputed."""
-    selector: str | None = None
-    """How those tokens are chosen."""
     kv_dir: Path | None = None
     """Folder of the documents' KV; by default one per model in the cache folder."""
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -150,7 +142,7 @@ class ChatBlend(InConversation):
         values = foreign.by_our_names(values, SYNONYMS)
         fields = {*cls.model_fields, "model_name"}
         ours = Settings.model_fields.keys() - fields
-        renamed = foreign.FORMER - fields  # Settings say what they are called now
+        renamed = foreign.FORMER_SETTINGS - fields  # Settings say what they are called now
         given = {name: value for name, value in values.items() if name in fields}
         more = {name: value for name, value in values.items() if name in ours | renamed}
         unknown = values.keys() - fields - ours - renamed - {"settings"}
@@ -189,8 +181,8 @@ class ChatBlend(InConversation):
         made_of = self.model_dump(include={*_SETTINGS, *_HTTP, "more_settings", "kv_dir", "api_key"})
         made_of |= {name: getattr(self, name) for name in ("base_url", "http_client", "http_async_client")}
         if self._chat is None or self._chat_made_of != made_of:
-            ours = {name: getattr(self, name) for name in _SETTINGS}
-            given = {**self.more_settings, **ours, "model": self.model or None}
+            ours = {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
+            given = foreign.engine_settings({**self.more_settings, **ours, "model": self.model or None})
             http = {name: _told(getattr(self, field)) for field, name in _HTTP.items()}
             self._chat = open_chat(given, self.kv_dir, self.base_url, _told(self.api_key), **http)
             self._chat_made_of = made_of

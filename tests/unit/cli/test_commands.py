@@ -69,7 +69,6 @@ def test_there_are_more_commands_than_anybody_can_look_through() -> None:
     [
         (["aks", "who?"], "ask"),
         (["ask", "who?", "--ration", "0.5"], "--ratio"),
-        (["ask", "who?", "--ratio", "2"], "--ratio"),
         (["ask", " "], "empty"),
         (["ask", "--json"], "need a question"),
         (["ingest"], "paths"),
@@ -80,6 +79,11 @@ def test_there_are_more_commands_than_anybody_can_look_through() -> None:
 def test_wrong_usage_is_explained_with_code_2(blendrag: Blendrag, arguments: list[str], hint: str) -> None:
     result = blendrag(*arguments)
     assert result.exit_code == 2 and hint in result.stderr and not result.stdout
+
+
+def test_wrong_option_of_blending_is_named(blendrag: Blendrag) -> None:
+    result = blendrag("ask", "who?", "--ratio", "2")
+    assert result.exit_code == 1 and "recompute_ratio must be between 0 and 1" in complaint(result)
 
 
 def test_wrong_path_is_corrected_and_makes_no_index(blendrag: Blendrag, workdir: Path) -> None:

@@ -70,10 +70,10 @@ def test_table_is_cut_to_80_columns_where_nobody_looks(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     table = table_with("arm", *(f"a long name of column {number}" for number in range(12)))
-    table.add_row("gradual_kv@0.15", *("1,234" for _ in range(12)))
+    table.add_row("gradual@0.15:metric=kv", *("1,234" for _ in range(12)))
     out().print(table)
     text = capsys.readouterr().out
-    assert "a long name of column 11" in text and "gradual_kv@0.15" in text and "…" not in text
+    assert "a long name of column 11" in text and "gradual@0.15:metric=kv" in text and "…" not in text
 
 
 def test_heading_is_a_thousand_columns_long_where_nobody_looks(

@@ -59,7 +59,7 @@ def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
     assert cleared.exit_code == 0 and "exact prefixes: 0.0 MiB" not in cleared.stdout
     assert not (index / "tree").exists() and (index / "catalogue.sqlite").exists()
     empty = blendrag("stats", "--tree")
-    assert empty.exit_code == 0 and "tree_disk_bytes" in empty.stderr and not empty.stdout
+    assert empty.exit_code == 0 and "tree_bytes" in empty.stderr and not empty.stdout
     assert json.loads(blendrag("stats", "--tree", "--json").stdout) == []
     assert "exact prefixes: 0.0 MiB" in blendrag("gc", "--tree").stdout
 

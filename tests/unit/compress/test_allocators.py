@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.compress import ALLOCATORS, check_budget, make_allocator, page_gains
+from blendrag.compress import ALLOCATORS, SCORERS, check_budget, make_budget, page_gains
 from blendrag.compress.pages import largest_remainder
 from blendrag.compress.pyramid import layer_totals
 from blendrag.errors import ConfigError
@@ -18,7 +18,7 @@ from blendrag.options import BlendOptions
 from places import DATA
 
 PAGES = [1, 16, 32]
-NAMES = ["uniform", "ada", "joint", "pyramid", "ada_pyramid"]
+NAMES = ["uniform", "ada", "pyramid", "ada_pyramid"]
 ALPHAS = st.floats(0, 1)
 
 
@@ -44,7 +44,7 @@ def test_pages_are_lost_invented_or_missing_where_tokens_have_to_stay(
 ) -> None:
     scores, page, pages = case
     gains = page_gains(scores, page)
-    found = make_allocator(name, alpha).allocate(gains, pages)
+    found = ALLOCATORS[name](alpha).allocate(gains, pages)
     assert found.dtype == torch.int64 and found.shape == gains.shape[:2]
     assert int(found.sum()) == pages * found.numel(), "the total is exact"
     assert (found >= gains.isinf().sum(-1)).all() and (found <= gains.shape[2]).all()
@@ -57,15 +57,15 @@ def kept(gains: torch.Tensor, pages: torch.Tensor) -> float:
     return float(gains[cut].sum())
 
 
-@given(st.sampled_from(["ada", "joint"]), ALPHAS, scored())
+@given(ALPHAS, scored())
 def test_adaptive_budgets_keep_less_attention_than_uniform_ones(
-    name: str, alpha: float, case: tuple[torch.Tensor, int, int]
+    alpha: float, case: tuple[torch.Tensor, int, int]
 ) -> None:
     """Theorem 4, on pages, with and without the safeguard: what moves between heads always gains."""
     scores, page, pages = case
     gains = page_gains(scores.clamp_max(1.0), page)
     uniform = torch.full(gains.shape[:2], pages)
-    found = make_allocator(name, alpha).allocate(gains, pages)
+    found = ALLOCATORS["ada"](alpha).allocate(gains, pages)
     assert kept(gains, found) >= kept(gains, uniform) - 1e-9
 
 
@@ -74,7 +74,7 @@ def test_greedy_choice_is_not_the_best_one(seed: int, heads: int, most: int, pag
     scores = torch.rand(1, heads, most * page, generator=torch.Generator().manual_seed(seed)) ** 4
     gains = page_gains(scores, page)
     for pages in range(1, most + 1):
-        found = make_allocator("ada", 0.0).allocate(gains, pages)
+        found = ALLOCATORS["ada"](0.0).allocate(gains, pages)
         best = max(
             kept(gains, torch.tensor([counts]))
             for counts in product(range(most + 1), repeat=heads)
@@ -85,14 +85,9 @@ def test_greedy_choice_is_not_the_best_one(seed: int, heads: int, most: int, pag
 
 def test_alpha_one_is_not_uniform_and_alpha_zero_is_cut_short() -> None:
     gains = page_gains(torch.tensor([[[9.0, 8, 7, 6], [1, 1, 1, 1]]]), 1)
-    assert make_allocator("ada", 1.0).allocate(gains, 2).tolist() == [[2, 2]]
-    assert make_allocator("ada", 0.0).allocate(gains, 2).tolist() == [[4, 0]]
-    assert make_allocator("ada", 0.5).allocate(gains, 2).tolist() == [[3, 1]]
-
-
-def test_joint_keeps_layers_apart() -> None:
-    gains = page_gains(torch.tensor([[[9.0, 8]], [[2, 1]]]), 1)
-    assert make_allocator("joint", 0.0).allocate(gains, 1).tolist() == [[2], [0]]
+    assert ALLOCATORS["ada"](1.0).allocate(gains, 2).tolist() == [[2, 2]]
+    assert ALLOCATORS["ada"](0.0).allocate(gains, 2).tolist() == [[4, 0]]
+    assert ALLOCATORS["ada"](0.5).allocate(gains, 2).tolist() == [[3, 1]]
 
 
 def test_pyramid_does_not_fall_from_twice_the_mean_to_a_twentieth() -> None:
@@ -100,7 +95,7 @@ def test_pyramid_does_not_fall_from_twice_the_mean_to_a_twentieth() -> None:
     totals = layer_totals(gains, 100)
     assert totals[0] == 3 * 195 and totals[-1] == 3 * 5
     assert (totals.diff() <= 0).all() and totals.sum() == 30 * 3 * 100
-    uneven = make_allocator("pyramid", 0.5).allocate(gains, 100)
+    uneven = ALLOCATORS["pyramid"](0.5).allocate(gains, 100)
     assert (uneven.max(1).values - uneven.min(1).values <= 1).all()
 
 
@@ -117,15 +112,37 @@ def test_rounding_changes_a_sum(shares: list[float]) -> None:
     assert ((found - exact).abs() < 1 + 1e-6).all()
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan"), "half"])
-def test_alpha_that_is_no_share_is_taken(alpha: float) -> None:
-    with pytest.raises(ConfigError, match="kv_alpha must be between 0 and 1"):
-        make_allocator("ada", alpha)
+@pytest.mark.parametrize("alpha", ["-0.1", "1.1", "nan", "half"])
+def test_alpha_that_is_no_share_is_refused(alpha: str) -> None:
+    with pytest.raises(ConfigError, match="alpha must be between 0 and 1, not "):
+        make_budget(f"512:alpha={alpha}")
 
 
-def test_unknown_allocator_has_no_clear_error() -> None:
-    with pytest.raises(ConfigError, match=r"unknown kv_allocator 'adda'; .*did you mean ada"):
-        make_allocator("adda", 0.5)
+def test_budget_says_its_allocator_scorer_and_their_arguments_in_any_order() -> None:
+    budget = make_budget("512:critical:alpha=0.2:uniform:window=16")
+    assert (budget.tokens, budget.allocator.alpha, budget.scorer.window) == (512, 0.2, 16)
+    kinds = type(budget.allocator), type(budget.scorer)
+    assert kinds == (ALLOCATORS["uniform"], SCORERS["critical"])
+    assert {type(each.allocator) for each in map(make_budget, (64, "64"))} == {ALLOCATORS["ada"]}
+    usual = make_budget(64)
+    assert (usual.tokens, usual.allocator.alpha, usual.scorer.window) == (64, 0.5, 32)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("512:adda", r"unknown allocator or scorer 'adda'; .*did you mean ada\?"),
+        ("512:windo", r"unknown allocator or scorer 'windo'; .*did you mean window\?"),
+        ("512:joint", "there are ada, ada_pyramid, pyramid, uniform, critical, window"),
+        ("512:ada:uniform", "ada and uniform are two of a kind"),
+        ("512:alfa=0.2", r"unknown argument 'alfa'; there are alpha, window; did you mean alpha\?"),
+        ("512:window=0", "window must be a whole number, at least 1, not '0'"),
+        ("512:window=8:window=9", "says window twice"),
+    ],
+)
+def test_wrong_word_in_a_budget_is_named_with_those_that_there_are(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_budget(written)
     assert set(ALLOCATORS) == set(NAMES)
 
 
@@ -138,10 +155,10 @@ def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
     for layer in range(30):
         gains = page_gains(known[f"score_L{layer}"], 1)
         theirs = known[f"repo_headlens_L{layer}_a{alpha}"] - 32
-        adaptive = make_allocator("ada", 0.0).allocate(gains, 128)[0]
+        adaptive = ALLOCATORS["ada"](0.0).allocate(gains, 128)[0]
         rounded = torch.round(adaptive * (1 - alpha) + int(128 * alpha))  # theirs, whose sum is not kept
         assert rounded.tolist() == theirs.tolist()
-        ours = make_allocator("ada", alpha).allocate(gains, 128)[0]
+        ours = ALLOCATORS["ada"](alpha).allocate(gains, 128)[0]
         assert (ours - theirs).abs().max() <= 1, "only rounding is ours"
         if not alpha:
             assert ours.tolist() == (known[f"kvpress_kept_L{layer}_a0.0"] - 32).tolist()
@@ -149,7 +166,7 @@ def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
 
 def test_budget_that_leaves_no_choice_is_taken() -> None:
     for block, window, least in ((1, 32, 33), (16, 32, 48), (32, 32, 64), (32, 33, 96), (128, 32, 256)):
-        check_budget(BlendOptions(kv_budget=least, kv_window=window), block)
+        check_budget(BlendOptions(kv_budget=f"{least}:window={window}"), block)
         with pytest.raises(ConfigError, match=f"kv_budget must be at least {least}, the window"):
-            check_budget(BlendOptions(kv_budget=least - 1, kv_window=window), block)
+            check_budget(BlendOptions(kv_budget=f"{least - 1}:window={window}"), block)
     check_budget(BlendOptions(kv_budget=1))  # the engine's blocks are not known yet

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.compress import kept_tokens, make_allocator, page_gains
+from blendrag.compress import ALLOCATORS, kept_tokens, page_gains
 
 PAGES = st.sampled_from([1, 16, 32])
 
@@ -114,6 +114,6 @@ def test_other_tokens_have_a_lower_bound_than_the_ones_that_score_most(
 def test_adaptive_budgets_raise_the_bound(layer: Layer, page: int, pages: int, alpha: float) -> None:
     """Theorem 4: at any alpha, as no head moves past what either of both gives it."""
     gains = page_gains(layer.scores, page)[None]
-    found = make_allocator("ada", alpha).allocate(gains, pages)[0] * page
+    found = ALLOCATORS["ada"](alpha).allocate(gains, pages)[0] * page
     uniform = torch.full_like(found, pages * page)
     assert layer.bound(layer.kept(found)) <= layer.bound(layer.kept(uniform)) + 1e-3

@@ -62,8 +62,8 @@ def model_there(folder: Path, layers: int) -> LoadedModel:
     ("choices", "options"),
     [
         (1, BlendOptions(0.3, "hkvd")),
-        (1, BlendOptions(0.3, "hkvd", metric="kv", threshold=0.2)),
-        (2, BlendOptions(0.3, "hkvd", check_layers=(1, 2))),
+        (1, BlendOptions(0.3, "hkvd:metric=kv:threshold=0.2")),
+        (2, BlendOptions(0.3, "hkvd:check_layers=1+2")),
         (1, BlendOptions(0.3, "query")),
         (0, BlendOptions(0.3, "first_k")),
         (0, BlendOptions(0.3, "all")),

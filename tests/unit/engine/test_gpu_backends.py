@@ -36,7 +36,7 @@ def test_what_is_read_after_eviction_is_not_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: KVCacheLayout
 ) -> None:
     model = model_with(backend, layout, tmp_path / "model", LAYERS, monkeypatch)
-    evict_and_read(model, monkeypatch, kv_allocator="joint")
+    evict_and_read(model, monkeypatch, ":ada_pyramid")
 
 
 @torch.inference_mode()

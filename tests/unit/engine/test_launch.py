@@ -24,8 +24,11 @@ def arguments(**options: Any) -> dict[str, Any]:
 
 
 def test_vllms_argument_does_not_reach_it() -> None:
-    made = arguments(gpu_memory_utilization=0.5, kv_cache_dtype="fp8", engine_args={"max_logprobs": 50})
-    assert (made["gpu_memory_utilization"], made["kv_cache_dtype"], made["max_logprobs"]) == (0.5, "fp8", 50)
+    given = {"gpu_memory_utilization": 0.5, "kv_cache_dtype": "fp8", "max_logprobs": 50}
+    given |= {"enforce_eager": False, "enable_prefix_caching": False}
+    assert arguments(engine_args=given).items() >= given.items()
+    made = arguments(engine_args={"revision": "main", "max_num_seqs": None})
+    assert "revision" not in made and made["max_num_seqs"] == 32, "the folder is of the revision"
     assert set(made) <= argument_names()
 
 
@@ -37,10 +40,8 @@ def test_misspelt_argument_is_named_without_the_right_one() -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("enable_prefix_caching", "it is the setting prefix_caching"),
-        ("prefix_caching", "it is the setting prefix_caching"),
-        ("tensor_parallel_size", "it is the setting tensor_parallel_size"),
-        ("revision", "it is the setting revision"),
+        ("prefix_caching", "did you mean enable_prefix_caching"),
+        ("max_model_len", "it is the setting max_model_len"),
         ("enable_lora", "it is the setting lora"),
         ("worker_extension_cls", "blendrag sets it itself"),
         ("kv_transfer_config", "blendrag sets it itself"),
@@ -56,15 +57,16 @@ def test_argument_that_is_set_elsewhere_is_taken_twice(name: str, remedy: str) -
 
 
 def test_argument_of_ours_can_be_overruled() -> None:
-    for name in arguments().keys() - {"block_size"}:  # that of a CPU is ours if it is nobody else's
+    for name in arguments().keys() - {"block_size", *launch._DEFAULTED}:  # ours if they are nobody else's
         with pytest.raises(ConfigError, match=name):
             arguments(engine_args={name: 1})
 
 
 def test_gpu_has_as_few_requests_in_a_step_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments()["max_num_seqs"] == 32 and arguments(max_num_seqs=4)["max_num_seqs"] == 4
+    few = {"max_num_seqs": 4}
+    assert arguments()["max_num_seqs"] == 32 and arguments(engine_args=few)["max_num_seqs"] == 4
     monkeypatch.setattr(platform, "is_cpu", lambda: False)
-    assert "max_num_seqs" not in arguments() and arguments(max_num_seqs=4)["max_num_seqs"] == 4
+    assert "max_num_seqs" not in arguments() and arguments(engine_args=few)["max_num_seqs"] == 4
 
 
 def test_budget_without_a_choice_is_refused_once_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def test_ranks_of_a_cpu_compute_on_the_same_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
     monkeypatch.setattr(launch, "_memory_nodes", lambda: 1)
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    several = Settings.load(tensor_parallel_size=ranks)
+    several = Settings.load(engine_args={"tensor_parallel_size": ranks})
     assert server_environment(several).get("VLLM_CPU_OMP_THREADS_BIND") == parts
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(several), "the user has said it"

@@ -155,12 +155,13 @@ HELD = {"nothing": 0, "some": 100, "more": 200, "most": 290}
 
 def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
     """In which order requests begin that wait together, one to a step, of whose prompts so much is held."""
+    order = f"retrieved:window={window}" if window else "retrieved"
     config = EngineArgs(
         str(model_dir),
         max_model_len=512,
         max_num_seqs=1,
         enable_prefix_caching=False,
-        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(reorder_window=window))),
+        kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(order=order))),
     ).create_engine_config()
     config.scheduler_config.async_scheduling = False  # claims are synchronous then, on a CPU
     config.cache_config.num_gpu_blocks = 64

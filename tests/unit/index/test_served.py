@@ -198,8 +198,9 @@ def test_commands_do_not_reach_the_server(servers: list[Keeping], tmp_path: Path
     assert servers[0].asked()["blendrag"]["recompute_ratio"] == 0.5
     assert run("ask", "--server", first, input="Why?\nAnd?\n").stdout.count("Because.") == 2
     assert len(servers[0].asked()["messages"]) == 4
-    refused = run("ask", "Why?", "--server", first, "--trace", "t.json")
-    assert refused.exit_code == 1 and "trace is the server's" in refused.stderr
+    traced = run("ask", "Why?", "--server", first, "--trace", str(tmp_path / "t.json"))
+    assert traced.exit_code == 0 and "no trace: nothing was loaded" in traced.stderr
+    assert servers[0].asked()["blendrag"]["trace"] is True
     nobody = run("ask", "Why?", "--server", "http://127.0.0.1:1")
     assert nobody.exit_code == 1 and nobody.stderr.startswith("error: no server answers")
     assert set(servers[0].script.keys) == {"Bearer s3cret"}

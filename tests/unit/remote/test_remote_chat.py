@@ -122,8 +122,10 @@ def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch
     named.complete(named.request(HI, quality="fast"))
     said = {"documents": [], "evidence": True, "quality": "fast"}
     assert body(server)["blendrag"] == said
-    named.complete(named.request(HI, kv_budget=512, kv_alpha=0.2))
-    assert body(server)["blendrag"].items() >= {"quality": "close", "kv_budget": 512, "kv_alpha": 0.2}.items()
+    own: Any = {"kv_budget": "512:alpha=0.2", "selector": "hkvd@0.4", "trace": True}
+    named.complete(named.request(HI, **own))
+    said = {"quality": "close", "kv_budget": "512:alpha=0.2", "trace": True}
+    assert body(server)["blendrag"].items() >= (said | {"selector": "hkvd", "recompute_ratio": 0.4}).items()
 
 
 def test_sampling_is_forgotten(server: Script, chat: RemoteChat) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendrag.options import Metric
+from blendrag.select import Metric
 from blendrag.select.deviation import deviation, squared_deviation, squared_norm
 
 

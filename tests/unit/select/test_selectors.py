@@ -21,8 +21,8 @@ NAMES = ["hkvd", "gradual", "first_k", "query", "random", "all", "none"]
 RATIOS = st.floats(0, 1, allow_subnormal=False)
 
 
-def chosen(name: str, options: BlendOptions, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:
-    selector = make_selector(replace(options, selector=name))
+def chosen(name: str, ratio: float, tokens: CachedTokens, layers: int = 8) -> torch.Tensor:
+    selector = make_selector(BlendOptions(ratio, name))
     return selector.select(selector.check_layers(layers)[0], tokens)
 
 
@@ -34,7 +34,8 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
     name: str, ratio: float, lengths: list[int], threshold: float | None
 ) -> None:
     tokens = tokens_of(lengths)
-    found = chosen(name, BlendOptions(ratio, threshold=threshold), tokens)
+    measured = threshold is not None and name in ("hkvd", "gradual")
+    found = chosen(f"{name}:threshold={threshold!r}" if measured else name, ratio, tokens)
     assert found.dtype == torch.int64
     assert found.tolist() == sorted(set(found.tolist()))
     assert not found.numel() or (found[0] >= 0 and found[-1] < tokens.total)
@@ -43,28 +44,28 @@ def test_no_selector_gives_unsorted_repeated_or_foreign_indices(
 @pytest.mark.parametrize("name", NAMES[:5])
 def test_ratio_one_leaves_no_token_out_and_ratio_zero_takes_none(name: str) -> None:
     tokens = tokens_of([5, 9])
-    assert chosen(name, BlendOptions(1.0), tokens).tolist() == list(range(14))
-    assert chosen(name, BlendOptions(0.0), tokens).tolist() == []
-    assert chosen(name, BlendOptions(0.0, threshold=0.0), tokens).tolist() == []
+    assert chosen(name, 1.0, tokens).tolist() == list(range(14))
+    assert chosen(name, 0.0, tokens).tolist() == []
+    assert chosen("hkvd:threshold=0", 0.0, tokens).tolist() == []
     for ratio in (0.0, 1.0):  # decided before anything is computed
         assert make_selector(BlendOptions(ratio, selector=name)).check_layers(30) == (0,)
 
 
 def test_ratio_one_under_a_threshold_is_measured_all_the_same() -> None:
     tokens = tokens_of([50])
-    found = chosen("hkvd", BlendOptions(1.0, threshold=0.25), tokens)
+    found = chosen("hkvd:threshold=0.25", 1.0, tokens)
     assert 0 < found.numel() < 50
 
 
 def test_boundaries_do_not_depend_on_the_ratio() -> None:
-    assert chosen("all", BlendOptions(0.3), tokens_of([7, 2])).tolist() == list(range(9))
-    assert chosen("none", BlendOptions(0.3), tokens_of([7, 2])).tolist() == []
+    assert chosen("all", 0.3, tokens_of([7, 2])).tolist() == list(range(9))
+    assert chosen("none", 0.3, tokens_of([7, 2])).tolist() == []
 
 
 @given(st.sampled_from(["hkvd", "query", "random"]), st.floats(0.001, 1), LENGTHS)
 def test_no_more_and_no_fewer_tokens_than_the_ratio_says(name: str, ratio: float, lengths: list[int]) -> None:
     total = sum(lengths)
-    found = chosen(name, BlendOptions(ratio), tokens_of(lengths))
+    found = chosen(name, ratio, tokens_of(lengths))
     assert found.numel() == max(1, round(ratio * total))
 
 
@@ -81,7 +82,7 @@ def test_something_is_recomputed_when_anything_is_asked_for() -> None:
 def test_hkvd_leaves_out_no_token_that_deviates_more(ratio: float, lengths: list[int], seed: int) -> None:
     tokens = tokens_of(lengths, seed)
     assert tokens.deviation is not None
-    found = chosen("hkvd", BlendOptions(ratio), tokens)
+    found = chosen("hkvd", ratio, tokens)
     rest = torch.ones(tokens.total, dtype=torch.bool)
     rest[found] = False
     assert not rest.any() or tokens.deviation[found].min() >= tokens.deviation[rest].max()
@@ -93,7 +94,7 @@ def test_threshold_takes_only_what_exceeds_it_and_ratio_is_the_cap(
 ) -> None:
     tokens = tokens_of(lengths)
     assert tokens.deviation is not None
-    found = chosen("hkvd", BlendOptions(ratio, threshold=threshold), tokens)
+    found = chosen(f"hkvd:threshold={threshold!r}", ratio, tokens)
     above = int((tokens.deviation > threshold * tokens.norm).sum())
     assert (tokens.deviation[found] > threshold * tokens.norm).all()
     assert found.numel() == min(above, max(1, round(ratio * tokens.total)))
@@ -101,7 +102,7 @@ def test_threshold_takes_only_what_exceeds_it_and_ratio_is_the_cap(
 
 def test_later_check_refers_to_all_tokens_and_not_to_the_survivors() -> None:
     survivors = CachedTokens(torch.arange(20), torch.full((20,), 100), 100, torch.rand(20))
-    selector = make_selector(BlendOptions(0.15, check_layers=(1, 4), selector="hkvd"))
+    selector = make_selector(BlendOptions(0.15, "hkvd:check_layers=1+4"))
     assert selector.check_layers(8) == (1, 4)
     assert selector.select(4, survivors).numel() == 15
     few = CachedTokens(torch.arange(9), torch.full((9,), 100), 100, torch.rand(9))
@@ -112,15 +113,15 @@ def test_later_check_refers_to_all_tokens_and_not_to_the_survivors() -> None:
 @pytest.mark.parametrize("layers", [2, 3, 4, 5, 12, 60])
 def test_no_check_layer_lies_outside_a_small_model(name: str, layers: int) -> None:
     for given_layers in ((1,), (7,), (1, 4), (1, 2, 50), (20, 30)):
-        options = BlendOptions(0.2, check_layers=given_layers)
-        checks = make_selector(replace(options, selector=name)).check_layers(layers)
+        written = "+".join(map(str, given_layers))
+        checks = make_selector(BlendOptions(0.2, f"{name}:check_layers={written}")).check_layers(layers)
         assert checks and all(0 < layer < layers for layer in checks)
         assert list(checks) == sorted(set(checks))
 
 
 @given(st.integers(1, 99), st.lists(st.integers(1, 1024), min_size=1, max_size=4))
 def test_first_k_takes_the_head_of_every_chunk(percent: int, lengths: list[int]) -> None:
-    found = chosen("first_k", BlendOptions(percent / 100), tokens_of(lengths)).tolist()
+    found = chosen("first_k", percent / 100, tokens_of(lengths)).tolist()
     expected, start = [], 0
     for length in lengths:
         head = math.ceil(Fraction(percent, 100) * length)
@@ -159,7 +160,7 @@ def test_nobody_else_has_the_question_read() -> None:
 
 def test_random_is_the_same_every_time_and_not_the_head() -> None:
     tokens = tokens_of([100])
-    first, again = (chosen("random", BlendOptions(0.2), tokens).tolist() for _ in range(2))
+    first, again = (chosen("random", 0.2, tokens).tolist() for _ in range(2))
     assert first == again != list(range(20))
 
 
@@ -217,9 +218,37 @@ def test_impossible_ratio_is_a_config_error(ratio: float) -> None:
         BlendOptions(ratio)
 
 
-def test_unknown_metric_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="'q'"):
-        BlendOptions(metric="q")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("hkvd:metric=q", "metric must be v or k or kv, not 'q'"),
+        ("hkvd:metrik=k", r"unknown argument 'metrik'; there are auto_ratio, .*did you mean metric\?"),
+        ("query:metric=k", "unknown argument 'metric'; there are auto_ratio"),
+        ("hkvd:check_layers=4+1", r"check_layers must be ascending layers from 1, as in 1\+4\+8, not '4\+1'"),
+        ("hkvd:check_layers=0", "check_layers must be ascending"),
+        ("hkvd:check_layers=1+1", "check_layers must be ascending"),
+        ("hkvd:check_layers=x", "check_layers must be ascending"),
+        ("hkvd:threshold=-1", "threshold must be 0 or more"),
+        ("hkvd:auto_ratio=maybe", "auto_ratio must be yes or no"),
+        ("hkvd:k", "'k' is no argument with a value"),
+    ],
+)
+def test_wrong_argument_is_named_with_what_it_must_be(written: str, said: str) -> None:
+    for ratio in (0.0, 0.2, 1.0):
+        with pytest.raises(ConfigError, match=said):
+            make_selector(BlendOptions(ratio, written))
+
+
+def test_arguments_reach_the_selector_that_they_are_written_behind() -> None:
+    hkvd = make_selector(BlendOptions(0.2, "hkvd:metric=kv:check_layers=2+5:auto_ratio=yes"))
+    assert (hkvd.reads_deviation, hkvd.check_layers(9), hkvd.auto_ratio) == ("kv", (2, 5), True)
+    gradual = make_selector(BlendOptions(0.2, "gradual"))
+    assert (gradual.reads_deviation, gradual.check_layers(30), gradual.auto_ratio) == (
+        "v",
+        (1, 4, 8, 16),
+        False,
+    )
+    assert make_selector(BlendOptions(1.0, "first_k:auto_ratio=yes")).auto_ratio
 
 
 @pytest.mark.parametrize("name", ["best", "first_k+hkvd", "hkvd ", ""])
@@ -248,6 +277,6 @@ def test_ones_own_selector_is_used() -> None:
             return torch.nonzero(tokens.offsets == tokens.lengths - 1, as_tuple=True)[0]
 
     try:
-        assert chosen("last", BlendOptions(), tokens_of([3, 4])).tolist() == [2, 6]
+        assert chosen("last", 0.15, tokens_of([3, 4])).tolist() == [2, 6]
     finally:
         del SELECTORS["last"]

@@ -104,7 +104,7 @@ def test_docker_or_kubernetes_puts_variables_into_values(model_dir: Path) -> Non
 
 
 def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
-    image, values = printed(model_dir, tensor_parallel_size=1)
+    image, values = printed(model_dir, engine_args={"tensor_parallel_size": 1})
     lines = instructions(image)
     assert lines["FROM"] == ["vllm/vllm-openai:v0.32.0"]
     assert json.loads(lines["ENTRYPOINT"][0]) == ["vllm", "serve"]

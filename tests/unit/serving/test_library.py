@@ -26,6 +26,7 @@ from blendrag.serving.lease import default_kv_dir
 from blendrag.serving.library import Library
 from blendrag.serving.prefixes import Prefixes
 from blendrag.settings import Settings
+from tree_tiers import tree_tiers
 
 SETTINGS = Settings.load(max_model_len=512)
 LONG = "The warranty of the battery lasts for eight years or 160,000 kilometres. " * 4
@@ -176,21 +177,21 @@ def test_document_that_is_deleted_without_an_engine_stays_in_exact_prefixes(
         node.touch()
         return Library(root, Settings.load(model=str(model_dir), **options))
 
-    kept = opened(tree_disk_bytes=1 << 20)
+    kept = opened(tiers=tree_tiers(disk=1 << 20))
     assert node.exists()
     kept.register({"a": ["Some text of a document."]})
     assert node.exists()
     kept.release(["a"])
     assert not node.exists()
     kept.close()
-    for options in ({}, {"tree_ram_bytes": 1 << 20}):
+    for options in ({}, {"tiers": tree_tiers(1 << 20)}):
         opened(**options).close()
         assert not node.exists()
 
 
 def test_tree_of_a_folder_that_is_open_elsewhere_is_removed(tmp_path: Path, model_dir: Path) -> None:
     node = tmp_path / "tree" / "node"
-    with_tree = Library(tmp_path, Settings.load(tree_disk_bytes=1 << 20))
+    with_tree = Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)))
     node.parent.mkdir()
     node.touch()
     Library(tmp_path, SETTINGS, shared=True).close()
@@ -222,7 +223,7 @@ def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
 
 
 def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: Path) -> None:
-    asked = Settings.load(tree_ram_bytes=1 << 20)
+    asked = Settings.load(tiers=tree_tiers(1 << 20))
     for blocks, alone in (("", True), ("blocks", False)):
         library = Library(tmp_path / f"{alone}", asked, shared=not alone)
         several: Any = SimpleNamespace(facts=SimpleNamespace(blocks=blocks, reason=None), alone=alone)
@@ -235,7 +236,7 @@ def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: P
 def test_prefixes_are_opened_behind_the_end(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = Library(tmp_path, Settings.load(tree_ram_bytes=1 << 20))
+    library = Library(tmp_path, Settings.load(tiers=tree_tiers(1 << 20)))
     library.close()
     monkeypatch.setattr(Prefixes, "open", lambda *_: pytest.fail("nobody closes them"))
     engine: Any = SimpleNamespace()
@@ -247,7 +248,10 @@ def test_tree_is_removed_while_it_is_opened(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a deletion, which goes through the opened one then."""
-    library, node = Library(tmp_path, Settings.load(tree_disk_bytes=1 << 20)), tmp_path / "tree" / "node"
+    library, node = (
+        Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20))),
+        tmp_path / "tree" / "node",
+    )
     library.register({"a": ["Some text of a document."]})
     forgotten, deleting = list[str](), threading.Thread(target=library.release, args=(["a"],), daemon=True)
     prefixes: Any = SimpleNamespace(alive=True, forget=forgotten.extend, close=lambda: None)
@@ -268,10 +272,9 @@ def test_tree_is_removed_while_it_is_opened(
     library.close()
 
 
-@pytest.mark.parametrize("name", ["tree_ram_bytes", "tree_disk_bytes"])
-def test_tree_of_a_negative_size_is_opened(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        Settings.load(**{name: -1})
+def test_tree_of_a_negative_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tree_bytes"):
+        Settings.load(tiers=tree_tiers(-1))
 
 
 def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None:
@@ -283,8 +286,8 @@ def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kv_allocator": "adda"}, "did you mean ada"),
-        ({"kv_scorer": "zzz"}, "there are critical, random, recent, window"),
+        ({"kv_budget": "512:adda"}, "started with the setting kv_budget"),
+        ({"selector": "hkvd:metric=q"}, "metric must be"),
         ({"kv_budget": 512}, "started with the setting kv_budget"),
     ],
 )

@@ -27,6 +27,7 @@ from blendrag.tree import path_of
 from blendrag.tree.store import NodeStore, StoredNode
 from blendrag.tree.tree import Tree
 from stores import IDENTITY, A, B, register
+from tree_tiers import tree_tiers
 
 BLOCK, RECIPE = 4, Recipe("store", ())
 
@@ -155,7 +156,7 @@ def test_document_whose_deletion_was_cut_short_stays_in_exact_prefixes(tmp_path:
     tree.close()
     facts = SimpleNamespace(blocks="blocks", block_size=BLOCK)
     engine: Any = SimpleNamespace(facts=facts, alone=True, alive=True, call=lambda *_: "tree")
-    prefixes = Prefixes.open(tmp_path, Settings.load(tree_disk_bytes=1 << 20), catalogue, engine)
+    prefixes = Prefixes.open(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)), catalogue, engine)
     assert prefixes is not None
     assert [row.node.document for row in prefixes.tree.rows()] == ["", A.key]
     prefixes.close()

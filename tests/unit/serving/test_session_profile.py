@@ -32,7 +32,7 @@ def session(tmp_path: Path) -> EngineSession:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    def save(selector: str = Settings().selector, **machine: Any) -> None:
+    def save(selector: str = Settings().blending.selector, **machine: Any) -> None:
         here = replace(FACTS.machine("tiny"), **machine)
         make_profile(identity=DIGEST, machine=here, selector=selector).save(tmp_path / "cache")
 

@@ -26,7 +26,8 @@ OTHERS: dict[str, Any] = {
     "max_retries": 5, "max_tokens": 7, "metadata": {"a": "b"}, "min_p": 0.1, "model": "other/model",
     "model_kwargs": {"min_p": 0.2}, "more_settings": {"separator": "\n"}, "n": 2, "name": "ada",
     "output_version": "v1", "presence_penalty": 0.5, "profile": {}, "rate_limiter": InMemoryRateLimiter(),
-    "reasoning_effort": "low", "recompute_ratio": 0.5, "repetition_penalty": 1.5, "revision": "main",
+    "reasoning_effort": "low", "recompute_ratio": 0.5, "repetition_penalty": 1.5, "quality": "fast",
+    "kv_budget": "512:uniform", "min_cached_tokens": 9,
     "seed": 5, "selector": "hkvd", "stop": ["."], "streaming": True, "tags": ["a"], "temperature": 0.5,
     "timeout": 9.0, "top_k": 4, "top_logprobs": 2, "top_p": 0.5, "verbose": True,
 }  # fmt: skip

@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blendrag.choice import Choice
 from blendrag.compress import ALLOCATORS
 from blendrag.errors import ConfigError
-from blendrag.lab.evaluate.arms import RATIOS, ArmSpec, Budget, parse_arm, parse_arms
+from blendrag.lab.evaluate.arms import RATIOS, ArmSpec, parse_arm, parse_arms
 from blendrag.settings import Settings
 
-SELECTORS = ["hkvd_v", "hkvd_k", "hkvd_kv", "gradual", "gradual_k", "first_k", "query", "random", "lmcache"]
+SELECTORS = [
+    "hkvd", "hkvd:metric=k", "hkvd:metric=kv:threshold=0.25", "gradual",
+    "gradual:check_layers=1+4", "first_k", "query", "random", "lmcache",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +29,21 @@ def settings() -> Settings:
         ("full", ArmSpec("full", "full")),
         ("reuse", ArmSpec("reuse", "stored", shared_prefix="none")),
         ("reuse:none:int8", ArmSpec("reuse:int8", "stored", codec="int8", shared_prefix="none")),
-        ("hkvd@0.15", ArmSpec("hkvd_v@0.15", "stored", "hkvd", "v", 0.15)),
-        ("hkvd_kv@.2", ArmSpec("hkvd_kv@0.2", "stored", "hkvd", "kv", 0.2)),
-        ("first_k@0.1", ArmSpec("first_k@0.1", "stored", "first_k", "v", 0.1)),
-        ("gradual_k@1", ArmSpec("gradual_k@1", "stored", "gradual", "k", 1.0)),
-        ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", "k", 0.15, None, "none")),
+        ("hkvd@0.15", ArmSpec("hkvd@0.15", "stored", "hkvd", 0.15)),
+        ("hkvd@.2:metric=kv", ArmSpec("hkvd@0.2:metric=kv", "stored", "hkvd:metric=kv", 0.2)),
+        ("first_k@0.1", ArmSpec("first_k@0.1", "stored", "first_k", 0.1)),
+        ("gradual@1", ArmSpec("gradual@1", "stored", "gradual", 1.0)),
+        ("lmcache@0.15:none", ArmSpec("lmcache@0.15", "stored", "lmcache", 0.15, None, "none")),
         ("reuse:system", ArmSpec("reuse:system", "stored", shared_prefix="system")),
         (
-            "query@0.15:ada:512:int8",
+            "query@0.15:int8:512:ada:alpha=0.2",
             ArmSpec(
-                "query@0.15:int8:ada:512", "stored", "query", "v", 0.15, "int8", budget=Budget("ada", 512)
+                "query@0.15:int8:512:ada:alpha=0.2",
+                "stored",
+                "query",
+                0.15,
+                "int8",
+                budget="512:ada:alpha=0.2",
             ),
         ),
     ],
@@ -54,16 +63,19 @@ def test_arm_is_not_what_its_name_says(
     selector: str, ratio: float, shared: str | None, codec: str | None, turned: bool
 ) -> None:
     extras = [*([shared] if shared else []), *([codec] if codec else [])]
-    written = ":".join([f"{selector}@{ratio:g}", *(reversed(extras) if turned else extras)])
+    own = Choice.read(selector)
+    first = str(Choice(own.name, ratio, (), own.arguments))
+    written = ":".join([first, *(reversed(extras) if turned else extras)])
     arm = parse_arm(written)
     alone = selector == "lmcache"
-    own = Settings.load(codec="fp8", shared_prefix="system")
+    settings = Settings.load(codec="fp8", shared_prefix="system")
     assert (arm.ratio, arm.codec) == (ratio, codec)
     behind = shared or ("none" if alone else "system")
-    assert arm.variant(own) == (codec or "fp8", behind, 0 if shared or alone else 256)
+    assert arm.variant(settings) == (codec or "fp8", behind, 0 if shared or alone else 256)
     assert parse_arm(arm.name) == arm  # the name of results can be asked for again
     shown = [extra for extra in extras if not (alone and extra == "none")]
-    assert arm.name == ":".join([f"{selector}@{ratio:g}", *shown])
+    assert arm.name == ":".join([first, *shown])
+    assert arm.selector == selector
 
 
 @pytest.mark.parametrize("setting", ["none", "start", "system"])
@@ -75,36 +87,40 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
     assert parse_arm("reuse:start").variant(own) == ("raw", "start", 0)
     assert parse_arm("reuse:context").variant(own) == ("raw", setting, 256)
     assert parse_arm("reuse:context").name == "reuse:context"
-    assert parse_arm("hkvd_v@0.15:context") == parse_arm("hkvd_v@0.15")
-    assert parse_arm("hkvd_v@0.15").variant(own) == ("raw", setting, 256)
-    assert parse_arm("hkvd_v@0.15:none").variant(own) == ("raw", "none", 0)
+    assert parse_arm("hkvd@0.15:context") == parse_arm("hkvd@0.15")
+    assert parse_arm("hkvd@0.15").variant(own) == ("raw", setting, 256)
+    assert parse_arm("hkvd@0.15:none").variant(own) == ("raw", "none", 0)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("hkdv_v@0.1", "did you mean hkvd?"),
+        ("hkdv@0.1", "did you mean hkvd?"),
         ("re-ordered", "did you mean reordered?"),
         ("quary@0.1", "did you mean query?"),
         ("first_k+hkvd@0.1", "did you mean first_k?"),
         ("zzz@0.1", "first_k, full, gradual"),
         ("", "first_k, full, gradual"),
+        ("hkvd_k@0.1", "did you mean hkvd?"),
+        ("hkvd@0.1:metric=q", "metric must be v or k or kv"),
+        ("lmcache@0.1:metric=k", "unknown argument 'metric'"),
+        ("reuse:metric=k", "unknown argument 'metric'"),
         ("all@0.1", "unknown arm"),
-        ("hkvd_v", "a ratio is missing, as in hkvd_v@0.15"),
-        ("hkvd_v@0", "above 0 and at most 1"),
-        ("hkvd_v@nan", "above 0 and at most 1"),
-        ("hkvd_v@1.5", "above 0 and at most 1"),
-        ("hkvd_v@lots", "'lots' is not a number"),
+        ("hkvd", "a ratio is missing, as in hkvd@0.15"),
+        ("hkvd@0", "above 0 and at most 1"),
+        ("hkvd@nan", "above 0 and at most 1"),
+        ("hkvd@1.5", "above 0 and at most 1"),
+        ("hkvd@lots", "'lots' is not a number"),
         ("reuse@0.1", "has no ratio"),
         ("full:int8", "uses no stored KV"),
         ("reuse:int9", "did you mean int8?"),
         ("reuse:sytem", "did you mean system?"),
         ("reuse:int8:int4", "not as int4 and int8"),
-        ("query@0.15:ada", "ada needs a budget, as in query@0.15:ada:512"),
-        ("query@0.15:ada:none", "ada needs a budget"),
-        ("query@0.15:adda:512", "did you mean ada?"),
-        ("query@0.15:ada:512:random:128", "one budget, not ada and random"),
-        ("full:ada:512", "uses no stored KV"),
+        ("query@0.15:ada", "unknown addition 'ada'"),
+        ("query@0.15:512:adda", "did you mean ada?"),
+        ("query@0.15:512:ada:uniform", "ada and uniform are two of a kind"),
+        ("query@0.15:512:256", "unknown allocator or scorer '256'"),
+        ("full:512:ada", "uses no stored KV"),
     ],
 )
 def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
@@ -129,13 +145,13 @@ def test_default_takes_all_night_or_is_refused(selector: str) -> None:
 
 
 def test_ratios_do_not_reach_the_arms_without_one(settings: Settings) -> None:
-    names = [arm.name for arm in parse_arms(["hkvd_v:int8", " first_k@0.3", "reuse"], (0.1, 0.2), settings)]
-    assert names == ["full", "hkvd_v@0.1:int8", "hkvd_v@0.2:int8", "first_k@0.3", "reuse"]
+    names = [arm.name for arm in parse_arms(["hkvd:int8", " first_k@0.3", "reuse"], (0.1, 0.2), settings)]
+    assert names == ["full", "hkvd@0.1:int8", "hkvd@0.2:int8", "first_k@0.3", "reuse"]
 
 
 def test_arm_named_twice_is_asked_twice(settings: Settings) -> None:
-    names = [arm.name for arm in parse_arms(["hkvd@0.1", "full", "hkvd_v@0.10"], None, settings)]
-    assert names == ["full", "hkvd_v@0.1"]
+    names = [arm.name for arm in parse_arms(["hkvd@0.1", "full", "hkvd@0.10"], None, settings)]
+    assert names == ["full", "hkvd@0.1"]
 
 
 def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
@@ -143,7 +159,7 @@ def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
 
     arms = parse_arms(["paper"], None, settings)
     assert set(REGISTERED) - {"all", "none"} <= {arm.selector for arm in arms}
-    assert {arm.metric for arm in arms if arm.selector == "hkvd"} == {"v", "k", "kv"}
+    assert {"hkvd", "hkvd:metric=k", "hkvd:metric=kv"} <= {arm.selector for arm in arms}
     assert [arm.name for arm in arms[:3]] == ["full", "reuse", "reuse:context"]
     blended = [arm for arm in arms if arm.ratio]
     ratios = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5}
@@ -154,33 +170,32 @@ def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
 
 
 def test_recipe_is_not_the_arm(settings: Settings) -> None:
-    own = settings.model_copy(update={"check_layers": (2,), "selector": "random"})
+    own = settings.model_copy(update={"selector": "random"})
     spans = (("key", 3, 5),)
-    recipe = parse_arm("hkvd_k@0.2").recipe(own, "store", spans)
+    recipe = parse_arm("hkvd@0.2:metric=k").recipe(own, "store", spans)
     options = recipe.options
-    assert (options.selector, options.metric, options.recompute_ratio) == ("hkvd", "k", 0.2)
-    assert (recipe.store, recipe.spans, recipe.options.check_layers) == ("store", spans, (2,))
+    assert (options.selector, options.recompute_ratio) == ("hkvd:metric=k", 0.2)
+    assert (recipe.store, recipe.spans) == ("store", spans)
     assert parse_arm("reuse").recipe(own, "store", spans).options.recompute_ratio == 0
     lmcache = parse_arm("lmcache@0.2").recipe(own, "store", spans).options
     assert (lmcache.selector, lmcache.recompute_ratio) == ("lmcache", 0.2)
 
 
 def test_arm_with_a_budget_has_no_other_or_takes_the_settings_own(settings: Settings) -> None:
-    words = ["ada:512", "random:128", "random", "hkvd_v@0.3:recent:64"]
+    words = ["512", "128:uniform", "random", "hkvd@0.3:64:critical"]
     arms = {arm.name: arm for arm in parse_arms(words, (0.1,), settings)}
     assert list(arms) == [
-        "full", "query@0.15", "query@0.15:ada:512", "query@0.15:random:128", "random@0.1", "hkvd_v@0.3",
-        "hkvd_v@0.3:recent:64",
+        "full", "query@0.15", "query@0.15:512", "query@0.15:128:uniform", "random@0.1", "hkvd@0.3",
+        "hkvd@0.3:64:critical",
     ]  # fmt: skip
-    own = settings.model_copy(update={"kv_budget": 9, "kv_allocator": "joint"})
+    own = settings.model_copy(update={"kv_budget": "9:uniform"})
     options = {name: arm.recipe(own, "store", ()).options for name, arm in arms.items() if arm.ratio}
     assert options["query@0.15"].kv_budget is None
-    ada, random = options["query@0.15:ada:512"], options["query@0.15:random:128"]
-    assert (ada.kv_budget, ada.kv_allocator, ada.kv_scorer) == (512, "ada", "window")
-    assert (random.kv_budget, random.kv_allocator, random.kv_scorer) == (128, "joint", "random")
+    assert options["query@0.15:512"].kv_budget == "512"
+    assert options["query@0.15:128:uniform"].kv_budget == "128:uniform"
 
 
-def test_adakv_lacks_a_way_to_share_or_a_budget(settings: Settings) -> None:
-    found = {arm.budget for arm in parse_arms(["adakv"], None, settings) if arm.budget}
-    assert len(found) == 35 and {budget.tokens for budget in found} == {128, 256, 512, 1024, 2048}
-    assert set(ALLOCATORS) <= {budget.by for budget in found}
+def test_adakv_has_all_ways_to_share_every_budget(settings: Settings) -> None:
+    found = [Choice.read(arm.budget) for arm in parse_arms(["adakv"], None, settings) if arm.budget]
+    assert len(found) == 25 and {each.name for each in found} == {"128", "256", "512", "1024", "2048"}
+    assert {*ALLOCATORS, "critical"} == {word for each in found for word in each.words}

@@ -17,7 +17,7 @@ from blendrag.lab.evaluate.samples import AnswerSample, Lost
 from blendrag.settings import Settings
 from shown import check_picture
 
-ARMS = parse_arms(["ada:512", "uniform:512", "ada:2048"], None, Settings())
+ARMS = parse_arms(["512:ada", "512:uniform", "2048:ada"], None, Settings())
 WHOLE = "query@0.15"
 
 
@@ -35,9 +35,9 @@ def decoding() -> dict[str, DecodedSummary]:
         more = None if nll is None else nll + 0.25
         samples += [
             sample(n, WHOLE, nll),
-            sample(n, f"{WHOLE}:uniform:512", nll, 0.1 + n / 100, 500),
-            sample(n, f"{WHOLE}:ada:512", more, 0.07 + n / 100, 500),
-            sample(n, f"{WHOLE}:ada:2048", nll),
+            sample(n, f"{WHOLE}:512:uniform", nll, 0.1 + n / 100, 500),
+            sample(n, f"{WHOLE}:512:ada", more, 0.07 + n / 100, 500),
+            sample(n, f"{WHOLE}:2048:ada", nll),
         ]
     return summarise_decoding(samples, ARMS, {str(n): 1000 for n in range(20)})
 
@@ -45,7 +45,7 @@ def decoding() -> dict[str, DecodedSummary]:
 def test_what_a_budget_loses_is_not_compared_question_by_question(
     decoding: dict[str, DecodedSummary],
 ) -> None:
-    ada, uniform = decoding[f"{WHOLE}:ada:512"], decoding[f"{WHOLE}:uniform:512"]
+    ada, uniform = decoding[f"{WHOLE}:512:ada"], decoding[f"{WHOLE}:512:uniform"]
     assert (ada.n, ada.budget, ada.by, ada.kept.mean) == (20, 512, "ada", 0.5)
     assert ada.nll_loss is not None and ada.kl_to_uniform is not None
     assert (ada.nll_loss.low, ada.nll_loss.high) == pytest.approx((0.25, 0.25))
@@ -56,7 +56,7 @@ def test_what_a_budget_loses_is_not_compared_question_by_question(
 def test_prompt_that_was_kept_whole_counts_as_one_that_loses_nothing(
     decoding: dict[str, DecodedSummary],
 ) -> None:
-    assert f"{WHOLE}:ada:2048" not in decoding
+    assert f"{WHOLE}:2048:ada" not in decoding
 
 
 def test_budget_is_not_shown_or_drawn(

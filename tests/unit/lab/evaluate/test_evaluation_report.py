@@ -48,7 +48,7 @@ def test_arm_is_not_left_out_or_shown_with_other_numbers(results: Evaluation) ->
 def test_difference_within_noise_is_not_shown_as_one(results: Evaluation) -> None:
     text = printed(results)
     assert cells(text, "random@0.15")[0][2].startswith("~")
-    assert cells(text, "hkvd_v@0.15")[0][2] == "+0.05"
+    assert cells(text, "hkvd@0.15")[0][2] == "+0.05"
     assert "is within noise" in " ".join(text.split())
     assert "~" not in "".join(map(str, cells(text, "full")))
 
@@ -63,12 +63,12 @@ def test_gap_within_noise_is_not_shown_without_a_word(results: Evaluation) -> No
 
 def test_number_a_run_cannot_have_is_not_shown_as_nought(results: Evaluation) -> None:
     change(results, gap_closed=None, gap=None, decision_agreement=None)
-    (*_, closed, interval), (*_, decision), _ = cells(printed(results), "hkvd_v@0.15")
+    (*_, closed, interval), (*_, decision), _ = cells(printed(results), "hkvd@0.15")
     assert (closed, interval, decision) == ("-", "", "-")
 
 
 def test_narrow_terminal_does_not_cut_an_arm_short(results: Evaluation) -> None:
-    name = "gradual_kv@0.15:system:int8"
+    name = "gradual@0.15:metric=kv:system:int8"
     results.arms[name] = results.arms["reuse"]
     text = printed(results, width=80)
     assert "first_k@0.15" in text
@@ -88,8 +88,8 @@ def test_results_are_not_refused_by_scripts(results: Evaluation) -> None:
 def test_picture_is_drawn_whatever_was_measured(results: Evaluation, tmp_path: Path) -> None:
     draw(results, tmp_path / "all.svg")
     text = (tmp_path / "all.svg").read_text()
-    for label in ("full prefill", "full reuse", "hkvd_v", "first_k", "gap closed"):
+    for label in ("full prefill", "full reuse", "hkvd", "first_k", "gap closed"):
         assert f"<!-- {label}" in text or f"{label} -->" in text
-    few = {name: results.arms[name] for name in ("full", "hkvd_v@0.15")}
+    few = {name: results.arms[name] for name in ("full", "hkvd@0.15")}
     draw(replace(results, arms=few), tmp_path / "few.png")
     assert (tmp_path / "few.png").read_bytes().startswith(b"\x89PNG")

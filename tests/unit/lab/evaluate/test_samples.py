@@ -19,7 +19,7 @@ from blendrag.lab.evaluate.samples import AnswerSample, Lost, SampleLog
 
 CONFIG = {"model": "SmolLM2", "seed": 0, "arms": ("full", "reuse")}
 SAMPLE = AnswerSample(
-    "row 1", "hkvd_v@0.15", 1.5, [{7: -0.5, 12: -2.0}, {9: -1.0}], "a\n是", None, 100.0, 80, 12, {}
+    "row 1", "hkvd@0.15", 1.5, [{7: -0.5, 12: -2.0}, {9: -1.0}], "a\n是", None, 100.0, 80, 12, {}
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)

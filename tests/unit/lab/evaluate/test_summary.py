@@ -33,7 +33,7 @@ def without(samples: Samples, arm: str, row: str = "") -> Samples:
 
 def test_numbers_are_not_others_than_those_put_in(results: Evaluation) -> None:
     arms = results.arms
-    for name, lost, closed in (("hkvd_v@0.05", 0.3, 0.7), ("hkvd_v@0.15", 0.05, 0.95), ("reuse", 1.0, 0.0)):
+    for name, lost, closed in (("hkvd@0.05", 0.3, 0.7), ("hkvd@0.15", 0.05, 0.95), ("reuse", 1.0, 0.0)):
         arm = arms[name]
         assert arm.nll_loss.mean == pytest.approx(lost, abs=0.01)
         assert arm.gap_closed.mean == pytest.approx(closed, abs=0.01)
@@ -43,8 +43,8 @@ def test_numbers_are_not_others_than_those_put_in(results: Evaluation) -> None:
     assert arms["reuse"].ttft_ms.median == 40.0
     assert arms["reuse"].top1_agreement.mean == arms["reuse"].f1.mean == 0.0
     assert arms["reuse"].decision_agreement.mean == 0.0
-    assert arms["hkvd_v@0.05"].recomputed.mean == pytest.approx(0.05)
-    assert arms["reuse"].kl_first_token.mean > arms["hkvd_v@0.15"].kl_first_token.mean > 0.0
+    assert arms["hkvd@0.05"].recomputed.mean == pytest.approx(0.05)
+    assert arms["reuse"].kl_first_token.mean > arms["hkvd@0.15"].kl_first_token.mean > 0.0
 
 
 def test_number_that_scripts_are_promised_is_not_missing(results: Evaluation) -> None:
@@ -92,7 +92,7 @@ def test_gap_that_may_be_none_is_not_passed_off_as_one(samples: Samples, rows: Q
     ]
     arms = summarise([*without(samples, "reuse"), *harmless], rows)
     assert {arm.gap for arm in arms.values()} == {"within noise"}
-    assert arms["hkvd_v@0.15"].gap_closed is not None
+    assert arms["hkvd@0.15"].gap_closed is not None
     assert {arm.gap for arm in summarise(samples, rows).values()} == {"clear"}
 
 

@@ -33,7 +33,7 @@ def test_slow_tier_is_not_taken_for_fast(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         tier_speed, "make_tier", lambda spec, layout, context: SlowDisk(spec, layout, context.folder)
     )
-    speed = measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path, 8)
+    speed = measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path)
     assert 0.4 * SLOW < speed.bytes_per_s < 1.1 * SLOW
     assert speed.latency_s > 0.7 * WAIT_S
     assert speed.calls == 1 + IDENTITY.num_layers
@@ -80,7 +80,7 @@ def test_tier_that_fails_while_it_is_read_is_named(tmp_path: Path, monkeypatch: 
         tier_speed, "make_tier", lambda spec, layout, context: FailingDisk(spec, layout, context.folder)
     )
     with pytest.raises(StoreError, match="'disk' cannot be measured"):
-        measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path, 8)
+        measure_tier(DISK, Layout(IDENTITY, "bfloat16"), tmp_path)
 
 
 def test_tier_that_is_only_read_is_not_written_to_be_measured(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.program.function_program import get_function_tool
 from pydantic import SecretStr, field_serializer
 
-from blendrag import ChatModel, Settings, foreign, open_chat, without_password
+from blendrag import BlendOverrides, ChatModel, Settings, foreign, open_chat, without_password
 from blendrag.errors import BlendragWarning
 from llama_index.llms.blendrag.calls import COUNTS, STRUCTURED, Call, refuse_cut_call
 from llama_index.llms.blendrag.messages import as_completion
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from blendrag import KeptDocuments, Speculation
 
 # Fields that are settings of blendrag's under the same name; and those that are options of a call only.
-_SETTINGS = ("model", "revision", "temperature", "max_tokens", "blend", "recompute_ratio", "selector")
+_SETTINGS = ("model", "temperature", "max_tokens", *BlendOverrides.model_fields)
 _PER_CALL = ("top_p", "stop", "seed", "timeout", "max_retries", "logprobs", "top_logprobs")
 # How a server is reached: what blendrag's client calls the fields.
 _HTTP = {"headers": "default_headers", "client": "http_client", "async_client": "async_http_client"}
@@ -51,7 +51,7 @@ _ALIASES = {
 }
 
 
-class BlendLLM(StructuredByGrammar):
+class BlendLLM(BlendOverrides, StructuredByGrammar):
     """LLM on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not prefilled.
 
     Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
@@ -88,7 +88,6 @@ class BlendLLM(StructuredByGrammar):
         description="Packaged default, a local folder, or a hub id; of a server, what it serves.",
         frozen=True,
     )
-    revision: str | None = Field(None, description="Revision on the hub.", frozen=True)
     context_window: int | None = Field(
         None, description="Tokens of prompt and answer together, if fewer than the model's own.", frozen=True
     )
@@ -132,11 +131,6 @@ class BlendLLM(StructuredByGrammar):
     is_function_calling_model: bool = Field(
         True, description="False: LlamaIndex has the model write calls as text."
     )
-    blend: bool | None = Field(None, description="False prefills every prompt plainly, on the same engine.")
-    recompute_ratio: float | None = Field(
-        None, description="Share of the documents' tokens that is recomputed.", ge=0, le=1
-    )
-    selector: str | None = Field(None, description="How those tokens are chosen.")
     conversation: str | None = Field(None, description="Whose turns these are; None: told from messages.")
 
     _chat_made: ChatModel | None = PrivateAttr(default=None)
@@ -152,7 +146,7 @@ class BlendLLM(StructuredByGrammar):
         values = {**(values.pop("vllm_kwargs", None) or {}), **values.pop("engine_options", {}), **values}
         given: dict[str, Any] = {}
         more, options = dict(values.get("more_settings", {})), dict(values.get("additional_kwargs") or {})
-        settings = {*Settings.model_fields, *foreign.FORMER}
+        settings = {*Settings.model_fields, *foreign.FORMER_SETTINGS}
         for name, value in values.items():
             if name in cls.model_fields:
                 given[name] = value
@@ -199,7 +193,9 @@ class BlendLLM(StructuredByGrammar):
         made_of = {name: getattr(self, name) for name in _SETTINGS}
         if self._chat_made is None or self._chat_made_of != made_of:
             embedded = {} if self.base_url else {"max_model_len": self.context_window}
-            given = {**self.more_settings, **made_of, "model": self.model or None, **embedded}
+            ours = {name: value for name, value in made_of.items() if value is not None}
+            own = {**self.more_settings, **ours, "model": self.model or None, **embedded}
+            given = foreign.engine_settings(own)
             key = self.api_key.get_secret_value() if self.api_key else None
             self._chat_made = open_chat(
                 given,
@@ -241,7 +237,7 @@ class BlendLLM(StructuredByGrammar):
 
     def to_payload(self) -> dict[str, Any]:
         """For events; of the metadata, what can be told without looking at the model, which takes time."""
-        names = ("temperature", "max_tokens", "top_p", "seed", "blend", "recompute_ratio", "selector")
+        names = ("temperature", "max_tokens", "top_p", "seed", *BlendOverrides.model_fields)
         known = self.metadata.model_dump() if self._window is not None else {"model_name": self.model}
         return {"class_name": self.class_name(), **known, **{name: getattr(self, name) for name in names}}
 

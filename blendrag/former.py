@@ -1,0 +1,154 @@
+"""Settings by the names of the version before: taken for one version more, with a warning that says what to
+write now."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from blendrag.choice import Choice, written
+from blendrag.errors import BlendragWarning, ConfigError
+from blendrag.options import DEFAULTS
+
+Move = Callable[[dict[str, Any], Any], None]
+"""Puts a value of this setting where it belongs now, among all that are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """A setting that was. kind: of its values. now: what is written instead. of_blending: whether requests
+    had it, too."""
+
+    now: str
+    kind: Any = JsonValue
+    move: Move = lambda values, value: None
+    of_blending: bool = False
+
+
+ENGINE_ARGUMENTS = {
+    "enforce_eager": bool | None,
+    "gpu_memory_utilization": float | None,
+    "kv_cache_dtype": str,
+    "max_num_batched_tokens": int | None,
+    "max_num_seqs": int | None,
+    "revision": str | None,
+    "tensor_parallel_size": int,
+}
+"""Of vLLM's, those that were settings."""
+
+
+def _engine_argument(former: str, kind: Any, name: str = "") -> Former:
+    name = name or former
+
+    def move(values: dict[str, Any], value: Any) -> None:
+        values["engine_args"] = {**values.get("engine_args", {}), name: value}
+
+    return Former(f"{former} is one of vLLM's arguments: engine_args={{{name!r}: ...}}", kind, move)
+
+
+def _of_selector(argument: str, kind: Any, example: str) -> Former:
+    def move(values: dict[str, Any], value: Any) -> None:
+        from blendrag.select import SELECTORS  # imports torch
+
+        choice = Choice.read(values.get("selector") or DEFAULTS.selector)
+        known = choice.name in SELECTORS and argument in SELECTORS[choice.name].arguments
+        own_layers = choice.name == "gradual" and argument == "check_layers" and len(value) == 1
+        if known and not own_layers and value is not None and value is not False:
+            values["selector"] = str(_with(choice, argument, value))
+
+    return Former(f"{argument} is an argument of the selector now: selector={example!r}", kind, move, True)
+
+
+def _of_budget(former: str, kind: Any, argument: str = "") -> Former:
+    def move(values: dict[str, Any], value: Any) -> None:
+        if (budget := values.get("kv_budget")) is not None:
+            choice = Choice.read(str(budget))
+            word = replace(choice, words=(*choice.words, str(value)))
+            values["kv_budget"] = str(_with(choice, argument, value) if argument else word)
+
+    example = f"512:{argument}=..." if argument else "512:ada:window"
+    return Former(f"{former} is a part of the budget now: kv_budget={example!r}", kind, move, True)
+
+
+def _of_tier(former: str, kinds: tuple[str, ...], name: str) -> Former:
+    def move(values: dict[str, Any], value: Any) -> None:
+        given = values.get("tiers") or ()
+        if given and name != "tree_bytes":
+            return  # they were of the default tiers
+        tiers = [dict(tier) for tier in given] or [{"kind": "ram", "bytes": 2 << 30}, {"kind": "disk"}]
+        if name == "tree_bytes" and not any(tier.get("kind") in kinds for tier in tiers):
+            tiers.append({"kind": kinds[0], "bytes": 0, "write": "never"})
+        at = [tier for tier in tiers if tier.get("kind") in kinds]
+        for tier in at if name != "tree_bytes" else at[:1]:
+            tier[name] = value
+        values["tiers"] = tiers
+
+    wanted = str if name == "policy" else int | None
+    now = f"{former} is said by tiers now: tiers=[{{'kind': {kinds[0]!r}, {name!r}: ...}}]"
+    return Former(now, wanted, move)
+
+
+def _order(values: dict[str, Any], window: int) -> None:
+    if window:
+        values["order"] = str(_with(Choice.read(values.get("order", "retrieved")), "window", window))
+
+
+FORMER = {
+    **{name: _engine_argument(name, kind) for name, kind in ENGINE_ARGUMENTS.items()},
+    "prefix_caching": _engine_argument("prefix_caching", bool, "enable_prefix_caching"),
+    "metric": _of_selector("metric", str, "hkvd:metric=k"),
+    "check_layers": _of_selector("check_layers", tuple[int, ...], "gradual:check_layers=1+4"),
+    "threshold": _of_selector("threshold", float | None, "hkvd:threshold=0.2"),
+    "auto_ratio": _of_selector("auto_ratio", bool, "hkvd@0.15:auto_ratio=yes"),
+    "kv_allocator": _of_budget("kv_allocator", str),
+    "kv_scorer": _of_budget("kv_scorer", str),
+    "kv_alpha": _of_budget("kv_alpha", float, "alpha"),
+    "kv_window": _of_budget("kv_window", int, "window"),
+    "ram_bytes": _of_tier("ram_bytes", ("ram",), "bytes"),
+    "disk_bytes": _of_tier("disk_bytes", ("disk",), "bytes"),
+    "eviction": _of_tier("eviction", ("ram", "disk"), "policy"),
+    "tree_ram_bytes": _of_tier("tree_ram_bytes", ("ram",), "tree_bytes"),
+    "tree_disk_bytes": _of_tier("tree_disk_bytes", ("disk",), "tree_bytes"),
+    "reorder_window": Former("reorder_window is said by order now: order='retrieved:window=8'", int, _order),
+    "trace": Former("trace is an option of single requests now, and no setting", bool),
+    "controller": Former("controller is no setting now: without a profile, it is off", bool),
+    "claim": Former("claim is no setting now"),
+    "layers_in_flight": Former("layers_in_flight is no setting now: it is 8"),
+    "ingest_batch_tokens": Former("ingest_batch_tokens is no setting now: it is 512"),
+    "call_timeout_s": Former("call_timeout_s is no setting now: it is 600 seconds"),
+    "start_timeout_s": Former("start_timeout_s is vLLM's variable VLLM_ENGINE_READY_TIMEOUT_S now"),
+}
+"""By the name that they had."""
+
+
+def up_to_date(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by their names of now. Warns of each that had another; raises ConfigError for a value
+    that it could not have."""
+    current = {name: value for name, value in values.items() if name not in FORMER}
+    for name, former in FORMER.items():
+        if name not in values:
+            continue
+        warnings.warn(former.now, BlendragWarning, stacklevel=2)
+        try:
+            value = TypeAdapter(former.kind).validate_python(values[name])
+        except ValidationError as error:
+            raise ConfigError(f"setting {name!r}: {error.errors()[0]['msg']}") from None
+        former.move(current, value)
+    return current
+
+
+def _with(choice: Choice, argument: str, value: Any) -> Choice:
+    match value:
+        case bool():
+            text = "yes" if value else "no"
+        case int() | float():
+            text = written(value)
+        case tuple():
+            text = "+".join(map(str, value))
+        case _:
+            text = str(value)
+    return replace(choice, arguments={**choice.arguments, argument: text})
