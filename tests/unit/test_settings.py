@@ -110,7 +110,7 @@ def test_spelled_out_options_stay_as_they_are(name: str, ratio: float, quality: 
 
 def test_every_option_of_blending_is_a_setting_and_an_option_of_requests_constructors_and_commands() -> None:
     from blendrag.chat.request import RequestOptions
-    from blendrag.cli.ask import ask, chat
+    from blendrag.cli.ask import ask
     from blendrag.server.blending import BlendFields
     from langchain_blendrag import ChatBlend
     from llama_index.llms.blendrag import BlendLLM
@@ -124,8 +124,7 @@ def test_every_option_of_blending_is_a_setting_and_an_option_of_requests_constru
         for name, field in BlendOverrides.model_fields.items():
             assert home.model_fields[name].description == field.description
             assert field.annotation == kinds[name]
-    for command in (ask, chat):
-        assert overrides <= inspect.signature(command).parameters.keys()
+    assert overrides <= inspect.signature(ask).parameters.keys()
 
 
 @pytest.mark.parametrize(

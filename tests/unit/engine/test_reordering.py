@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -163,7 +164,7 @@ def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
         enable_prefix_caching=False,
         kv_transfer_config=KVTransferConfig(**connector_args(Settings.load(order=order))),
     ).create_engine_config()
-    config.scheduler_config.async_scheduling = False  # claims are synchronous then, on a CPU
+    config.scheduler_config.async_scheduling = False
     config.cache_config.num_gpu_blocks = 64
     scheduler = Scheduler(config, BLOCKS, StructuredOutputManager(config), block_size=BLOCK)
     for name in names:
@@ -176,8 +177,12 @@ def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
     for _ in range(20 * len(names)):
         scheduled = scheduler.schedule()
         ids = list(scheduled.num_scheduled_tokens)
-        order += [new.req_id for new in scheduled.scheduled_new_reqs]
-        output = ModelRunnerOutput(ids, {id: at for at, id in enumerate(ids)}, [[7]] * len(ids))
+        metadata: Any = scheduled.kv_connector_metadata
+        loaded = [load.request_id for load in metadata.loads if load.token_ids]
+        order += [new.req_id for new in scheduled.scheduled_new_reqs if new.req_id not in order] + loaded
+        there = KVConnectorOutput(finished_recving=set(loaded))
+        numbers = {id: at for at, id in enumerate(ids)}
+        output = ModelRunnerOutput(ids, numbers, [[7]] * len(ids), kv_connector_output=there)
         scheduler.update_from_output(scheduled, output)
         if not scheduler.has_requests():
             return order

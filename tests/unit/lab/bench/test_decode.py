@@ -26,7 +26,7 @@ def test_arm_is_left_out_or_shown_with_other_numbers() -> None:
         for count in (1, 8)
         for n, arm in enumerate(ARMS, start=1)
     }
-    setup = Setup(DecodeOptions(512), Settings(), MACHINE, "", (7512, 7530))
+    setup = Setup(DecodeOptions(512), Settings(), MACHINE, (7512, 7530))
     results = DecodeResults(rows, 497, 219, setup)
     shown = (*ARMS, "2,500", "5,000", "960", "93.0", "6.8%", "497 tokens a head", "7,530")
     check_table(partial(print_decode, results), *shown)

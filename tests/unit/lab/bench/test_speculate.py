@@ -38,7 +38,7 @@ def test_other_share_of_lists_comes_true_or_a_wrong_list_is_the_right_one() -> N
 
 
 def test_results_are_not_shown_or_no_json() -> None:
-    setup = Setup(SpeculateOptions(), Settings(), replace(MACHINE, cpu="A CPU [model]"), "runs", ())
+    setup = Setup(SpeculateOptions(), Settings(), replace(MACHINE, cpu="A CPU [model]"), ())
     results = SpeculateResults((waited(2.0),), setup)
     console = Console(record=True, width=120)
     print_speculate(results, console)

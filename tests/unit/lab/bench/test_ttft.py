@@ -140,7 +140,7 @@ def results(axis: str, *values: Any, ingest: bool = False) -> TtftResults:
         },
         Setup(
             TtftOptions(axis, values, ingest=ingest), Settings(), replace(MACHINE, cpu="A CPU [model]"),
-            "runs", (3140, 3142),
+            (3140, 3142),
         ),
     )  # fmt: skip
 

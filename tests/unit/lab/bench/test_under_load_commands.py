@@ -24,7 +24,7 @@ from shown import Case, check_case
 
 def setup(options: Any) -> Setup[Any]:
     here = replace(MACHINE, cpu="A CPU [model]")
-    return Setup(options, Settings(), here, "runs", (1540, 1571))
+    return Setup(options, Settings(), here, (1540, 1571))
 
 
 def spread(median: float) -> Spread:
