@@ -92,14 +92,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not needs_engine(page)], ids=name_of)
-def test_code_that_does_not_run_is_not_shown(page: Path, folder: Path) -> None:
+def test_code_that_is_shown_runs(page: Path, folder: Path) -> None:
     run(page)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if needs_engine(page)], ids=name_of)
-def test_code_that_does_not_run_with_the_engine_is_not_shown(
+def test_code_that_is_shown_runs_with_the_engine(
     page: Path,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +118,7 @@ def test_code_that_does_not_run_with_the_engine_is_not_shown(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_with_options_that_do_not_exist_are_not_shown(
+def test_commands_that_are_shown_have_the_options_that_exist(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     makefile = (ROOT / "Makefile").read_text()

@@ -62,7 +62,7 @@ def reused(server: Server, client: httpx.Client, question: str) -> int:
     return answer.json()["blendrag"]["reused"]
 
 
-def test_what_one_server_is_told_is_prefilled_by_another(server: Server, two: Two) -> None:
+def test_what_one_server_is_told_is_reused_by_another(server: Server, two: Two) -> None:
     one, other = two
     assert server.ask("Before?", other).json()["blendrag"]["plain"]  # it has looked: nothing is known yet
     assert server.put(TEXTS, one)["chunks"] == len(TEXTS)
@@ -78,7 +78,7 @@ def test_what_one_server_is_told_is_prefilled_by_another(server: Server, two: Tw
     assert "cached tokens" in one.post(COMPLETIONS, json=body).json()["blendrag"]["plain"]
 
 
-def test_answers_of_two_servers_get_each_others_evidence(server: Server, two: Two) -> None:
+def test_answers_of_two_servers_get_their_own_evidence(server: Server, two: Two) -> None:
     def evidence(n: int) -> tuple[int, int]:
         client, ratio = two[n % 2], (n + 1) / 10
         more = {"blendrag": {"evidence": True, "recompute_ratio": ratio}, "stream": True}
@@ -94,7 +94,7 @@ def test_answers_of_two_servers_get_each_others_evidence(server: Server, two: Tw
     assert len(set(recomputed)) == len(recomputed)
 
 
-def test_two_servers_that_ingest_at_once_end_each_others_work(server: Server, two: Two) -> None:
+def test_two_servers_that_ingest_at_once_both_finish(server: Server, two: Two) -> None:
     def work(n: int) -> int:
         client = two[n % 2]
         name = f"/v1/kb/collections/at-once-{n}"
@@ -130,7 +130,7 @@ def test_two_syncs_at_once_end_as_one_of_the_two(server: Server, two: Two) -> No
     assert two[1].delete("/v1/kb/collections/synced").json() == {"removed": 2}
 
 
-def test_servers_that_end_cut_an_answer_or_wait_for_an_ingest_or_leave_processes(
+def test_servers_that_end_finish_answers_and_stop_ingests_and_leave_no_process(
     server: Server, two: Two
 ) -> None:
     """The last test: it ends the servers, begins others on their folder, and kills those."""

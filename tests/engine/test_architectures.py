@@ -19,7 +19,9 @@ FOUR = Sampling(max_tokens=4, other={"ignore_eos": True})
 
 
 @pytest.mark.parametrize("shape", ALL)
-def test_structure_is_blended_wrongly_or_not_served(shape: Shape, tmp_path: Path, tokenizer: Any) -> None:
+def test_structure_is_blended_rightly_or_refused_with_its_reason(
+    shape: Shape, tmp_path: Path, tokenizer: Any
+) -> None:
     settings = shape.settings(tmp_path, tokenizer)
     engine = lab_engine(settings)
     try:

@@ -31,7 +31,7 @@ def bench_run(command: Callable[..., Result]) -> Run:
     return run
 
 
-def test_arm_takes_what_is_not_its_own_or_is_asked_at_fewer_rates(
+def test_arms_take_what_is_their_own_and_are_asked_at_the_same_rates(
     engine: Engine, bench_run: Run, tmp_path: Path
 ) -> None:
     results = bench_run(
@@ -53,7 +53,7 @@ def test_arm_takes_what_is_not_its_own_or_is_asked_at_fewer_rates(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
+def test_tree_takes_exact_kv_only_and_finds_it(
     engine: Engine, command: Callable[..., Result], texts: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -82,7 +82,7 @@ def test_tree_takes_blended_kv_or_exact_kv_is_not_found(
     assert engine.reset_prefix_cache(), "requests were left behind"
 
 
-def test_answers_or_short_prompts_are_left_behind_or_have_no_times(
+def test_answers_and_short_prompts_have_times_and_leave_nothing_behind(
     engine: Engine, bench_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blendrag.lab.bench.beside.DECODE_TOKENS", 12)  # so that one begins when one ends
@@ -99,7 +99,7 @@ def test_answers_or_short_prompts_are_left_behind_or_have_no_times(
     assert engine.generate([1, 2, 3], Sampling(max_tokens=1)).token_ids
 
 
-def test_answer_begun_early_saves_nothing_or_is_left_behind(engine: Engine, bench_run: Run) -> None:
+def test_answer_begun_early_saves_time_and_leaves_nothing_behind(engine: Engine, bench_run: Run) -> None:
     waits = bench_run("ttft", "--speculate", "--repeats", "4")["waits"]
     assert len(waits) == 3
     longest = waits[-1]

@@ -43,7 +43,7 @@ def sweep(measured: Callable[..., dict[str, Any]]) -> Sweep:
     return lambda *words, **options: measured(*words, **options)["points"]
 
 
-def test_ratio_changes_what_does_not_depend_on_it(sweep: Sweep) -> None:
+def test_ratio_changes_only_what_depends_on_it(sweep: Sweep) -> None:
     quarter, whole = sweep("ratio", "0.25,1.0", repeats=2)
     assert quarter["arms"]["full"] == whole["arms"]["full"], "measured twice"
     assert quarter["arms"]["reuse"]["each_ms"] == whole["arms"]["reuse"]["each_ms"]
@@ -55,14 +55,14 @@ def test_ratio_changes_what_does_not_depend_on_it(sweep: Sweep) -> None:
     assert whole["arms"]["blended"]["kl_first_token"] < 1e-4 < quarter["arms"]["reuse"]["kl_first_token"]
 
 
-def test_prompts_have_other_chunks_than_the_axis_says(sweep: Sweep) -> None:
+def test_prompts_have_the_chunks_that_the_axis_says(sweep: Sweep) -> None:
     two, three = sweep("chunks", "2,3")
     assert [point["arms"]["full"]["tokens_recomputed"] for point in (two, three)] == [128, 192]
     (short,) = sweep("chunk_tokens", "32")
     assert short["arms"]["full"]["tokens_recomputed"] == 64
 
 
-def test_batch_is_asked_one_by_one(sweep: Sweep) -> None:
+def test_batch_is_asked_at_once(sweep: Sweep) -> None:
     one, three = sweep("batch", "1,3")
     assert [len(point["arms"]["blended"]["each_ms"][0]) for point in (one, three)] == [1, 3]
 
@@ -76,7 +76,7 @@ def test_codec_and_tier_have_their_stores(sweep: Sweep) -> None:
     assert ram["arms"]["reuse"]["each_ms"] != disk["arms"]["reuse"]["each_ms"]
 
 
-def test_codec_changes_what_is_recomputed(measured: Callable[..., dict[str, Any]]) -> None:
+def test_codec_changes_only_what_is_reused(measured: Callable[..., dict[str, Any]]) -> None:
     results = measured("codec", "raw,int8,int4", BLENDRAG_RECOMPUTE_RATIO="1.0")
     for point in results["points"]:
         assert point["arms"]["blended"]["kl_first_token"] < 1e-4, point["value"]
@@ -85,6 +85,6 @@ def test_codec_changes_what_is_recomputed(measured: Callable[..., dict[str, Any]
     assert sizes == sorted(sizes, reverse=True) and errors[0] == 0 < errors[1] < errors[2]
 
 
-def test_long_question_is_cut(sweep: Sweep) -> None:
+def test_long_question_is_whole(sweep: Sweep) -> None:
     short, long = sweep("question_tokens", "8,300")
     assert all(point["arms"]["blended"]["tokens_recomputed"] < 128 for point in (short, long))

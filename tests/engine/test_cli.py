@@ -98,7 +98,7 @@ def test_doctor_passes_on_the_packaged_model(blendrag: Callable[..., Result], en
     assert blendrag("doctor").exit_code == 0
 
 
-def test_demo_cannot_be_read_by_scripts(
+def test_demo_can_be_read_by_scripts(
     blendrag: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     documents = [Document(text, name) for name, text in TEXTS.items()]

@@ -101,7 +101,7 @@ def blended(evidence: dict[str, Any]) -> int:
 # -- our own ----------------------------------------------------------------------------------------------
 
 
-def test_evidence_differs_from_what_the_server_says(server: Server, chat: RemoteChat) -> None:
+def test_evidence_is_what_the_server_says(server: Server, chat: RemoteChat) -> None:
     more = {"max_tokens": 8, "blendrag": {"evidence": True, "recompute_ratio": 0.4}}
     said = server.ask("Who founded Alpha1?", **more).json()
     answer = chat.complete(chat.request(messages("Who founded Alpha1?"), recompute_ratio=0.41))
@@ -115,7 +115,7 @@ def test_evidence_differs_from_what_the_server_says(server: Server, chat: Remote
     assert answer.ttft_s > 0 and answer.usage.output == said["usage"]["completion_tokens"]
 
 
-async def test_stream_or_event_loop_gives_another_answer(chat: RemoteChat) -> None:
+async def test_stream_and_event_loop_give_the_same_answer(chat: RemoteChat) -> None:
     request = chat.request(messages())
     whole = chat.complete(request)
     streamed = "".join([piece.text async for piece in chat.astream(request)])
@@ -123,19 +123,19 @@ async def test_stream_or_event_loop_gives_another_answer(chat: RemoteChat) -> No
     assert {streamed, *(answer.text for answer in together)} == {whole.text}
 
 
-def test_closed_stream_goes_on(server: Server, chat: RemoteChat) -> None:
+def test_closed_stream_ends_and_the_next_question_is_answered(server: Server, chat: RemoteChat) -> None:
     stream = chat.stream(chat.request(messages(), max_tokens=1000))
     next(stream)
     stream.close()
     assert chat.complete(chat.request(messages())).text  # one engine: it would wait for the other's end
 
 
-def test_plain_arm_blends(chat: RemoteChat) -> None:
+def test_plain_arm_blends_nothing(chat: RemoteChat) -> None:
     answer = chat.complete(chat.request(messages(), blend=False))
     assert answer.evidence.plain == "blending is switched off"
 
 
-def test_prompts_are_counted_or_rendered_otherwise(server: Server, chat: RemoteChat) -> None:
+def test_prompts_are_counted_and_rendered_as_the_server_does(server: Server, chat: RemoteChat) -> None:
     request = chat.request(messages())
     assert chat.count_tokens(request) == chat.complete(request).usage.input
     assert chat.render(request).startswith("<|im_start|>") and QUESTION in chat.render(request)
@@ -145,7 +145,7 @@ def test_prompts_are_counted_or_rendered_otherwise(server: Server, chat: RemoteC
     assert (chat.context_window, chat.model_name) == (2048, DEFAULT_MODEL)
 
 
-def test_tools_or_schemas_need_options_of_the_server(chat: RemoteChat) -> None:
+def test_tools_and_schemas_work_without_options_of_the_server(chat: RemoteChat) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
     ask = [{"role": "user", "content": "Add 3 and 4."}]
@@ -156,14 +156,14 @@ def test_tools_or_schemas_need_options_of_the_server(chat: RemoteChat) -> None:
     assert json.loads(chat.complete(chat.request(ask, schema=schema, max_tokens=32)).text)["colour"]
 
 
-def test_log_probabilities_are_lost(chat: RemoteChat) -> None:
+def test_log_probabilities_arrive(chat: RemoteChat) -> None:
     for prompted in (messages(), "Once upon a time, there was a"):
         answer = chat.complete(chat.request(prompted, logprobs=2, max_tokens=3, other={"ignore_eos": True}))
         assert len(answer.logprobs) == answer.usage.output == 3
         assert all(one.logprob == one.top[0][1] and len(one.top) == 2 for one in answer.logprobs)
 
 
-def test_refusal_is_unclear(url: str, chat: RemoteChat) -> None:
+def test_refusal_is_clear(url: str, chat: RemoteChat) -> None:
     with pytest.raises(errors.ConfigError, match="unknown selector 'qurey'"):
         chat.complete(chat.request(messages(), selector="qurey"))
     with pytest.raises(errors.PromptTooLongError, match="2048 tokens"):
@@ -175,7 +175,7 @@ def test_refusal_is_unclear(url: str, chat: RemoteChat) -> None:
         RemoteChat(url.replace("/v1", "/nowhere")).collection("x").add({"a": ["A"]})
 
 
-def test_collection_is_kept_otherwise_than_embedded(server: Server, chat: RemoteChat) -> None:
+def test_collection_is_kept_as_embedded_ones_are(server: Server, chat: RemoteChat) -> None:
     kept = chat.collection("any / name: ä")
     village = f"Gamma is a village of nine houses. {TEXTS['city-0']}"
     report = kept.add({"village": [village], "city": [TEXTS["city-0"]]}, sources={"village": "file"})
@@ -199,7 +199,7 @@ class City(BaseModel):
     name: str
 
 
-def test_chain_loses_what_embedded_ones_have(url: str) -> None:
+def test_chain_has_what_embedded_ones_have(url: str) -> None:
     llm = ChatBlend(base_url=url, max_tokens=8)
     asked = prompt("Where does LangChain find that Alpha0 was founded?")
     message = llm.invoke(asked)
@@ -225,7 +225,7 @@ def test_chain_loses_what_embedded_ones_have(url: str) -> None:
     assert "s3cret" not in repr(ChatBlend(base_url=url, api_key="s3cret"))
 
 
-def test_store_does_not_tell_the_server(url: str, server: Server, tmp_path: Path) -> None:
+def test_store_tells_the_server(url: str, server: Server, tmp_path: Path) -> None:
     llm = ChatBlend(base_url=url, max_tokens=4)
     store = BlendChroma(
         "villages", DeterministicFakeEmbedding(size=6), persist_directory=str(tmp_path), llm=llm
@@ -245,7 +245,7 @@ def blended_of(llm: ChatBlend, text: str) -> int:
     return facts["reused"] + facts["recomputed"]
 
 
-def test_llama_index_loses_what_embedded_ones_have(url: str) -> None:
+def test_llama_index_has_what_embedded_ones_have(url: str) -> None:
     llm = BlendLLM(base_url=url, max_tokens=8)
     asked = prompt("Where does LlamaIndex find that Alpha0 was founded?")
     assert llm.metadata.context_window == 2048
@@ -291,12 +291,12 @@ print(sorted(heavy & sys.modules.keys()), all(isinstance(count, int) for count i
 """
 
 
-def test_client_imports_what_computes(url: str) -> None:
+def test_client_imports_nothing_that_computes(url: str) -> None:
     done = subprocess.run([sys.executable, "-c", CLIENT, url, prompt()], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == ["[] True"], done.stderr[-2000:]
 
 
-def test_code_that_does_not_run_is_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_is_shown_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serving.md").read_text()
     blocks = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for block in blocks:
@@ -308,7 +308,7 @@ def test_code_that_does_not_run_is_shown(url: str, capsys: pytest.CaptureFixture
 # -- commands ---------------------------------------------------------------------------------------------
 
 
-def test_commands_do_not_reach_a_server(url: str, server: Server, tmp_path: Path) -> None:
+def test_commands_reach_a_server(url: str, server: Server, tmp_path: Path) -> None:
     for number in range(3):
         name = f"Zeta{number}"
         (tmp_path / f"{name}.txt").write_text(
@@ -389,7 +389,7 @@ def clients(url: str) -> dict[str, Client]:
     return {"ours": by_ours, "ChatOpenAI": by_openai, "OpenAILike": by_like, "curl": by_curl}
 
 
-def test_client_gets_another_answer_than_others(clients: dict[str, Client]) -> None:
+def test_every_client_gets_the_same_answer(clients: dict[str, Client]) -> None:
     """One after the other: the later ones find the first one's KV in the prefix cache."""
     for number in range(3):
         texts = {name: ask(f"Who founded Alpha{number}, and when?")[0] for name, ask in clients.items()}
@@ -397,7 +397,9 @@ def test_client_gets_another_answer_than_others(clients: dict[str, Client]) -> N
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.large)])
-def test_clients_at_once_fail_or_reuse_less(clients: dict[str, Client], chat: RemoteChat, count: int) -> None:
+def test_clients_at_once_all_reuse_what_is_stored(
+    clients: dict[str, Client], chat: RemoteChat, count: int
+) -> None:
     rows = chat.explain(chat.request(messages()))
     stored = sum(row["tokens"] for row in rows if row["kind"] == "cached")
 
@@ -414,7 +416,7 @@ def test_clients_at_once_fail_or_reuse_less(clients: dict[str, Client], chat: Re
 # -- the model --------------------------------------------------------------------------------------------
 
 
-def test_served_model_is_without_its_adapter(
+def test_served_model_has_its_adapter(
     server: Server, reference: Any, adapted: dict[str, Any], adapter: Path, tokenizer: Any
 ) -> None:
     whole = text_of(server.ask(blendrag={"recompute_ratio": 1.0}))

@@ -40,13 +40,13 @@ def distances(bench: Bench, store: ScratchStore, order: tuple[int, ...]) -> floa
     return distance(full, reused)
 
 
-def test_document_in_a_row_needs_repair(bench: Bench, store: ScratchStore) -> None:
+def test_documents_in_a_row_need_no_repair(bench: Bench, store: ScratchStore) -> None:
     assert [len(chunk.context) > 0 for chunk in store.chunks] == [False, True, True, True]
     assert distances(bench, store, (0, 1, 2, 3)) < CLOSE
     assert distances(bench, store, (3, 1)) > 10 * CLOSE, "the test could not tell"
 
 
-def test_chunk_that_is_prefilled_again_alone_is_another(bench: Bench, store: ScratchStore) -> None:
+def test_chunk_that_is_prefilled_again_alone_is_the_same(bench: Bench, store: ScratchStore) -> None:
     last = store.chunks[3]
     before = store.client.stats().tiers
     store.client.delete([last.key])
@@ -54,7 +54,7 @@ def test_chunk_that_is_prefilled_again_alone_is_another(bench: Bench, store: Scr
     assert distances(bench, store, (0, 1, 2, 3)) < CLOSE, before
 
 
-def test_document_leaves_its_text_in_the_kv_of_others(
+def test_deleted_document_leaves_no_text_in_the_kv_of_others(
     open_index: Callable[..., BlendIndex], bench: Bench
 ) -> None:
     texts = [bench.tokenizer.decode(list(piece.token_ids)) for piece in bench.pieces[:3]]

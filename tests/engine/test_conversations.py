@@ -63,7 +63,7 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_chunks_of_a_goodbye_stay_and_those_of_an_open_question_leave(chat: Chat, texts: list[str]) -> None:
+def test_chunks_of_a_goodbye_leave_and_those_of_an_open_question_stay(chat: Chat, texts: list[str]) -> None:
     library = chat.library
 
     def asks(conversation: str, text: str, words: str) -> dict[str, int]:

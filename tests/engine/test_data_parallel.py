@@ -32,7 +32,7 @@ def blended(server: Server) -> dict[str, float]:
     return {engine: float(count) for engine, count in lines}
 
 
-def test_what_one_engine_has_stored_is_prefilled_by_another(server: Server) -> None:
+def test_what_one_engine_has_stored_is_reused_by_another(server: Server) -> None:
     before, counts = blended(server), []
     for n in range(6):
         more = {"stream": True, "blendrag": {"evidence": True}}
@@ -46,7 +46,7 @@ def test_what_one_engine_has_stored_is_prefilled_by_another(server: Server) -> N
     assert all(count > before[engine] for engine, count in after.items()), "both have blended"
 
 
-def test_engines_differ_in_what_they_answer(server: Server) -> None:
+def test_engines_give_the_same_answer(server: Server) -> None:
     answers = {
         text_of(server.ask(f"Who founded Alpha{n % 2}?", server.connect(), cache_salt=str(n)))
         for n in range(0, 8, 2)
@@ -54,7 +54,7 @@ def test_engines_differ_in_what_they_answer(server: Server) -> None:
     assert len(answers) == 1
 
 
-def test_what_one_engine_finds_damaged_stays_so(server: Server) -> None:
+def test_what_one_engine_finds_damaged_is_repaired(server: Server) -> None:
     (record,) = sorted(server.folder.glob("kv/??/*.safetensors"))[:1]
     data = bytearray(record.read_bytes())
     data[-1] ^= 1
@@ -66,14 +66,14 @@ def test_what_one_engine_finds_damaged_stays_so(server: Server) -> None:
     assert chunks["ready"] == len(TEXTS)
 
 
-def test_text_that_was_forgotten_is_blended_by_the_other_engine(server: Server) -> None:
+def test_text_that_was_forgotten_is_blended_by_no_engine(server: Server) -> None:
     assert server.client.delete(KB, params={"id": "city-0"}).json() == {"removed": 1}
     answers = [server.ask(f"And now? {n}", server.connect()).json()["blendrag"] for n in range(4)]
     assert len({answer["fresh"] + answer["prefix"] for answer in answers}) == 1
     assert server.put(TEXTS)["chunks"] == 1
 
 
-def test_killed_server_leaves_a_process(server: Server) -> None:
+def test_killed_server_leaves_no_process(server: Server) -> None:
     """The last test."""
     family = server.family()
     server.process.kill()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("shared", ["none", "system"])
-def test_doctor_checks_other_chunks_than_those_of_the_setting(
+def test_doctor_checks_the_chunks_of_the_setting(
     shared: str, settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[KVIdentity, tuple[int, ...]]] = []

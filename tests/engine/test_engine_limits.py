@@ -83,21 +83,21 @@ def line(said: str, begins: str) -> str:
     return next((line for line in said.splitlines() if line.startswith(f"{begins}:")), "")
 
 
-def test_forked_process_waits_for_ever(said: str) -> None:
+def test_forked_process_is_told_whose_the_engine_is(said: str) -> None:
     assert "belongs to process" in line(said, "fork")
 
 
-def test_second_configuration_is_no_clear_error(said: str) -> None:
+def test_second_configuration_is_a_clear_error(said: str) -> None:
     assert "max_model_len=512" in line(said, "two") and "max_model_len=1024" in line(said, "two")
 
 
-def test_engine_that_died_is_not_started_again(said: str) -> None:
+def test_engine_that_died_is_started_again(said: str) -> None:
     assert line(said, "killed") == "killed: True"
 
 
-def test_engine_closed_while_it_answers_is_waited_for(said: str) -> None:
+def test_answer_ends_when_its_engine_is_closed(said: str) -> None:
     assert "closed while" in line(said, "closed while")
 
 
-def test_closed_engine_is_no_clear_error(said: str) -> None:
+def test_closed_engine_is_a_clear_error(said: str) -> None:
     assert "was closed" in line(said, "closed")

@@ -44,7 +44,7 @@ def asked(data: Path, arms: str, own: Settings, **options: Any) -> EvalOptions:
     return EvalOptions(data, "jsonl", parse_arms(arms.split(","), None, own), max_tokens=4, **options)
 
 
-def test_ratio_1_is_not_full_prefill_or_reuse_is_or_something_is_left_behind(
+def test_ratio_1_is_full_prefill_and_reuse_is_not_and_nothing_is_left_behind(
     command: Callable[..., Result], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = data.parent / "temporary"
@@ -98,7 +98,7 @@ class Counted(Progress):
         self.steps = steps
 
 
-def test_interrupted_run_asks_again_what_it_has_asked(engine: Engine, own: Settings, data: Path) -> None:
+def test_interrupted_run_asks_only_what_is_left(engine: Engine, own: Settings, data: Path) -> None:
     kept = data.parent / "rows.jsonl"
     options = asked(data, "reuse", own, rows=kept)
     with pytest.raises(KeyboardInterrupt):
@@ -114,9 +114,7 @@ def test_interrupted_run_asks_again_what_it_has_asked(engine: Engine, own: Setti
     assert counted.steps == 3
 
 
-def test_reordered_documents_have_no_answer_or_take_no_time(
-    engine: Engine, own: Settings, data: Path
-) -> None:
+def test_reordered_documents_are_answered_and_timed(engine: Engine, own: Settings, data: Path) -> None:
     kept = data.parent / "rows.jsonl"
     arms = run_eval(own, asked(data, "reordered", own, limit=1, rows=kept), SILENT).arms
     assert arms["reordered"].nll_loss.mean != 0 and arms["reordered"].ttft_ms.mean > 0
@@ -124,7 +122,7 @@ def test_reordered_documents_have_no_answer_or_take_no_time(
     assert all(sample["text"] and not sample["cached"] for sample in samples.values())
 
 
-def test_prompts_beyond_the_window_end_the_run(engine: Engine, own: Settings, data: Path) -> None:
+def test_prompts_beyond_the_window_are_left_out_and_named(engine: Engine, own: Settings, data: Path) -> None:
     rows = [json.loads(line) for line in data.read_text().splitlines()[:2]]
     rows[0]["documents"] = [" ".join(rows[0]["documents"]) * 15]
     data.write_text("\n".join(map(json.dumps, rows)))

@@ -87,7 +87,7 @@ def rig(bench: Bench, identity: KVIdentity, tmp_path: Path) -> Iterator[Rig]:
     opened.close()
 
 
-def test_exact_prefix_is_another_answer_than_full_prefill(rig: Rig) -> None:
+def test_exact_prefix_gives_the_answer_of_full_prefill(rig: Rig) -> None:
     """Of whole paths and of parts, which end within a block; in several steps, which prompts here take."""
     prompt = rig.prompt(rig.bench.pieces[:6])
     full = rig.bench.plain(prompt)
@@ -105,7 +105,7 @@ def test_exact_prefix_is_another_answer_than_full_prefill(rig: Rig) -> None:
     assert distance(full, rig.ask(prompt)) < 1e-3, "what is restored is not changed by who uses it"
 
 
-def test_part_that_the_prefix_cache_has_is_written_over(rig: Rig) -> None:
+def test_part_that_the_prefix_cache_has_is_left_as_it_is(rig: Rig) -> None:
     """Blocks that other requests use are left as they are; what is missing behind them is loaded."""
     prompt = rig.prompt(rig.bench.pieces[:6])
     rig.grow(prompt)
@@ -122,7 +122,7 @@ def test_part_that_the_prefix_cache_has_is_written_over(rig: Rig) -> None:
     assert distance(full, there) < 1e-3
 
 
-def test_restored_blocks_are_other_bytes(rig: Rig, tmp_path: Path) -> None:
+def test_restored_blocks_are_the_same_bytes(rig: Rig, tmp_path: Path) -> None:
     """Those that a request got from one tree are stored in another one, and compared."""
     prompt, size = rig.prompt(rig.bench.pieces[:6]), rig.bench.engine.facts.block_size
     rig.grow(prompt)
@@ -149,7 +149,7 @@ def test_restored_blocks_are_other_bytes(rig: Rig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("selector", ["hkvd", "query", "first_k"])
-def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: str) -> None:
+def test_mixed_prompt_gives_the_answer_of_full_prefill(rig: Rig, selector: str) -> None:
     """At ratio 1. Tokens of the exact head are neither computed nor repaired; without it, all is blended."""
     pieces = rig.bench.pieces
     prompt = rig.prompt(pieces[:6])
@@ -177,7 +177,7 @@ def test_mixed_prompt_is_another_answer_than_full_prefill(rig: Rig, selector: st
     assert not rig.tree.rows(), "nothing that was blended is stored"
 
 
-def test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kept(rig: Rig) -> None:
+def test_damaged_node_gives_full_prefills_answer_and_what_stood_behind_it_goes(rig: Rig) -> None:
     prompt = rig.prompt(rig.bench.pieces[:6])
     full = rig.bench.plain(prompt)
     rig.grow(rig.prompt(rig.bench.pieces[:4]))
@@ -195,7 +195,7 @@ def test_damaged_node_gives_another_answer_or_what_was_computed_behind_it_is_kep
     assert distance(full, rig.ask(prompt)) < 1e-3, "the nodes before it are still good"
 
 
-def test_cancelled_request_keeps_its_blocks(rig: Rig) -> None:
+def test_cancelled_request_gives_its_blocks_back(rig: Rig) -> None:
     prompt = rig.prompt(rig.bench.pieces[:6])
     rig.grow(prompt)
     for seen in range(3):
@@ -208,7 +208,7 @@ def test_cancelled_request_keeps_its_blocks(rig: Rig) -> None:
     rig.bench.reset()
 
 
-def test_many_at_once_are_other_answers_than_one_by_one(rig: Rig) -> None:
+def test_many_at_once_get_the_answers_of_one_by_one(rig: Rig) -> None:
     """Some of which store nodes that others load, or compute too; exact, plain, mixed and blended."""
     import asyncio
 
@@ -273,7 +273,7 @@ def settled(index: BlendIndex) -> None:
     prefixes.client.delete([])  # waits for what is being stored
 
 
-def test_prompt_that_comes_again_is_blended_again(open_index: Open, folder: Path) -> None:
+def test_prompt_that_comes_again_is_answered_from_its_exact_prefix(open_index: Open, folder: Path) -> None:
     """Its prefix grows beside answers, from the second sighting on; nothing that was blended is in it."""
     index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
@@ -291,7 +291,7 @@ def test_prompt_that_comes_again_is_blended_again(open_index: Open, folder: Path
     assert index.stats()["tree"]["nodes"] == 5
 
 
-def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
+def test_prompt_that_begins_as_an_earlier_one_is_exact_at_its_beginning(
     open_index: Open, folder: Path
 ) -> None:
     index = open_index(tiers=tree_tiers(1 << 28))
@@ -312,7 +312,7 @@ def test_prompt_that_begins_as_an_earlier_one_is_blended_from_its_beginning(
     assert_adds_up(answer)
 
 
-def test_documents_whose_prefix_is_stored_do_not_come_first(open_index: Open, folder: Path) -> None:
+def test_documents_whose_prefix_is_stored_come_first(open_index: Open, folder: Path) -> None:
     index = open_index(tiers=tree_tiers(1 << 28), order="tree")
     index.ingest(folder)
     question = "What does the package do?"
@@ -328,7 +328,9 @@ def test_documents_whose_prefix_is_stored_do_not_come_first(open_index: Open, fo
     assert ask(index, question).evidence.mode == "exact"
 
 
-def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index: Open, folder: Path) -> None:
+def test_deleted_document_is_in_no_prefix_and_no_other_namespace_has_it(
+    open_index: Open, folder: Path
+) -> None:
     index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     question, mode = "What does the package do?", ""
@@ -351,7 +353,7 @@ def test_deleted_document_is_in_a_prefix_or_another_namespace_has_it(open_index:
 
 
 @pytest.mark.parametrize("way", ["replace", "purge"])
-def test_document_that_was_replaced_or_purged_is_in_a_prefix(
+def test_document_that_was_replaced_or_purged_is_in_no_prefix(
     open_index: Open, folder: Path, tmp_path: Path, way: str
 ) -> None:
     index = open_index(tiers=tree_tiers(1 << 28, 1 << 28))
@@ -379,7 +381,7 @@ def test_document_that_was_replaced_or_purged_is_in_a_prefix(
     assert ask(index, question, blend=False, max_tokens=8).evidence.mode == "plain"
 
 
-def test_other_system_prompt_has_the_same_prefix(open_index: Open, folder: Path) -> None:
+def test_other_system_prompt_has_no_common_prefix(open_index: Open, folder: Path) -> None:
     index = open_index(tiers=tree_tiers(1 << 28))
     index.ingest(folder)
     for _ in range(3):
@@ -392,7 +394,7 @@ def test_other_system_prompt_has_the_same_prefix(open_index: Open, folder: Path)
     assert ask(index, said, blend=False).evidence.mode == "plain"  # type: ignore[arg-type]
 
 
-def test_question_that_was_warmed_up_is_blended(
+def test_question_that_was_warmed_up_is_exact(
     open_index: Open, folder: Path, command: Callable[..., Any], tmp_path: Path
 ) -> None:
     """And what is on disk is not there when the index is opened again."""
@@ -410,7 +412,7 @@ def test_question_that_was_warmed_up_is_blended(
     assert ask(opened, question).evidence.mode == "exact"
 
 
-def test_new_questions_pass_the_limits_of_the_tree_or_push_out_what_is_asked(
+def test_new_questions_keep_to_the_limits_of_the_tree_and_leave_what_is_asked(
     open_index: Open, folder: Path
 ) -> None:
     """Turnovers of orders of documents, of which one comes again and again."""

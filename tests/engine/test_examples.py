@@ -47,7 +47,7 @@ def one_engine(
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_example_that_fails_or_reuses_nothing_is_not_shown(
+def test_example_that_is_shown_runs_and_reuses_documents(
     script: str, one_engine: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [f"{script}.py"])
@@ -64,7 +64,7 @@ def test_example_that_fails_or_reuses_nothing_is_not_shown(
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_notebook_that_fails_or_computes_twice_is_not_shown(
+def test_notebook_that_is_shown_runs_and_computes_once(
     one_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its cells are run as a kernel does it, within a running event loop; the costly one twice."""
@@ -96,7 +96,7 @@ def test_notebook_that_fails_or_computes_twice_is_not_shown(
     assert all(any(texts) for cell, texts in printed.items() if "print(" in cell), shown
 
 
-def test_example_that_the_table_does_not_name_is_found() -> None:
+def test_table_names_every_example() -> None:
     table = (EXAMPLES / "README.md").read_text()
     for path in [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]:
         assert f"]({path.name})" in table, path.name

@@ -88,7 +88,7 @@ def apart(one: Delta, other: Delta) -> list[float]:
     return [max(abs(a[token] - b[token]) for token in a.keys() & b.keys()) for a, b in pairs]
 
 
-def test_first_token_is_another_or_the_evidence_says_nothing(few_blocks: Bench) -> None:
+def test_first_token_is_the_same_and_the_evidence_says_what_was_kept(few_blocks: Bench) -> None:
     prompt = few_blocks.prompt(few_blocks.pieces[:20])
     whole = generate(few_blocks, prompt)
     assert whole.report is not None
@@ -108,7 +108,7 @@ def test_first_token_is_another_or_the_evidence_says_nothing(few_blocks: Bench) 
     assert few_blocks.blended(prompt).report, "no block is held"
 
 
-def test_answer_from_nearly_all_kv_is_another_and_from_the_least_the_same(few_blocks: Bench) -> None:
+def test_answer_from_nearly_all_kv_is_close_and_from_the_least_is_not(few_blocks: Bench) -> None:
     """Over a block's edge: 40 tokens."""
     prompt = few_blocks.prompt(few_blocks.pieces[:20])
     whole = generate(few_blocks, prompt)
@@ -135,7 +135,7 @@ def test_answer_from_nearly_all_kv_is_another_and_from_the_least_the_same(few_bl
         ({"kv_budget": "128:windo"}, "unknown allocator or scorer"),
     ],
 )
-def test_answer_that_keeps_all_kv_is_another_or_does_not_say_why(
+def test_answer_that_keeps_all_kv_is_the_same_and_says_why(
     few_blocks: Bench, options: dict[str, Any], reason: str
 ) -> None:
     prompt = few_blocks.prompt(few_blocks.pieces[:6])
@@ -156,7 +156,7 @@ async def at_once(bench: Bench, prompts: list[Prompt], most: list[float], **opti
     return list(await asyncio.gather(*map(one, prompts)))
 
 
-def test_requests_beside_others_give_other_texts_or_hold_more_kv(few_blocks: Bench) -> None:
+def test_requests_beside_others_give_the_same_texts_and_hold_less_kv(few_blocks: Bench) -> None:
     """Mixed steps: evicted rows, whole ones, and a prompt that is prefilled plainly; the pool turns over."""
     prompts = [few_blocks.prompt(few_blocks.pieces[n : n + 18]) for n in range(6)] * 2
     alone = [generate(few_blocks, prompt, kv_budget=BUDGET).text for prompt in prompts[:6]] * 2
@@ -169,7 +169,7 @@ def test_requests_beside_others_give_other_texts_or_hold_more_kv(few_blocks: Ben
     few_blocks.reset()
 
 
-def test_pool_for_four_prompts_runs_fewer_than_sixteen_or_preempts_one(few_blocks: Bench) -> None:
+def test_pool_for_four_prompts_runs_sixteen_and_preempts_none(few_blocks: Bench) -> None:
     """No answer ends before all of them run: how long a prompt is blended beside others does not matter."""
     prompts = [few_blocks.prompt(few_blocks.pieces[n : n + 12]) for n in range(4)] * 4
     assert (BLOCKS - 1) // -(-len(prompts[0].token_ids) // BLOCK) == 4
@@ -198,7 +198,7 @@ def test_pool_for_four_prompts_runs_fewer_than_sixteen_or_preempts_one(few_block
     few_blocks.reset()
 
 
-def test_preempted_answer_is_another_or_loses_a_block(few_blocks: Bench) -> None:
+def test_preempted_answer_is_the_same_and_loses_no_block(few_blocks: Bench) -> None:
     prompt, engine = few_blocks.prompt(few_blocks.pieces[:18], aligned=False), few_blocks.engine
     alone = generate(few_blocks, prompt, kv_budget=BUDGET).text
     for after in (1, 3, 20):
@@ -219,7 +219,7 @@ def preempt_all(engine: Engine) -> None:
     assert engine._submit(engine._llm.reset_prefix_cache(reset_running_requests=True)).result()
 
 
-def test_stopped_answers_leave_no_kv_behind_or_free_others(few_blocks: Bench) -> None:
+def test_stopped_answers_give_their_kv_back_once(few_blocks: Bench) -> None:
     prompt = few_blocks.prompt(few_blocks.pieces[:18])
     endless = Sampling(max_tokens=2000, other={"ignore_eos": True})
     for number in range(12):
@@ -232,7 +232,7 @@ def test_stopped_answers_leave_no_kv_behind_or_free_others(few_blocks: Bench) ->
     assert few_blocks.blended(prompt).report
 
 
-def test_eval_of_budgets_ends_in_an_error_or_says_nothing_of_a_short_answer(
+def test_eval_of_budgets_ends_well_and_tells_of_short_answers(
     few_blocks: Bench, texts: list[str], tmp_path: Path
 ) -> None:
     data, printed = tmp_path / "mine.jsonl", Console(file=io.StringIO(), width=160)

@@ -121,7 +121,7 @@ def load_slowly():
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.variant)])
-def test_server_ended_while_it_loads_goes_on_or_leaves_a_process(
+def test_server_ended_while_it_loads_ends_and_leaves_no_process(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
     about = tmp_path / "loading-1.dist-info"
@@ -160,7 +160,7 @@ input()
 @pytest.mark.parametrize(
     ("why", "told"), [("late", "VLLM_ENGINE_READY_TIMEOUT_S"), ("interrupted", "KeyboardInterrupt")]
 )
-def test_start_that_is_given_up_leaves_a_process(
+def test_start_that_is_given_up_leaves_no_process(
     tmp_path: Path, model_dir: Path, why: str, told: str
 ) -> None:
     process = start(tmp_path, why, IMPATIENT)
@@ -255,7 +255,7 @@ def test_ingest_hears_of_an_engine_that_is_killed_and_goes_on_with_the_next(
         process.wait()
 
 
-def test_start_that_fails_for_want_of_memory_names_no_size(tmp_path: Path, model_dir: Path) -> None:
+def test_start_that_fails_for_want_of_memory_names_the_size(tmp_path: Path, model_dir: Path) -> None:
     long = shutil.copytree(model_dir, tmp_path / "long")
     config = json.loads((long / "config.json").read_text())
     (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 18}))

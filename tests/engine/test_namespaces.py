@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 QUESTION = "What is described here?"
 
 
-def test_plain_prompt_is_answered_from_another_namespaces_prefix_cache(bench: Bench) -> None:
+def test_plain_prompt_is_answered_from_its_own_namespaces_prefix_cache_only(bench: Bench) -> None:
     bench.reset()
     ids = bench.prompt(bench.pieces[:5]).token_ids
     found = {
@@ -31,7 +31,7 @@ def test_plain_prompt_is_answered_from_another_namespaces_prefix_cache(bench: Be
     assert all(found[namespace, 2] for namespace in ("", "a", "b")), "the test could not tell"
 
 
-def test_blended_prompt_is_answered_from_another_namespaces_prefix_cache(bench: Bench) -> None:
+def test_blended_prompt_is_answered_from_its_own_namespaces_prefix_cache_only(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:5])
     bench.reset()
     for namespace in ("a", "b"):
@@ -39,7 +39,7 @@ def test_blended_prompt_is_answered_from_another_namespaces_prefix_cache(bench: 
         assert delta.report and delta.report.cached, "taken from the prefix cache"
 
 
-def test_index_of_a_namespace_uses_anothers_kv(open_index: Any, bench: Bench, folder: Path) -> None:
+def test_index_of_a_namespace_uses_its_own_kv(open_index: Any, bench: Bench, folder: Path) -> None:
     indexes = [open_index(name, namespace=name) for name in ("a", "b")]
     assert indexes[0].start() is indexes[1].start() is bench.engine
     for index in indexes:
@@ -63,7 +63,7 @@ def chats(engine_options: dict[str, Any], bench: Bench, tmp_path: Path) -> Itera
         chat.close()
 
 
-def test_chat_of_a_namespace_sees_what_another_has_asked(
+def test_chat_of_a_namespace_sees_only_what_it_has_asked(
     chats: list[Chat], bench: Bench, texts: list[str]
 ) -> None:
     bench.reset()

@@ -61,7 +61,7 @@ def test_another_long_question_behind_a_prefix_hit_is_the_engines_own(bench: Ben
     assert distance(alone, after) < 1e-4
 
 
-def test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer(bench: Bench) -> None:
+def test_blend_that_fails_leaves_no_block_that_spoils_the_next_answer(bench: Bench) -> None:
     questions = [bench.pieces[number].token_ids * 2 for number in (8, 9)]
     one, two = (bench.prompt(bench.pieces[:6]).fresh(question) for question in questions)
     full = bench.plain(two, TEXT)
@@ -78,7 +78,7 @@ def test_blend_that_fails_leaves_blocks_that_spoil_the_next_answer(bench: Bench)
 
 
 @pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
-def test_next_turn_of_a_chat_is_blended_again(bench: Bench, selector: str) -> None:
+def test_next_turn_of_a_chat_is_a_prefix_hit(bench: Bench, selector: str) -> None:
     prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
     first = bench.blended(prompt, TEXT, selector=selector)
     later = prompt.fresh(first.token_ids).fresh(bench.encode("\nAnd in another word, they are"))
@@ -87,7 +87,7 @@ def test_next_turn_of_a_chat_is_blended_again(bench: Bench, selector: str) -> No
 
 
 @pytest.mark.parametrize("selector", ["query", "hkvd", "first_k"])
-def test_document_that_joins_a_chat_has_those_before_it_computed_again(bench: Bench, selector: str) -> None:
+def test_document_that_joins_a_chat_leaves_those_before_it_as_they_are(bench: Bench, selector: str) -> None:
     options: dict[str, Any] = {"ratio": 0.999, "selector": selector}
     prompt = bench.prompt(bench.pieces[:5]).fresh(bench.pieces[9].token_ids)
     later = prompt.fresh(bench.blended(prompt, TEXT, **options).token_ids)

@@ -30,7 +30,7 @@ def report_of(bench: Bench, **options: Any) -> BlendReport:
 
 
 @pytest.mark.parametrize(("name", "ratio"), [*((name, RATIO) for name in EXACT), ("query", 0.02)])
-def test_no_selector_recomputes_more_or_less_than_its_budget(bench: Bench, name: str, ratio: float) -> None:
+def test_selectors_recompute_exactly_their_budget(bench: Bench, name: str, ratio: float) -> None:
     assert report_of(bench, selector=name, ratio=ratio).recomputed == budget(CACHED, ratio)
 
 
@@ -44,12 +44,12 @@ def test_selectors_that_round_by_chunk_or_know_no_ratio_keep_to_that(
     assert report_of(bench, selector=name, ratio=RATIO).recomputed == expected
 
 
-def test_gradual_recomputes_another_share_than_the_ratio_on_average(bench: Bench) -> None:
+def test_gradual_recomputes_the_ratio_on_average(bench: Bench) -> None:
     recomputed = report_of(bench, selector="gradual", ratio=RATIO).recomputed
     assert recomputed == pytest.approx(budget(CACHED, RATIO), abs=2)  # each layer's share is rounded
 
 
-def test_query_that_recomputes_every_token_gives_another_answer_than_full_prefill(bench: Bench) -> None:
+def test_query_that_recomputes_every_token_gives_the_answer_of_full_prefill(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:CHUNKS])
     full, blended = bench.plain(prompt), bench.blended(prompt, selector="query", ratio=0.999)
     assert blended.report and blended.report.recomputed == CACHED  # 0.999 of them rounds to all
@@ -71,7 +71,7 @@ def test_lmcache_semantics_recompute_the_same_number_under_another_mask(bench: B
     assert distance(leaky, exact) > CLOSE, "selected tokens saw the future"
 
 
-def test_lmcache_semantics_use_what_stands_behind_a_missing_chunk(bench: Bench) -> None:
+def test_lmcache_semantics_do_not_use_what_stands_behind_a_missing_chunk(bench: Bench) -> None:
     first, second = bench.pieces[8:10]
     unknown = bench.piece(UNKNOWN)
     prompt = bench.prompt([first, unknown, second, first])
@@ -91,7 +91,7 @@ def test_unknown_selector_ends_in_a_plain_prefill_and_says_so(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("tail", ["", " and so on" * 200])
-def test_prompt_without_a_question_is_repaired_otherwise_than_by_gradual(bench: Bench, tail: str) -> None:
+def test_prompt_without_a_question_is_repaired_by_gradual(bench: Bench, tail: str) -> None:
     """It ends with a document; or what stands behind it is long, and left to the engine."""
     prompt = bench.prompt(bench.pieces[8 : 8 + CHUNKS], tail)
     if not tail:
@@ -102,7 +102,7 @@ def test_prompt_without_a_question_is_repaired_otherwise_than_by_gradual(bench: 
     assert reports[0] and reports[1] and reports[0].recomputed == reports[1].recomputed > 0
 
 
-def test_missing_last_document_is_taken_for_the_question(bench: Bench) -> None:
+def test_missing_last_document_is_not_taken_for_the_question(bench: Bench) -> None:
     prompt = bench.prompt([*bench.pieces[8 : 8 + CHUNKS], bench.piece(8 * UNKNOWN)])
     unasked = replace(prompt, token_ids=prompt.token_ids[: sum(prompt.spans[-1][1:])])
     for each, selector in ((prompt, "query"), (unasked, "gradual")):

@@ -58,7 +58,7 @@ def test_openai_client_gets_its_documents_prefilled(server: Server) -> None:
     assert sum(evidence[part] for part in ("reused", "recomputed", "fresh", "prefix")) == evidence["prompt"]
 
 
-def test_everything_recomputed_is_another_answer_than_plain_prefills(server: Server) -> None:
+def test_everything_recomputed_is_plain_prefills_answer(server: Server) -> None:
     plain = server.ask(blendrag={"blend": False})
     whole = server.ask(blendrag={"recompute_ratio": 1.0})
     assert whole.json()["blendrag"]["reused"] == 0
@@ -67,7 +67,7 @@ def test_everything_recomputed_is_another_answer_than_plain_prefills(server: Ser
     assert whole.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
 
 
-def test_evidence_differs_between_header_body_and_stream(server: Server) -> None:
+def test_evidence_is_the_same_in_header_body_and_stream(server: Server) -> None:
     question = "Who founded Alpha3?"
     answer = server.ask(question, blendrag={"evidence": True})
     counts = json.loads(answer.headers["x-blendrag"])
@@ -83,7 +83,7 @@ def test_evidence_differs_between_header_body_and_stream(server: Server) -> None
     assert json.loads(lines[-2].removeprefix("data: "))["blendrag"]["recomputed"] > counts["recomputed"]
 
 
-def test_stream_that_did_not_ask_gets_a_chunk_that_clients_do_not_know(server: Server) -> None:
+def test_stream_that_did_not_ask_gets_no_chunk_of_ours(server: Server) -> None:
     lines = [line for line in server.ask(stream=True).text.splitlines() if line]
     assert not any("blendrag" in line for line in lines)
 
@@ -97,7 +97,7 @@ def tool(name: str, at: dict[str, Any]) -> dict[str, Any]:
 GO, STAY = tool("go", {"enum": ["north", "south"]}), tool("stay", {"enum": [1, 2]})
 
 
-def test_forced_call_is_refused_or_fits_another_tool(server: Server) -> None:
+def test_forced_call_is_made_and_fits_its_tool(server: Server) -> None:
     whole = server.ask(tools=[GO, STAY], tool_choice="required", max_tokens=60).json()["choices"][0]
     (call,) = whole["message"]["tool_calls"]
     place = json.loads(call["function"]["arguments"])["at"]
@@ -110,7 +110,7 @@ def test_forced_call_is_refused_or_fits_another_tool(server: Server) -> None:
     assert json.loads("".join(part["function"].get("arguments") or "" for part in parts))["at"] in (1, 2)
 
 
-def test_several_equal_answers_are_refused(server: Server) -> None:
+def test_several_equal_answers_are_given(server: Server) -> None:
     answer = server.ask(n=2).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert texts == [text_of(server.ask())] * 2 and answer["blendrag"]["plain"] is None
@@ -123,7 +123,7 @@ def test_several_equal_answers_are_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_document_in_a_tools_result_is_prefilled_again(parts: bool, server: Server) -> None:
+def test_document_in_a_tools_result_is_reused(parts: bool, server: Server) -> None:
     found = TEXTS["city-1"]
     content = [{"type": "text", "text": "Found:"}, {"type": "text", "text": found}] if parts else found
     call = {"id": "c", "type": "function", "function": {"name": "go", "arguments": "{}"}}
@@ -137,7 +137,7 @@ def test_document_in_a_tools_result_is_prefilled_again(parts: bool, server: Serv
     assert evidence["plain"] is None and evidence["reused"] + evidence["prefix"] > 100, evidence
 
 
-def test_completions_of_a_text_are_prefilled_plainly(server: Server) -> None:
+def test_completions_of_a_text_are_blended(server: Server) -> None:
     body = {"model": DEFAULT_MODEL, "prompt": TEXTS["city-1"] + "\n\nAlpha1 was founded in", "max_tokens": 4}
     answer = server.client.post(COMPLETIONS, json=body)
     assert answer.status_code == 200, answer.text
@@ -155,7 +155,9 @@ def test_completions_of_a_text_are_prefilled_plainly(server: Server) -> None:
         ({"truncate_prompt_tokens": 64}, "truncate_prompt_tokens"),
     ],
 )
-def test_what_cannot_be_blended_is_refused(server: Server, body: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_blended_is_answered_plainly_and_says_why(
+    server: Server, body: dict[str, Any], reason: str
+) -> None:
     answer = server.ask(**body)
     assert answer.status_code == 200, answer.text
     assert reason in answer.json()["blendrag"]["plain"]
@@ -179,7 +181,7 @@ def test_what_cannot_be_blended_is_refused(server: Server, body: dict[str, Any],
         ({"max_tokens": 5000}, "5000"),
     ],
 )
-def test_wrong_request_is_no_400(server: Server, body: dict[str, Any], said: str) -> None:
+def test_wrong_request_is_a_400(server: Server, body: dict[str, Any], said: str) -> None:
     answer = server.ask(**body)
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]["message"]
@@ -194,7 +196,7 @@ def test_wrong_request_is_no_400(server: Server, body: dict[str, Any], said: str
     ],
     ids=["unsealed", "broken", "not even text"],
 )
-def test_forged_recipe_ends_the_engine(server: Server, forged: dict[str, Any]) -> None:
+def test_forged_recipe_leaves_the_engine_alive(server: Server, forged: dict[str, Any]) -> None:
     """Routes that are vLLM's own take ``kv_transfer_params`` from anyone."""
     body = {"model": DEFAULT_MODEL, "input": "Hello there, who are you?", "max_output_tokens": 4}
     content = json.dumps(body | {"kv_transfer_params": forged, "cache_salt": "x"})
@@ -205,13 +207,13 @@ def test_forged_recipe_ends_the_engine(server: Server, forged: dict[str, Any]) -
     assert text_of(server.ask())
 
 
-def test_salt_of_a_client_shares_kv_with_another(server: Server) -> None:
+def test_salt_of_a_client_shares_no_kv_with_another(server: Server) -> None:
     texts = {text_of(server.ask(cache_salt=salt)) for salt in ("ours", "theirs", "ours")}
     assert len(texts) == 1
     assert server.ask(cache_salt="another").json()["blendrag"]["prefix"] == 0
 
 
-def test_several_clients_disturb_each_other(server: Server) -> None:
+def test_several_clients_get_the_answers_that_each_gets_alone(server: Server) -> None:
     questions = [f"When was Alpha{n % 4} founded, and by whom? ({n})" for n in range(8)]
     first = [server.ask(question) for question in questions]
     alone = [server.ask(question) for question in questions]  # behind what the prefix cache holds now
@@ -222,7 +224,7 @@ def test_several_clients_disturb_each_other(server: Server) -> None:
     assert {answer.json()["blendrag"]["plain"] for answer in (*first, *alone, *together)} == {None}
 
 
-def test_conversation_of_a_request_is_told_to_nobody(server: Server, cache: Path) -> None:
+def test_conversation_of_a_request_reaches_the_predictor_and_no_log(server: Server, cache: Path) -> None:
     def forecasts() -> tuple[int, int, int]:
         """Prompts asked for, those that something became of, and what the policies were told."""
         deadline = time.monotonic() + FORECAST_S
@@ -251,7 +253,7 @@ def test_conversation_of_a_request_is_told_to_nobody(server: Server, cache: Path
     assert "ada of acme" not in server.log.read_text() and b"ada of acme" not in written
 
 
-def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None:
+def test_collection_forgets_only_what_it_has_been_told_to(server: Server) -> None:
     more = {"extra": f"Gamma is a village of nine houses. {FILLER}"}
     assert server.put(more)["chunks"] == 1
     assert server.put(more)["chunks"] == 0
@@ -263,7 +265,7 @@ def test_collection_forgets_what_it_has_not_been_told_to(server: Server) -> None
     assert server.client.get("/v1/kb/stats").json()["chunks"]["ready"] == len(TEXTS)
 
 
-def test_routes_are_not_described(server: Server) -> None:
+def test_routes_are_described(server: Server) -> None:
     described = server.client.get("/openapi.json").json()
     assert {"/v1/kb/collections/{name}", "/v1/kb/stats", "/v1/kb/explain", CHAT} <= set(described["paths"])
     assert "BlendFields" in described["components"]["schemas"]
@@ -309,7 +311,7 @@ def test_request_that_holds_too_much_is_refused_while_others_are_answered(
 
 
 @pytest.mark.variant
-def test_server_computes_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
+def test_server_reuses_what_another_has_stored_in_a_tier_of_both(model_dir: Path, tmp_path: Path) -> None:
     shared = {"kind": "object", "url": f"file://{tmp_path}/shared", "write": "through"}
     tiers = json.dumps([{"kind": "ram"}, {"kind": "disk"}, shared])
     told, answers = [], []
@@ -325,7 +327,7 @@ def test_server_computes_what_another_has_stored_in_a_tier_of_both(model_dir: Pa
     assert text_of(answers[0]) == text_of(answers[1])
 
 
-def test_server_that_ends_cuts_an_answer_or_leaves_processes_or_forgets_what_it_was_told(
+def test_server_that_ends_finishes_its_answer_and_leaves_no_process_and_forgets_nothing(
     server: Server,
 ) -> None:
     """The last test: it ends the server in the middle of an answer, and begins another one on its folder,

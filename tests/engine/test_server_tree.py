@@ -49,7 +49,7 @@ def tree(server: Server) -> dict[str, Any]:
     raise AssertionError(f"it does not end to grow: {stats}")
 
 
-def test_prompt_that_comes_again_is_blended_for_ever(server: Server) -> None:
+def test_prompt_that_comes_again_is_answered_from_the_tree(server: Server) -> None:
     plain = asked(server, blend=False)
     assert (plain["mode"], plain["exact"]) == ("plain", 0)
     assert asked(server)["mode"] == "blended"
@@ -64,7 +64,7 @@ def test_prompt_that_comes_again_is_blended_for_ever(server: Server) -> None:
     assert '"mode": "exact"' in streamed
 
 
-def test_document_that_was_forgotten_stays_in_the_tree(server: Server) -> None:
+def test_document_that_was_forgotten_leaves_the_tree(server: Server) -> None:
     assert server.client.delete(KB, params={"id": "city-1"}).json() == {"removed": 1}
     assert tree(server)["nodes"] == 2
     server.put(TEXTS)
@@ -72,7 +72,7 @@ def test_document_that_was_forgotten_stays_in_the_tree(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_answer_does_not_say_that_it_was_decoded_from_a_part(server: Server, stream: bool) -> None:
+def test_answer_says_that_it_was_decoded_from_a_part(server: Server, stream: bool) -> None:
     """Behind blended documents: in an order that the tree has not grown yet."""
     texts = [*TEXTS.values()][::-1]
     messages = [{"role": "user", "content": "\n\n".join([*texts[stream:], "When was Alpha2 founded?"])}]

@@ -78,7 +78,7 @@ def test_blend_beside_an_answer_gives_what_it_gives_alone(bench: Bench, selector
     assert distance(sliced, whole) < 1e-3
 
 
-def test_running_answer_stands_still_while_a_prompt_is_blended(bench: Bench) -> None:
+def test_running_answer_goes_on_while_a_prompt_is_blended(bench: Bench) -> None:
     prompt = bench.prompt(bench.pieces[:12])
     bench.reset()
 
@@ -90,7 +90,7 @@ def test_running_answer_stands_still_while_a_prompt_is_blended(bench: Bench) -> 
     assert beside(bench, tokens_meanwhile) > 5
 
 
-def test_running_answer_stands_still_while_chunks_are_prefilled(own_bench: Bench) -> None:
+def test_running_answer_goes_on_while_chunks_are_prefilled(own_bench: Bench) -> None:
     again = [piece._replace(key=f"again {piece.key}") for piece in own_bench.pieces]  # computed, and not kept
 
     async def tokens_meanwhile(answer: list[Delta]) -> int:
@@ -102,7 +102,7 @@ def test_running_answer_stands_still_while_chunks_are_prefilled(own_bench: Bench
     assert beside(own_bench, tokens_meanwhile) > 3
 
 
-def test_many_that_prefill_chunks_leave_the_engine_no_step(own_bench: Bench) -> None:
+def test_many_that_prefill_chunks_leave_the_engine_its_steps(own_bench: Bench) -> None:
     client, pieces = own_bench.client, own_bench.pieces
     calls = [[piece._replace(key=f"{name} {piece.key}") for piece in pieces] for name in "abcdefgh"]
 
@@ -121,7 +121,7 @@ def test_many_that_prefill_chunks_leave_the_engine_no_step(own_bench: Bench) -> 
     assert beside(own_bench, longest_gap) < 0.2, "eight in a row would be nearly all of it"
 
 
-def test_chunk_that_is_prefilled_in_slices_has_another_kv(own_bench: Bench) -> None:
+def test_chunk_that_is_prefilled_in_slices_has_the_same_kv(own_bench: Bench) -> None:
     prompt = own_bench.prompt(own_bench.pieces[:4])
     whole = own_bench.blended(prompt, ratio=0.0)
     own_bench.client.delete([piece.key for piece in own_bench.pieces])
@@ -134,7 +134,7 @@ def test_chunk_that_is_prefilled_in_slices_has_another_kv(own_bench: Bench) -> N
 
 
 @pytest.mark.parametrize("selector", ["hkvd", "query"])
-def test_running_answer_waits_for_a_slow_disk(bench: Bench, tmp_path: Path, selector: str) -> None:
+def test_running_answer_does_not_wait_for_a_slow_disk(bench: Bench, tmp_path: Path, selector: str) -> None:
     slow = [{"kind": "disk", "throttle": 2_000_000}]
     own = replace(bench, root=tmp_path / "slow", pieces=bench.pieces[:4]).open(stack=slow)
     prompt = own.prompt(own.pieces)
@@ -155,7 +155,7 @@ def test_running_answer_waits_for_a_slow_disk(bench: Bench, tmp_path: Path, sele
     assert distance(delta, alone) < 1e-3
 
 
-def test_blends_that_arrive_together_spoil_each_other(bench: Bench) -> None:
+def test_blends_that_arrive_together_leave_each_other_alone(bench: Bench) -> None:
     prompts = [bench.prompt(bench.pieces[at : at + 4]) for at in (0, 4, 8)]
     alone = [bench.blended(prompt) for prompt in prompts]
     bench.reset()
@@ -182,7 +182,7 @@ def test_request_that_gives_up_while_it_is_blended_gives_back_its_blocks(bench: 
     assert bench.blended(prompt, ratio=0.5).report
 
 
-def test_store_that_closes_under_a_blend_ends_in_a_wrong_answer(own_bench: Bench) -> None:
+def test_store_that_closes_under_a_blend_ends_in_plain_prefills_answer(own_bench: Bench) -> None:
     prompt = own_bench.prompt(own_bench.pieces)
     plain = own_bench.plain(prompt)
     own_bench.reset()

@@ -73,7 +73,7 @@ def awaited(chat: Chat, request: ChatRequest) -> Answer:
 @pytest.mark.parametrize("way", [whole, streamed, awaited])
 @pytest.mark.parametrize("ahead", ["begun", "done"])
 @pytest.mark.parametrize("blend", [True, False])
-def test_adopted_answer_differs_from_one_that_was_asked_for(
+def test_adopted_answer_is_the_one_that_was_asked_for(
     chat: Chat,
     bench: Bench,
     texts: list[str],
@@ -104,7 +104,9 @@ def test_adopted_answer_differs_from_one_that_was_asked_for(
     bench.reset()
 
 
-def test_answer_that_nobody_asked_for_holds_blocks(chat: Chat, bench: Bench, texts: list[str]) -> None:
+def test_answer_that_nobody_asked_for_gives_its_blocks_back(
+    chat: Chat, bench: Bench, texts: list[str]
+) -> None:
     trusted(chat, texts[3])
     endless = {"max_tokens": 2000, "other": {"ignore_eos": True}}
     assert chat.speculate(prompt(chat, *texts[:3], **endless)).begun
@@ -115,7 +117,7 @@ def test_answer_that_nobody_asked_for_holds_blocks(chat: Chat, bench: Bench, tex
     bench.reset()
 
 
-def test_ended_or_closed_answer_holds_blocks(chat: Chat, bench: Bench, texts: list[str]) -> None:
+def test_ended_or_closed_answer_gives_its_blocks_back(chat: Chat, bench: Bench, texts: list[str]) -> None:
     trusted(chat, texts[3])
     request = prompt(chat, *texts[:3], max_tokens=2000, other={"ignore_eos": True})
     expected = chat.speculate(request)
@@ -134,9 +136,7 @@ def test_ended_or_closed_answer_holds_blocks(chat: Chat, bench: Bench, texts: li
     bench.reset()
 
 
-async def test_cancelled_call_leaves_an_adopted_answer_running(
-    chat: Chat, bench: Bench, texts: list[str]
-) -> None:
+async def test_cancelled_call_stops_an_adopted_answer(chat: Chat, bench: Bench, texts: list[str]) -> None:
     await asyncio.to_thread(trusted, chat, texts[3])
     request = prompt(chat, *texts[:3], max_tokens=2000, other={"ignore_eos": True})
     for wait_s in (0.0, 0.2):
@@ -150,7 +150,7 @@ async def test_cancelled_call_leaves_an_adopted_answer_running(
         await asyncio.to_thread(bench.reset)
 
 
-def test_answer_is_begun_beside_others_requests(chat: Chat, bench: Bench, texts: list[str]) -> None:
+def test_no_answer_is_begun_beside_others_requests(chat: Chat, bench: Bench, texts: list[str]) -> None:
     trusted(chat, texts[3])
     other = chat.stream(prompt(chat, texts[1], max_tokens=2000, other={"ignore_eos": True}))
     next(other)
@@ -159,7 +159,7 @@ def test_answer_is_begun_beside_others_requests(chat: Chat, bench: Bench, texts:
     bench.reset()
 
 
-def test_adopted_answer_is_counted_twice_or_a_discarded_one_once(chat: Chat, texts: list[str]) -> None:
+def test_adopted_answer_is_counted_once_and_a_discarded_one_too(chat: Chat, texts: list[str]) -> None:
     def asked() -> int:
         return int(chat.library.eviction()["forecasts"]["asked"])
 

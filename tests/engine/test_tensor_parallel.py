@@ -128,13 +128,13 @@ def together(bench: Bench) -> Run:
     return run(bench)
 
 
-def test_two_ranks_generate_another_text_at_ratio_1(alone: tuple[Path, Run], together: Run) -> None:
+def test_two_ranks_generate_the_same_text_at_ratio_1(alone: tuple[Path, Run], together: Run) -> None:
     assert together.tokens == alone[1].tokens
     assert {len(tokens) for tokens in together.tokens} == {32}
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-def test_two_ranks_recompute_other_tokens(alone: tuple[Path, Run], together: Run, selector: str) -> None:
+def test_two_ranks_recompute_the_same_tokens(alone: tuple[Path, Run], together: Run, selector: str) -> None:
     same = chosen = equal = tokens = 0
     for (text, choices), (other, others) in zip(
         alone[1].blended[selector], together.blended[selector], strict=True
@@ -157,7 +157,7 @@ def kv_by_key(root: Path, bench: Bench) -> dict[str, Record]:
     return {key: record for key, record in found.items() if isinstance(record, Record)}
 
 
-def test_one_rank_reads_other_kv_than_two_have_written(alone: tuple[Path, Run], bench: Bench) -> None:
+def test_one_rank_reads_the_kv_that_two_have_written(alone: tuple[Path, Run], bench: Bench) -> None:
     ours, theirs = kv_by_key(alone[0], bench), kv_by_key(bench.root, bench)
     assert ours.keys() == theirs.keys() == {piece.key for piece in bench.pieces}
     for key, record in ours.items():
@@ -165,7 +165,7 @@ def test_one_rank_reads_other_kv_than_two_have_written(alone: tuple[Path, Run], 
         torch.testing.assert_close(theirs[key].decode(), record.decode(), rtol=1e-3, atol=1e-4)
 
 
-def test_two_ranks_read_another_text_from_the_store_of_one(
+def test_two_ranks_read_the_same_text_from_the_store_of_one(
     alone: tuple[Path, Run], bench: Bench, together: Run
 ) -> None:
     root, _ = alone
@@ -219,7 +219,7 @@ async def beside_another(bench: Bench, prompt: Prompt) -> Delta:
 
 @pytest.mark.parametrize("sliced", [False, True], ids=["at once", "sliced"])
 @pytest.mark.usefixtures("together")
-def test_record_damaged_for_one_rank_hangs_or_spoils_the_text(bench: Bench, sliced: bool) -> None:
+def test_record_damaged_for_one_rank_is_missed_by_both_and_repaired(bench: Bench, sliced: bool) -> None:
     hurt = bench.pieces[3]
     prompt = bench.prompt(bench.pieces[:6])
     right = bench.blended(without(prompt, hurt), TEXT)
@@ -242,7 +242,7 @@ def pending(bench: Bench) -> list[str]:
     return keys
 
 
-def test_chunk_that_one_rank_lacks_is_used_by_the_other(bench: Bench) -> None:
+def test_chunk_that_one_rank_lacks_is_used_by_neither(bench: Bench) -> None:
     lost = bench.pieces[5]
     prompt = bench.prompt(bench.pieces[:6])
     right = bench.blended(without(prompt, lost), TEXT)
@@ -261,7 +261,7 @@ def test_chunk_that_one_rank_lacks_is_used_by_the_other(bench: Bench) -> None:
     assert not (bench.blended(prompt, TEXT).report or found.report).problem
 
 
-def test_sliced_blend_of_two_ranks_is_another(bench: Bench, together: Run) -> None:
+def test_sliced_blend_of_two_ranks_is_the_same(bench: Bench, together: Run) -> None:
     bench.reset()
     prompt = prompts(bench)[0]
     found = asyncio.run(beside_another(bench, prompt))
@@ -269,7 +269,7 @@ def test_sliced_blend_of_two_ranks_is_another(bench: Bench, together: Run) -> No
     assert found.token_ids == together.blended["hkvd"][0][0]
 
 
-def test_recipe_that_no_rank_can_follow_ends_the_engine(bench: Bench) -> None:
+def test_recipe_that_no_rank_can_follow_ends_in_plain_prefills_answer(bench: Bench) -> None:
     prompt = prompts(bench)[1]
     full = bench.plain(prompt, TEXT)
     bench.reset()
@@ -278,7 +278,7 @@ def test_recipe_that_no_rank_can_follow_ends_the_engine(bench: Bench) -> None:
     assert found.token_ids == full.token_ids
 
 
-def test_full_store_is_met_by_the_owner_alone(bench: Bench, tmp_path: Path) -> None:
+def test_full_store_is_met_by_every_rank(bench: Bench, tmp_path: Path) -> None:
     catalogue = Catalogue.open(tmp_path, bench.identity)
     catalogue.register("tests", bench.pieces[:2])
     catalogue.close()
@@ -291,7 +291,7 @@ def test_full_store_is_met_by_the_owner_alone(bench: Bench, tmp_path: Path) -> N
     small.close()
 
 
-def test_rank_that_fails_alone_is_waited_for(bench: Bench) -> None:
+def test_rank_that_fails_alone_ends_the_engine_in_time(bench: Bench) -> None:
     """Last, as it ends the engine: within its limit, and not in the five minutes that vLLM would wait."""
     prompt = prompts(bench)[2]
     bench.reset()

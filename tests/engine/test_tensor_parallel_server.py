@@ -34,7 +34,7 @@ def server(model: Path, tmp_path: Path) -> Iterator[Server]:
         running.end()
 
 
-def test_ranks_behind_a_server_do_not_blend_what_it_was_told(server: Server, model: Path) -> None:
+def test_ranks_behind_a_server_blend_what_it_was_told(server: Server, model: Path) -> None:
     assert server.put(TEXTS)["chunks"] == len(TEXTS)
     evidence = server.ask(model=str(model)).json()["blendrag"]
     assert evidence["plain"] is None
@@ -48,7 +48,7 @@ def test_ranks_behind_a_server_do_not_blend_what_it_was_told(server: Server, mod
     assert server.end() == []
 
 
-def test_doctor_finds_two_ranks_ill(model: Path) -> None:
+def test_doctor_finds_two_ranks_well(model: Path) -> None:
     settings = Settings.load(
         model=str(model),
         dtype="float32",
@@ -60,7 +60,7 @@ def test_doctor_finds_two_ranks_ill(model: Path) -> None:
     assert report.passed, report
 
 
-def test_heads_that_cannot_be_divided_are_more_than_a_line(model_dir: Path) -> None:
+def test_heads_that_cannot_be_divided_are_one_line(model_dir: Path) -> None:
     """The packaged model has 9 of them."""
     settings = Settings.load(
         model=str(model_dir), max_model_len=512, kv_cache_gib=1, engine_args={"tensor_parallel_size": 2}

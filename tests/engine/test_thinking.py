@@ -37,7 +37,7 @@ def index(
         yield opened
 
 
-def test_thinking_that_does_not_end_is_the_answer(index: BlendIndex) -> None:
+def test_thinking_that_does_not_end_is_no_answer(index: BlendIndex) -> None:
     answer = index.ask(HI, max_tokens=12)
     assert answer.reasoning and answer.text == ""
     assert (answer.finish_reason, answer.tokens) == ("length", 12)
@@ -45,7 +45,7 @@ def test_thinking_that_does_not_end_is_the_answer(index: BlendIndex) -> None:
     assert plain.reasoning is None and plain.text
 
 
-def test_schema_keeps_the_model_from_thinking_or_is_not_kept_to(index: BlendIndex) -> None:
+def test_schema_lets_the_model_think_and_is_kept_to(index: BlendIndex) -> None:
     close = index.tokenizer.convert_tokens_to_ids("</think>")
     ends = {"logit_bias": {close: 100.0}}  # the tag, as soon as it is allowed, and as long as it is
     answers = [
@@ -58,7 +58,7 @@ def test_schema_keeps_the_model_from_thinking_or_is_not_kept_to(index: BlendInde
     assert thinking.reasoning and not thinking.text, "it thinks, and the schema waits"
 
 
-def test_question_to_documents_is_not_blended_behind_other_variables(index: BlendIndex) -> None:
+def test_question_to_documents_is_blended_behind_other_variables(index: BlendIndex) -> None:
     for variables in ({}, OFF):
         answer = index.ask("When is it closed?", max_tokens=4, chat_template_kwargs=variables)
         assert answer.evidence.reused and not answer.evidence.plain

@@ -39,7 +39,9 @@ def index(
         yield opened
 
 
-def test_requests_that_overtake_others_get_other_answers_or_some_wait_for_ever(index: BlendIndex) -> None:
+def test_requests_that_overtake_others_get_the_same_answers_and_none_waits_for_ever(
+    index: BlendIndex,
+) -> None:
     words = ("Why", "When", "Where", "How", "For whom", "Who", "What", "Since when", "What")
     questions = [f"{word} does the package do?" for word in words]
     assert questions[6] == QUESTION
@@ -60,7 +62,7 @@ def killed(engine: Any) -> None:
     os.kill(engine._llm.engine_core.resources.engine_manager.processes[0].pid, signal.SIGKILL)
 
 
-def test_answer_ends_with_its_engine_or_what_the_tree_has_on_disk_does(index: BlendIndex) -> None:
+def test_answer_outlives_its_engine_and_so_does_what_the_tree_has_on_disk(index: BlendIndex) -> None:
     """Its rest is that of an answer that nothing happened to, and begins with nodes of the dead engine."""
     options = {"max_tokens": 80, "stop": ["never said"], "other": {"ignore_eos": True}}
     whole = index.ask(QUESTION, **options)

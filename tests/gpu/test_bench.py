@@ -42,7 +42,7 @@ def chunks(request: pytest.FixtureRequest, engine: Engine) -> int:
     return count
 
 
-def test_prompt_of_this_length_is_prefilled_plainly(
+def test_prompt_of_this_length_is_blended(
     chunks: int, engine: Engine, settings: Settings, tables: Tables, tmp_path: Path
 ) -> None:
     options = TtftOptions(
@@ -63,7 +63,7 @@ def texts(engine: Engine, count: int, folder: Path) -> Path:
     return file
 
 
-def test_requests_of_this_length_are_prefilled_plainly_under_load(
+def test_requests_of_this_length_are_blended_under_load(
     chunks: int, engine: Engine, settings: Settings, tables: Tables
 ) -> None:
     for token in (5, 6):  # the first one warms up

@@ -79,7 +79,7 @@ def forced(answer: Delta) -> Sampling:
     return replace(TEXT, forced=tuple(answer.token_ids))
 
 
-def test_first_token_is_another_or_no_block_is_freed(bench: Bench, judge: Judge) -> None:
+def test_first_token_is_the_same_and_blocks_are_freed(bench: Bench, judge: Judge) -> None:
     prompt, size = bench.prompt(bench.pieces), bench.engine.facts.block_size
     whole, evicted = (generate(bench, prompt, TEXT, **options) for options in ({}, {"kv_budget": BUDGET}))
     assert evicted.report is not None and not evicted.report.kv_whole
@@ -89,7 +89,7 @@ def test_first_token_is_another_or_no_block_is_freed(bench: Bench, judge: Judge)
     assert bench.blended(prompt).report, "no block is held"
 
 
-def test_answer_from_nearly_all_kv_is_another_and_from_the_least_the_same(bench: Bench, judge: Judge) -> None:
+def test_answer_from_nearly_all_kv_is_close_and_from_the_least_is_not(bench: Bench, judge: Judge) -> None:
     prompt, size = bench.prompt(bench.pieces), bench.engine.facts.block_size
     whole = generate(bench, prompt, TEXT)
     again = generate(bench, prompt, forced(whole))
@@ -106,7 +106,7 @@ def test_answer_from_nearly_all_kv_is_another_and_from_the_least_the_same(bench:
     assert error["nearly all"] < error["window"] < error["least"]
 
 
-def test_requests_beside_an_evicted_one_read_other_kv_than_their_own(bench: Bench, judge: Judge) -> None:
+def test_requests_beside_an_evicted_one_read_their_own_kv(bench: Bench, judge: Judge) -> None:
     """Nothing of theirs is dropped, and all of it is read by heads: a prompt, and an answer."""
     evicted, other = bench.prompt(bench.pieces), bench.prompt(bench.pieces[:4])
     alone = bench.plain(other, TEXT)

@@ -42,7 +42,7 @@ def checked(settings: Settings) -> tuple[bool, list[Check]]:
 
 
 @pytest.mark.parametrize("eager", EAGER, ids=lambda eager: "eager" if eager else "graphs")
-def test_backend_starts_and_cannot_be_trusted(
+def test_backend_that_starts_can_be_trusted(
     eager: bool, engine_options: dict[str, Any], tables: Tables
 ) -> None:
     verdicts: list[bool] = []

@@ -80,7 +80,7 @@ def ask(bench: Bench, prompt: Prompt, sampling: Sampling, **options: Any) -> Del
         ("check layer", {"selector": "hkvd:check_layers=x"}),
     ],
 )
-def test_recipe_that_cannot_be_followed_gives_another_answer(
+def test_recipe_that_cannot_be_followed_gives_full_prefills_answer(
     bench: Bench, judge: Callable[..., None], fault: str, options: dict[str, Any]
 ) -> None:
     prompt = bench.prompt(bench.pieces[:4])
@@ -90,7 +90,7 @@ def test_recipe_that_cannot_be_followed_gives_another_answer(
     assert found.report and bool(found.report.fallback) == (fault != "nothing")
 
 
-def test_store_that_is_not_open_gives_another_answer(bench: Bench, judge: Callable[..., None]) -> None:
+def test_store_that_is_not_open_gives_full_prefills_answer(bench: Bench, judge: Callable[..., None]) -> None:
     prompt = bench.prompt(bench.pieces[:4])
     expected, forced = full(bench, prompt)
     recipe = replace(bench.recipe(prompt), store="nowhere")
@@ -100,7 +100,7 @@ def test_store_that_is_not_open_gives_another_answer(bench: Bench, judge: Callab
 
 
 @pytest.mark.parametrize("harm", ["flipped bit", "cut short", "gone"])
-def test_record_that_cannot_be_read_gives_another_answer(
+def test_record_that_cannot_be_read_gives_full_prefills_answer(
     bench: Bench, judge: Callable[..., None], harm: str
 ) -> None:
     hurt = bench.pieces[2]
@@ -119,7 +119,9 @@ def test_record_that_cannot_be_read_gives_another_answer(
     judge(f"record, {harm}", expected, ask(bench, prompt, forced, ratio=1.0))
 
 
-def test_failure_behind_a_prefix_hit_gives_another_answer(bench: Bench, judge: Callable[..., None]) -> None:
+def test_failure_behind_a_prefix_hit_gives_full_prefills_answer(
+    bench: Bench, judge: Callable[..., None]
+) -> None:
     """The recipe is the same, and the tokens up to what stands between the chunks."""
 
     def divided_by(number: int) -> Prompt:
@@ -136,7 +138,9 @@ def test_failure_behind_a_prefix_hit_gives_another_answer(bench: Bench, judge: C
     assert found.report and found.report.fallback and found.report.prefix
 
 
-def test_requests_beside_each_other_give_other_answers(bench: Bench, judge: Callable[..., None]) -> None:
+def test_requests_beside_each_other_give_full_prefills_answers(
+    bench: Bench, judge: Callable[..., None]
+) -> None:
     """Plain, blended, and failing, at once: what one of them does to a step reaches all that are in it."""
     prompts = [bench.prompt(bench.pieces[number : number + 1 + number % 4]) for number in range(RIVALS)]
     recipes: list[Callable[[Prompt], Recipe | None]] = [
@@ -156,7 +160,9 @@ def test_requests_beside_each_other_give_other_answers(bench: Bench, judge: Call
         judge(f"{RIVALS} at once", expected, answer)
 
 
-def test_request_that_loses_its_kv_gives_another_answer(bench: Bench, judge: Callable[..., None]) -> None:
+def test_request_that_loses_its_kv_gives_full_prefills_answer(
+    bench: Bench, judge: Callable[..., None]
+) -> None:
     """As when blocks run out: the scheduler preempts what is running."""
     prompt = bench.prompt(bench.pieces[:4])
     expected, forced = full(bench, prompt)
@@ -169,7 +175,7 @@ def test_request_that_loses_its_kv_gives_another_answer(bench: Bench, judge: Cal
     judge("preempted", expected, whole)
 
 
-def test_request_that_is_given_up_keeps_its_blocks_or_spoils_the_next(
+def test_request_that_is_given_up_gives_its_blocks_back_and_spoils_nothing(
     bench: Bench, judge: Callable[..., None]
 ) -> None:
     prompt = bench.prompt(bench.pieces)

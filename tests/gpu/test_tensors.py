@@ -69,7 +69,7 @@ def largest(difference: torch.Tensor) -> float:
 @needs_kernels
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-def test_rows_of_a_long_prompt_attend_wrongly(tables: Tables, layout: str, length: int) -> None:
+def test_rows_of_a_long_prompt_attend_rightly(tables: Tables, layout: str, length: int) -> None:
     cache = Cache([length], KV_HEADS, SIZE, 16, layout, length, DTYPE)
     count = round(SHARE * length)
     at = torch.randperm(length, generator=torch.Generator().manual_seed(1))[:count].sort().values
@@ -104,7 +104,7 @@ def causal(length: int) -> Callable[[], torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_codec_loses_more_on_a_gpu_or_reads_what_a_cpu_stored_otherwise(tables: Tables, name: str) -> None:
+def test_codec_loses_no_more_on_a_gpu_and_reads_what_a_cpu_stored(tables: Tables, name: str) -> None:
     codec = make_codec(name, KV_HEADS, SIZE, DTYPE)
     kv = random(LAYERS, 2, CHUNK_TOKENS, KV_HEADS, SIZE)
     moved = kv.to(DEVICE)
@@ -135,7 +135,7 @@ def decoded(codec: Codec, rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_layer_is_another_one_after_its_way_to_the_gpu(tables: Tables, tmp_path: Path, name: str) -> None:
+def test_layer_is_the_same_after_its_way_to_the_gpu(tables: Tables, tmp_path: Path, name: str) -> None:
     identity = KVIdentity("shape", "weights", "dtype", LAYERS, KV_HEADS, SIZE, codec=name)
     chunks = [make_chunk(seed, CHUNK_TOKENS, DTYPE, identity) for seed in range(CHUNKS)]
     register(tmp_path, chunks, identity=identity)
@@ -180,7 +180,7 @@ def stored(store: KVStore, chunks: list[Chunk]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_scores_of_a_gpu_lead_selectors_to_other_tokens(tables: Tables, length: int) -> None:
+def test_scores_of_a_gpu_lead_selectors_to_the_same_tokens(tables: Tables, length: int) -> None:
     fresh, stored = (random(length, KV_HEADS, SIZE, seed=seed) for seed in (1, 2))
     asking = random(ASKING, KV_HEADS, SIZE)
     query, at = random(ASKING, HEADS, SIZE, seed=3), torch.arange(length, length + ASKING)

@@ -40,7 +40,7 @@ def adapter(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("options", "scale"), [({}, 2.0), ({"use_rslora": True}, 4.0), ({"lora_alpha": 2}, 0.5)]
 )
-def test_merged_weights_compute_something_else_than_weights_and_factors(
+def test_merged_weights_compute_what_weights_and_factors_do(
     tmp_path: Path, model: Path, options: dict[str, Any], scale: float
 ) -> None:
     folder = make_adapter(tmp_path / "adapter", SHAPES, **options)
@@ -55,7 +55,7 @@ def test_merged_weights_compute_something_else_than_weights_and_factors(
         torch.testing.assert_close(x @ merged[f"{module}.weight"].T, apart, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_of_other_names_are_loaded_without_the_adapter(adapter: Path) -> None:
+def test_weights_of_other_names_are_refused_with_an_adapter(adapter: Path) -> None:
     with pytest.raises(ModelError, match=r"is not merged: no layers\.0\.down_proj\.weight"):
         list(Adapter(adapter).merged([("layers.0.q_proj.weight", torch.zeros(12, 8))]))
 
@@ -69,7 +69,7 @@ def test_weights_of_other_names_are_loaded_without_the_adapter(adapter: Path) ->
         ({"peft_type": "IA3"}, "IA3"),
     ],
 )
-def test_adapter_that_is_more_than_its_factors_is_merged(
+def test_adapter_that_is_more_than_its_factors_is_refused(
     tmp_path: Path, model: Path, options: dict[str, Any], named: str
 ) -> None:
     folder = make_adapter(tmp_path / "adapter", SHAPES, **options)
@@ -77,7 +77,7 @@ def test_adapter_that_is_more_than_its_factors_is_merged(
         adapter_for(model, str(folder))
 
 
-def test_layer_that_was_trained_whole_is_left_out(model: Path, adapter: Path) -> None:
+def test_layer_that_was_trained_whole_is_refused(model: Path, adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     save_file({**load_file(file), "base_model.model.lm_head.weight": torch.zeros(4, 8)}, file)
     with pytest.raises(ModelError, match=r"is more than LoRA \(base_model\.model\.lm_head\.weight\)"):
@@ -85,7 +85,7 @@ def test_layer_that_was_trained_whole_is_left_out(model: Path, adapter: Path) ->
 
 
 @pytest.mark.parametrize("shapes", [{"layers.1.q_proj": (12, 8)}, {"layers.0.q_proj": (8, 12)}])
-def test_adapter_of_another_model_is_merged(
+def test_adapter_of_another_model_is_refused(
     tmp_path: Path, model: Path, shapes: dict[str, tuple[int, int]]
 ) -> None:
     folder = make_adapter(tmp_path / "adapter", shapes)
@@ -93,7 +93,7 @@ def test_adapter_of_another_model_is_merged(
         adapter_for(model, str(folder))
 
 
-def test_adapter_is_merged_into_quantised_weights(model: Path, adapter: Path) -> None:
+def test_adapter_is_refused_for_quantised_weights(model: Path, adapter: Path) -> None:
     file = model / "model.safetensors"
     save_file({name: weight.to(torch.int8) for name, weight in load_file(file).items()}, file)
     with pytest.raises(ModelError, match="are quantised, and no adapter is merged"):
@@ -104,7 +104,7 @@ def test_adapter_is_merged_into_quantised_weights(model: Path, adapter: Path) ->
     ("keep", "message"),
     [(None, r"it has no adapter_model\.safetensors"), (40, "not a whole safetensors file")],
 )
-def test_adapter_that_is_not_whole_is_merged(
+def test_adapter_that_is_not_whole_is_refused(
     model: Path, adapter: Path, keep: int | None, message: str
 ) -> None:
     file = adapter / "adapter_model.safetensors"
@@ -116,7 +116,7 @@ def test_adapter_that_is_not_whole_is_merged(
         adapter_for(model, str(adapter))
 
 
-def test_adapter_that_is_not_there_is_a_riddle(
+def test_adapter_that_is_not_there_is_a_clear_error(
     model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -132,7 +132,7 @@ def test_adapter_that_is_not_there_is_a_riddle(
         adapter_for(model, str(model))
 
 
-def test_factor_without_the_other_is_merged(model: Path, adapter: Path) -> None:
+def test_factor_without_the_other_is_refused(model: Path, adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     factors = load_file(file)
     del factors["base_model.model.layers.0.q_proj.lora_B.weight"]
@@ -141,7 +141,7 @@ def test_factor_without_the_other_is_merged(model: Path, adapter: Path) -> None:
         adapter_for(model, str(adapter))
 
 
-def test_kv_of_an_adapter_is_taken_for_that_of_the_model_or_another(
+def test_kv_of_an_adapter_is_told_from_that_of_the_model_and_of_others(
     tmp_path: Path, model: Path, adapter: Path
 ) -> None:
     def identity(lora: Path | None) -> Any:

@@ -22,7 +22,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 
 @pytest.mark.parametrize(("capability", "slow"), [("default", True), ("avx2", True), ("avx512", False)])
-def test_cpu_is_mistaken_for_one_that_computes_16_bit(capability: str, slow: bool) -> None:
+def test_cpu_that_computes_16_bit_is_told_from_one_that_emulates_it(capability: str, slow: bool) -> None:
     code = "from blendrag.machine import emulates_16_bit; print(emulates_16_bit())"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -38,7 +38,7 @@ def test_cpu_is_mistaken_for_one_that_computes_16_bit(capability: str, slow: boo
     ("dtype", "slow", "told"),
     [("bfloat16", True, True), ("float16", True, True), ("float32", True, False), ("bfloat16", False, False)],
 )
-def test_user_is_not_told_what_would_be_faster_or_told_for_nothing(
+def test_user_is_told_what_would_be_faster_only_where_it_would(
     dtype: str, slow: bool, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "emulates_16_bit", lambda: slow)
@@ -51,7 +51,7 @@ def test_user_is_not_told_what_would_be_faster_or_told_for_nothing(
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch computes on GPUs")
-def test_gpu_that_the_builds_cannot_use_is_passed_over_in_silence(
+def test_gpu_that_the_builds_cannot_use_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The device file stands for a driver; torch and vLLM are those that tests run with, for CPUs."""
@@ -73,11 +73,11 @@ def _not_installed(name: str) -> str:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_machine_without_a_gpu_is_said_to_have_one() -> None:
+def test_machine_without_a_gpu_is_not_said_to_have_one() -> None:
     assert machine.idle_gpu() is None
 
 
-def test_user_of_a_command_is_shown_a_line_of_our_source() -> None:
+def test_user_of_a_command_is_shown_the_warning_alone() -> None:
     code = """
 import warnings
 from blendrag.cli import app

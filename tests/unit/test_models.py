@@ -56,7 +56,7 @@ def test_packaged_default_is_complete_and_speaks_the_chat_template(tokenizer: An
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_tokenizer_is_read_twice_or_outlives_its_files(model_dir: Path, tmp_path: Path) -> None:
+def test_tokenizer_is_read_once_and_anew_when_its_files_change(model_dir: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(model_dir / name, tmp_path)
     first = load_tokenizer(tmp_path)

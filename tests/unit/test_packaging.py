@@ -63,12 +63,12 @@ def requirements(path: Path) -> list[Requirement]:
 OLDEST = f"{next(iter(SpecifierSet(project(ROOT)['requires-python']))).version}.0"
 
 
-def test_package_with_a_version_of_its_own_is_not_released() -> None:
+def test_all_packages_have_one_version() -> None:
     assert [project(folder)["version"] for folder in INTEGRATIONS] == [blendrag.__version__] * 2
 
 
 @pytest.mark.parametrize("folder", INTEGRATIONS, ids=lambda folder: folder.name)
-def test_integration_that_refuses_its_own_blendrag_is_not_released(folder: Path) -> None:
+def test_integration_takes_its_own_blendrag(folder: Path) -> None:
     (ours,) = (r for r in map(Requirement, project(folder)["dependencies"]) if r.name == "blendrag")
     assert ours.specifier.contains(blendrag.__version__)
 
@@ -123,7 +123,7 @@ def test_namespace_of_llama_index_is_not_taken_over() -> None:
 
 
 @pytest.mark.parametrize("module", ["blendrag", "langchain_blendrag", "llama_index.llms.blendrag"])
-def test_name_that_cannot_be_imported_is_not_promised(module: str) -> None:
+def test_every_promised_name_can_be_imported(module: str) -> None:
     package = importlib.import_module(module)
     for name in package.__all__:
         assert getattr(getattr(package, name), "__name__", name).rpartition(".")[2] == name
@@ -132,7 +132,7 @@ def test_name_that_cannot_be_imported_is_not_promised(module: str) -> None:
 
 
 @pytest.mark.parametrize("folder", INTEGRATIONS, ids=lambda folder: folder.name)
-def test_integration_that_needs_more_than_the_public_names_is_noticed(folder: Path) -> None:
+def test_integrations_need_only_the_public_names(folder: Path) -> None:
     sources = [path.read_text() for path in folder.glob("l*_*/**/*.py")]
     found = {
         (name, one.name)

@@ -46,14 +46,14 @@ def test_default_quality_is_balanced() -> None:
 
 
 @pytest.mark.parametrize("quality", STEPS)
-def test_quality_means_something_else_to_a_setting_than_to_a_request(quality: Quality) -> None:
+def test_quality_means_the_same_to_a_setting_as_to_a_request(quality: Quality) -> None:
     step, given = STEPS[quality], make_request(Settings.load(), "Hello.", {"quality": quality}).options
     assert given is not None
     for options in (Settings.load(quality=quality).blending, given):
         assert (options.selector, options.recompute_ratio) == step
 
 
-def test_quality_overrules_a_ratio_that_is_given_with_it(
+def test_ratio_that_is_given_with_a_quality_overrules_it(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\nquality: fast\n")
@@ -64,7 +64,7 @@ def test_quality_overrules_a_ratio_that_is_given_with_it(
     assert both.recompute_ratio == STEPS["close"].recompute_ratio
 
 
-def test_ratio_of_the_file_overrules_a_quality_of_the_call(
+def test_quality_of_the_call_overrules_a_ratio_of_the_file(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "blendrag.yaml").write_text("recompute_ratio: 0.4\n")
@@ -147,7 +147,7 @@ def test_wrong_option_of_a_request_is_named(said: dict[str, Any], wrong: str) ->
 
 
 @pytest.mark.parametrize("wrong", ["fats", 3, ["fast"]])
-def test_quality_that_there_is_not_is_no_clear_error(wrong: Any) -> None:
+def test_quality_that_there_is_not_is_a_clear_error(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"quality.*fast"):
         Settings.load(quality=wrong)
     with pytest.raises(ConfigError, match=r"quality.*fast"):
@@ -243,7 +243,7 @@ def test_empty_config_file_is_none(empty_folder: Path) -> None:
     assert Settings.load() == Settings()
 
 
-def test_vllms_arguments_of_a_file_are_lost_beside_those_of_a_variable(
+def test_vllms_arguments_of_a_file_are_kept_beside_those_of_a_variable(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "blendrag.yaml").write_text("engine_args:\n  max_logprobs: 50\n  seed: 1\n")
@@ -269,7 +269,7 @@ def test_settings_cannot_change_under_a_running_engine() -> None:
         Settings.load().similarity_top_k = 1
 
 
-def test_misspelt_eviction_policy_is_found_out_when_a_tier_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_eviction_policy_is_found_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"'tiers'.*'lcp'.*gdsf.*did you mean lpc\?"):
         Settings.load(tiers=[{"kind": "ram", "policy": "lcp"}])
     monkeypatch.setenv("BLENDRAG_TIERS", '[{"kind": "ram", "policy": "lru"}]')

@@ -58,7 +58,7 @@ def ask_all_ways(llm: BlendLLM, **options: Any) -> int:
     return 9
 
 
-def test_option_or_field_is_lost_on_some_way(llm: BlendLLM, asked: Asked) -> None:
+def test_option_and_field_arrive_on_every_way(llm: BlendLLM, asked: Asked) -> None:
     count = ask_all_ways(llm, conversation="c1")
     assert asked == ["c1"] * count
     asked.clear()
@@ -67,21 +67,19 @@ def test_option_or_field_is_lost_on_some_way(llm: BlendLLM, asked: Asked) -> Non
     assert asked == ["c2"] * count
 
 
-def test_conversation_is_made_up_where_none_is_named(llm: BlendLLM, asked: Asked) -> None:
+def test_no_conversation_is_made_up_where_none_is_named(llm: BlendLLM, asked: Asked) -> None:
     count = ask_all_ways(llm)
     assert asked == [None] * count
 
 
 @pytest.mark.parametrize("name", ["conversation", "session_id"])
-def test_tags_around_a_call_are_not_read(llm: BlendLLM, asked: Asked, name: str) -> None:
+def test_tags_around_a_call_are_read(llm: BlendLLM, asked: Asked, name: str) -> None:
     with instrument_tags({name: 7}):
         count = ask_all_ways(llm)
     assert asked == ["7"] * count
 
 
-def test_call_is_overruled_by_tags_and_tags_by_the_field(
-    make_llm: Callable[..., BlendLLM], asked: Asked
-) -> None:
+def test_call_wins_over_tags_and_tags_over_the_field(make_llm: Callable[..., BlendLLM], asked: Asked) -> None:
     llm = make_llm(conversation="field")
     with instrument_tags({"session_id": "tag", "user": "ada"}):
         llm.chat(HELLO)
@@ -91,7 +89,7 @@ def test_call_is_overruled_by_tags_and_tags_by_the_field(
     assert asked == ["tag", "call", "field"]
 
 
-def test_engine_sees_an_option_that_is_ours(llm: BlendLLM, scripted: Any) -> None:
+def test_engine_sees_no_option_that_is_ours(llm: BlendLLM, scripted: Any) -> None:
     llm.chat(HELLO, conversation="c1")
     assert scripted.asked[0].sampling.other == {}
 
@@ -105,7 +103,7 @@ class City(BaseModel):
     name: str
 
 
-def test_tools_and_structured_output_lose_the_conversation(
+def test_tools_and_structured_output_keep_the_conversation(
     llm: BlendLLM, scripted: Any, asked: Asked
 ) -> None:
     tool = FunctionTool.from_defaults(weather)
@@ -117,7 +115,7 @@ def test_tools_and_structured_output_lose_the_conversation(
     assert asked == ["c1", "c2", "s1"]
 
 
-def test_chat_engine_or_agent_cannot_be_told_apart_by_users(llm: BlendLLM, asked: Asked) -> None:
+def test_chat_engine_and_agent_are_told_apart_by_tags(llm: BlendLLM, asked: Asked) -> None:
     engine = SimpleChatEngine.from_defaults(llm=llm)
     agent = FunctionAgent(tools=[FunctionTool.from_defaults(weather)], llm=llm, streaming=False)
 

@@ -222,13 +222,13 @@ def written(name: str) -> str:
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if not shape.remedy], ids=str)
-def test_no_document_in_a_prompt_goes_unrecognised(shape: Shape, rig: Rig) -> None:
+def test_every_document_in_a_prompt_is_recognised(shape: Shape, rig: Rig) -> None:
     shape.run(rig)
     SHAPES.check(shape, rig.requests(), rig.llm._chat.library, NAMES)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES.all if shape.remedy], ids=str)
-def test_escaped_documents_are_not_passed_over_in_silence(shape: Shape, rig: Rig) -> None:
+def test_escaped_documents_are_warned_about(shape: Shape, rig: Rig) -> None:
     with pytest.warns(BlendragWarning, match=shape.remedy) as caught:
         shape.run(rig)
     assert [one.category for one in caught].count(BlendragWarning) == 1

@@ -60,7 +60,7 @@ def speculations(events: Any) -> list[str]:
 
 @pytest.mark.parametrize("options", [{}, {"streaming": True}, {"text_qa_template": TEMPLATE}])
 @pytest.mark.parametrize("way", ["query", "aquery"])
-def test_query_engine_asks_another_prompt_than_was_begun(
+def test_query_engine_asks_the_prompt_that_was_begun(
     way: str,
     options: dict[str, Any],
     llm: BlendLLM,
@@ -81,7 +81,7 @@ def test_query_engine_asks_another_prompt_than_was_begun(
     assert speculations(events) == ["none", "adopted"]
 
 
-def test_answer_to_other_nodes_is_adopted_or_goes_on(
+def test_answer_to_other_nodes_is_cancelled_and_discarded(
     llm: BlendLLM, index: VectorStoreIndex, events: Any, begun: list[Future[None]], scripted: Any
 ) -> None:
     reranking(llm, index, 1).query(QUESTION)
@@ -91,7 +91,7 @@ def test_answer_to_other_nodes_is_adopted_or_goes_on(
     assert first != last
 
 
-def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
+def test_reranker_that_fails_gives_its_own_error_and_cancels_the_answer(
     llm: BlendLLM, index: VectorStoreIndex, begun: list[Future[None]]
 ) -> None:
     reranking(llm, index, 1).query(QUESTION)

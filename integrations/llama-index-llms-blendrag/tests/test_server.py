@@ -24,7 +24,7 @@ def server() -> Iterator[Script]:
         yield script
 
 
-def test_response_lacks_evidence_or_usage(server: Script) -> None:
+def test_response_has_evidence_and_usage(server: Script) -> None:
     llm = BlendLLM(base_url=server.url, conversation="c1")
     server.replies = [events("It is", " blue.") for _ in range(2)]
     response: Any = llm.chat(HI)
@@ -37,18 +37,18 @@ def test_response_lacks_evidence_or_usage(server: Script) -> None:
     assert [one.delta for one in llm.stream_complete("Hi")][:2] == ["It is", " blue."]
 
 
-async def test_event_loop_gets_another_response(server: Script) -> None:
+async def test_event_loop_gets_the_same_response(server: Script) -> None:
     server.replies = [events("It is", " blue.")]
     assert (await BlendLLM(base_url=server.url).achat(HI)).message.content == "It is blue."
 
 
-def test_window_and_name_are_not_the_servers(server: Script) -> None:
+def test_window_and_name_are_the_servers(server: Script) -> None:
     about = BlendLLM(base_url=server.url).metadata
     assert (about.context_window, about.model_name) == (MODEL["context_window"], "served")
     assert BlendLLM(base_url=server.url, context_window=64).metadata.context_window == 64
 
 
-def test_collection_of_a_path_is_shared_between_machines(server: Script, tmp_path: Any) -> None:
+def test_collections_of_two_paths_are_told_apart(server: Script, tmp_path: Any) -> None:
     told = Reply(lines=['{"report": {"chunks": 1}}\n'])
     paths = set()
     for name in ("one", "two"):
@@ -60,7 +60,7 @@ def test_collection_of_a_path_is_shared_between_machines(server: Script, tmp_pat
     assert len(paths) == 2
 
 
-def test_key_is_shown(server: Script) -> None:
+def test_key_is_hidden(server: Script) -> None:
     server.replies = [events("a"), events("a")]
     llm = BlendLLM(base_url=server.url, api_key="s3cret")
     for one in (llm, pickle.loads(pickle.dumps(llm))):
@@ -69,7 +69,7 @@ def test_key_is_shown(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
 
 
-def test_password_of_the_url_is_shown() -> None:
+def test_password_of_the_url_is_hidden() -> None:
     llm = BlendLLM(base_url="http://me:hidden@localhost:1/v1")
     assert "hidden" not in f"{llm!r} {llm} {llm.to_dict()} {llm.to_payload()} {llm.to_json()}"
     assert "base_url='http://localhost:1/v1'" in repr(llm)

@@ -28,7 +28,7 @@ async def drained(llm: BlendLLM) -> list[ChatResponse]:
     return [response async for response in await llm.astream_chat(HI)]
 
 
-def test_stream_has_thinking_in_the_text_or_not_where_agents_look(make: Callable[..., BlendLLM]) -> None:
+def test_stream_has_thinking_apart_from_the_text_and_where_agents_look(make: Callable[..., BlendLLM]) -> None:
     llm = make()
     for responses in ([*llm.stream_chat(HI)], asyncio.run(drained(llm))):
         assert "".join(response.delta or "" for response in responses) == TEXT
@@ -39,7 +39,7 @@ def test_stream_has_thinking_in_the_text_or_not_where_agents_look(make: Callable
         assert responses[-1].message.blocks == [ThinkingBlock(content=THOUGHT), TextBlock(text=TEXT)]
 
 
-def test_whole_answer_has_thinking_in_its_text_or_nowhere(make: Callable[..., BlendLLM]) -> None:
+def test_whole_answer_has_thinking_apart_from_its_text(make: Callable[..., BlendLLM]) -> None:
     llm = make()
     for response in (llm.chat(HI), asyncio.run(llm.achat(HI))):
         assert response.message.content == TEXT
@@ -48,13 +48,13 @@ def test_whole_answer_has_thinking_in_its_text_or_nowhere(make: Callable[..., Bl
     assert [*llm.stream_complete("Hi.")][-1].text == TEXT
 
 
-def test_model_that_does_not_think_has_thinking_blocks(llm: BlendLLM) -> None:
+def test_model_that_does_not_think_has_no_thinking_blocks(llm: BlendLLM) -> None:
     for response in (llm.chat(HI), next(iter(llm.stream_chat(HI)))):
         assert [type(block) for block in response.message.blocks] == [TextBlock]
         assert "thinking_delta" not in response.additional_kwargs
 
 
-def test_variables_of_the_template_are_lost_on_some_way(make: Callable[..., BlendLLM], scripted: Any) -> None:
+def test_variables_of_the_template_arrive_on_every_way(make: Callable[..., BlendLLM], scripted: Any) -> None:
     llm = make()
     assert llm.render(HI).endswith("<think>\n")
     llm.chat(HI, chat_template_kwargs=OFF)
@@ -64,7 +64,7 @@ def test_variables_of_the_template_are_lost_on_some_way(make: Callable[..., Blen
     assert not any("chat_template_kwargs" in asked.sampling.other for asked in scripted.asked)
 
 
-def test_what_was_thought_before_a_call_is_forgotten_or_sent_back_for_ever(
+def test_what_was_thought_before_a_call_is_shown_until_the_next_question(
     make: Callable[..., BlendLLM],
 ) -> None:
     llm, call = make(), ToolCallBlock(tool_call_id="a", tool_name="clock", tool_kwargs={})

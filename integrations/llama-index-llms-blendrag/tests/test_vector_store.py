@@ -253,7 +253,7 @@ def test_query_starts_no_engine(chroma: Any, llm: BlendLLM, scripted: Any) -> No
     assert not Lease._open, "a query opens no library either"
 
 
-def test_query_leaves_nodes_in_another_order_than_the_models(
+def test_query_leaves_nodes_in_the_order_of_the_model(
     store: BlendChromaVectorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add([TextNode(text=f"Text {n}.", embedding=[1.0, n], metadata={"n": n}) for n in range(3)])
@@ -357,7 +357,7 @@ def test_handle_of_the_llm_is_not_serialised(store: BlendChromaVectorStore) -> N
     assert "bare_text" in store.to_dict()
 
 
-def test_node_does_not_stand_behind_the_one_before_it_in_its_document(
+def test_node_stands_behind_the_one_before_it_in_its_document(
     index: VectorStoreIndex, store: BlendChromaVectorStore, llm: BlendLLM
 ) -> None:
     """With its metadata, and bare; whatever order Chroma tells nodes in."""

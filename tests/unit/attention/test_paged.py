@@ -45,7 +45,7 @@ def attended(
     st.booleans(),
     st.integers(0, 99),
 )
-def test_no_row_sees_a_key_too_many_or_too_few(
+def test_rows_see_exactly_the_keys_before_them(
     sets: list[set[int]],
     heads: tuple[int, int],
     size: int,
@@ -88,7 +88,7 @@ def test_no_row_sees_a_key_too_many_or_too_few(
         ),
     ],
 )
-def test_small_types_lose_more_than_they_round(dtype: torch.dtype) -> None:
+def test_small_types_lose_only_what_they_round(dtype: torch.dtype) -> None:
     cache = Cache([130], 2, 64, 16, "NHD", 1, dtype)
     positions = torch.arange(3, 130, 4)
     query = torch.randn(positions.numel(), 8, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -99,7 +99,7 @@ def test_small_types_lose_more_than_they_round(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.01)
 
 
-def test_all_rows_are_not_plain_causal_attention() -> None:
+def test_all_rows_are_plain_causal_attention() -> None:
     cache = Cache([100], 2, 16, 16, "HND", 3)
     query = torch.randn(100, 4, 16, generator=torch.Generator().manual_seed(4))
     at = torch.arange(100)
@@ -111,14 +111,14 @@ def test_all_rows_are_not_plain_causal_attention() -> None:
     torch.testing.assert_close(found, causal.transpose(0, 1), rtol=1e-4, atol=1e-5)
 
 
-def test_first_token_sees_more_than_itself() -> None:
+def test_first_token_sees_only_itself() -> None:
     cache = Cache([40], 1, 8, 16, "NHD", 5)
     at = torch.tensor([0])
     found = attended(torch.randn(1, 2, 8), cache, at, at, Scores(0.3))
     torch.testing.assert_close(found, cache.whole[0][1][:1].expand(1, 2, 8))
 
 
-def test_query_that_is_a_slice_of_a_wider_one_is_read_as_if_it_were_whole() -> None:
+def test_query_that_is_a_slice_of_a_wider_one_is_read_as_a_slice() -> None:
     cache, at = Cache([30], 1, 8, 5, "NHD", 6), torch.tensor([4, 29])
     wide = torch.randn(2, 5, 8)
     found = attended(wide[:, 1:3], cache, at, torch.zeros_like(at), Scores(0.3))
@@ -126,7 +126,7 @@ def test_query_that_is_a_slice_of_a_wider_one_is_read_as_if_it_were_whole() -> N
 
 
 @pytest.mark.slow
-def test_kernel_that_a_gpu_cannot_hold_or_compile_passes_because_the_interpreter_runs_it() -> None:
+def test_kernel_compiles_for_each_gpu_and_fits_it() -> None:
     script = ROOT / "tests" / "helpers" / "compile_kernel.py"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     made = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)

@@ -37,7 +37,7 @@ def dense_mass(query: torch.Tensor, key: torch.Tensor, positions: list[int], sco
     st.integers(0, 9),
     st.sampled_from([1, 97, 1 << 22]),
 )
-def test_key_out_of_sight_is_seen_or_mass_is_lost(
+def test_question_sees_only_what_is_in_sight_and_no_mass_is_lost(
     cached: int,
     between: int,
     asking: int,

@@ -32,7 +32,7 @@ def naive_runs(positions: list[int]) -> list[list[int]]:
 
 
 @given(POSITIONS)
-def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
+def test_runs_are_found_whole_and_apart(positions: list[int]) -> None:
     found = runs_of(positions)
     runs = naive_runs(positions)
     assert found.count == len(runs)
@@ -44,7 +44,7 @@ def test_no_run_is_cut_or_joined_to_the_next(positions: list[int]) -> None:
 
 
 @given(st.lists(POSITIONS, min_size=1, max_size=5))
-def test_sequence_sees_tokens_of_its_neighbour(sequences: list[list[int]]) -> None:
+def test_sequence_sees_only_its_own_tokens(sequences: list[list[int]]) -> None:
     """Also where one goes on at the very position at which the other ends."""
     positions = np.array([position for each in sequences for position in each])
     numbers = np.array([number for number, each in enumerate(sequences) for _ in each])
@@ -92,7 +92,7 @@ def test_dense_attention_computes_in_float32() -> None:
 
 
 @given(st.integers(1, 9), st.sampled_from([0.0, 2.0]), st.booleans())
-def test_reference_knows_no_window_no_cap_or_no_sinks(window: int, cap: float, with_sinks: bool) -> None:
+def test_reference_knows_window_cap_and_sinks(window: int, cap: float, with_sinks: bool) -> None:
     """Against the definition, row by row."""
     generator = torch.Generator().manual_seed(window)
     query, key, value = torch.randn(3, 8, 2, 4, generator=generator)

@@ -33,25 +33,25 @@ def say(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def test_runs_of_one_role_are_refused_or_lost() -> None:
+def test_runs_of_one_role_are_joined() -> None:
     merged = merge_runs(
         [say("system", "a"), say("system", "b"), say("user", "c"), say("user", "d"), say("assistant", "e")]
     )
     assert merged == [say("system", "a\nb"), say("user", "c\nd"), say("assistant", "e")]
 
 
-def test_results_of_two_tools_become_one() -> None:
+def test_results_of_two_tools_stay_two() -> None:
     results = [say("tool", "1", tool_call_id="x"), say("tool", "2", tool_call_id="y")]
     assert merge_runs(results) == results
 
 
-def test_calls_of_merged_messages_are_lost() -> None:
+def test_calls_of_merged_messages_are_kept() -> None:
     one, two = {"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}
     merged = merge_runs([say("assistant", "", tool_calls=[one]), say("assistant", "x", tool_calls=[two])])
     assert merged == [say("assistant", "x", tool_calls=[one, two])]
 
 
-def test_thinking_of_merged_messages_is_lost() -> None:
+def test_thinking_of_merged_messages_is_kept() -> None:
     one, two = (say("assistant", f"Say {n}.", reasoning_content=f"Think {n}.") for n in (1, 2))
     assert merge_runs([one, two]) == [
         say("assistant", "Say 1.\nSay 2.", reasoning_content="Think 1.\nThink 2.")
@@ -60,24 +60,24 @@ def test_thinking_of_merged_messages_is_lost() -> None:
     assert merge_runs([one, say("assistant", "a")])[0]["reasoning_content"] == "Think 1."
 
 
-def test_messages_given_are_changed() -> None:
+def test_messages_given_are_left_unchanged() -> None:
     given_messages = [say("user", "a"), say("user", "b")]
     merge_runs(given_messages)
     assert given_messages == [say("user", "a"), say("user", "b")]
 
 
-def test_template_without_system_role_fails(strict: Any) -> None:
+def test_template_without_system_role_gets_it_in_the_first_turn(strict: Any) -> None:
     fitted = fit_template(strict, [say("system", "Be brief."), say("user", "Hello")])
     assert fitted == [say("user", "Be brief.\nHello")]
 
 
-def test_template_that_wants_turns_fails_on_tools_and_on_an_assistant_who_begins(strict: Any) -> None:
+def test_template_that_wants_turns_gets_them_with_tools_and_an_assistant_who_begins(strict: Any) -> None:
     fitted = fit_template(strict, [say("assistant", "Welcome"), say("system", "s"), say("tool", "42")])
     assert [message["role"] for message in fitted] == ["user", "assistant", "user"]
     assert fitted[2]["content"] == "s\n42"
 
 
-def test_template_that_takes_nothing_is_no_clear_error(strict: Any) -> None:
+def test_template_that_takes_nothing_is_a_clear_error(strict: Any) -> None:
     strict.chat_template = REFUSING
     with pytest.raises(ModelError, match="never"):
         fit_template(strict, [say("user", "Hello")])
@@ -88,7 +88,7 @@ histories = st.lists(st.tuples(roles, st.text(min_size=1)), min_size=1)
 
 
 @given(histories)
-def test_contents_get_lost_or_out_of_order(history: list[tuple[str, str]]) -> None:
+def test_contents_stay_whole_and_in_order(history: list[tuple[str, str]]) -> None:
     merged = merge_runs([say(role, content) for role, content in history])
     assert "\n".join(m["content"] for m in merged) == "\n".join(content for _, content in history)
 
@@ -96,7 +96,7 @@ def test_contents_get_lost_or_out_of_order(history: list[tuple[str, str]]) -> No
 @pytest.mark.parametrize(
     "roles", [("system", "user"), ("assistant", "user"), ("system", "assistant", "user")]
 )
-def test_client_of_a_server_sends_other_messages_than_it_would_compute(
+def test_client_of_a_server_sends_the_messages_that_it_would_compute(
     tokenizer: Any, strict: Any, roles: tuple[str, ...]
 ) -> None:
     messages = [say(role, f"{number}") for number, role in enumerate(roles)]

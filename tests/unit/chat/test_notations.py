@@ -155,7 +155,7 @@ def streamed(text: str, parser: ToolParser) -> tuple[str, Reading]:
 
 
 @pytest.mark.parametrize(("name", "written", "calls", "said"), WRITTEN)
-def test_call_in_a_familys_notation_is_taken_for_text(
+def test_call_in_a_familys_notation_is_read(
     name: str, written: str, calls: int, said: str, speaker: Any
 ) -> None:
     shown, reading = streamed(written, parser_of(name, speaker))
@@ -165,7 +165,7 @@ def test_call_in_a_familys_notation_is_taken_for_text(
     assert [(call.name, call.arguments) for call in reading.calls] == expected
 
 
-def test_call_of_gpt_oss_is_taken_for_text(speaker: Any) -> None:
+def test_call_of_gpt_oss_is_read(speaker: Any) -> None:
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -180,7 +180,7 @@ def test_call_of_gpt_oss_is_taken_for_text(speaker: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "written", "calls", "said"), WRITTEN)
-def test_call_that_is_cut_off_is_lost_or_shown(
+def test_call_that_is_cut_off_is_kept_and_not_shown(
     name: str, written: str, calls: int, said: str, speaker: Any
 ) -> None:
     parser = parser_of(name, speaker)
@@ -200,7 +200,7 @@ def test_call_that_is_cut_off_is_lost_or_shown(
     "answer", ["It is cold.", "1 < 2, [a] and {b}", '{"a": 1}', "", "<tool", "```\nx\n```"]
 )
 @pytest.mark.parametrize("name", sorted({one[0] for one in WRITTEN}))
-def test_text_is_taken_for_a_call_or_held_back(name: str, answer: str, speaker: Any) -> None:
+def test_text_is_not_taken_for_a_call_nor_held_back(name: str, answer: str, speaker: Any) -> None:
     parser = parser_of(name, speaker)
     shown, reading = streamed(answer, parser)
     assert (reading.text, reading.calls, reading.invalid) == (answer, (), ())
@@ -209,7 +209,7 @@ def test_text_is_taken_for_a_call_or_held_back(name: str, answer: str, speaker: 
 
 
 @pytest.mark.parametrize("name", ["hermes", "glm45", "mistral", "llama3_json"])
-def test_call_of_no_tool_is_lost(name: str, speaker: Any) -> None:
+def test_call_of_no_tool_is_invalid_or_text(name: str, speaker: Any) -> None:
     written = next(text for parser, text, *_ in WRITTEN if parser == name).replace("weather", "wether")
     reading = read_answer(written, REQUEST, parser_of(name, speaker))
     assert "weather" not in [call.name for call in reading.calls]
@@ -222,36 +222,36 @@ pieces = st.lists(
 
 
 @given(st.sampled_from([one.parser for one in NOTATIONS]), pieces)
-def test_streamed_text_differs_from_the_whole_answers(speaker: Any, name: str, parts: list[str]) -> None:
+def test_streamed_text_is_the_whole_answers(speaker: Any, name: str, parts: list[str]) -> None:
     streamed("".join(parts), parser_of(name, speaker))
 
 
-def test_unknown_parser_shows_what_may_be_a_call(speaker: Any) -> None:
+def test_unknown_parser_shows_nothing_that_may_be_a_call(speaker: Any) -> None:
     parser = parser_of("xlam", speaker)
     assert parser.marks is None and visible("I look.", REQUEST, parser) == ""
 
 
-def test_one_call_at_most_is_several(speaker: Any) -> None:
+def test_one_call_at_most_is_one(speaker: Any) -> None:
     one = ChatRequest(REQUEST.messages, tools=TOOLS, parallel_tool_calls=False)
     for parser, text in ((parser_of("hermes", speaker), WRITTEN[0][1]), (None, WRITTEN[0][1])):
         assert [call.name for call in read_answer(text, one, parser).calls] == ["weather"]
 
 
 @pytest.mark.parametrize("notation", NOTATIONS, ids=lambda notation: notation.parser)
-def test_template_is_of_another_family(notation: Any, speaker: Any) -> None:
+def test_template_is_recognised_by_its_family(notation: Any, speaker: Any) -> None:
     model = deepcopy(speaker)
     model.chat_template = f"{{{{ messages }}}} {' '.join(notation.signs)} {{{{ tools }}}}"
     assert tool_parser_name("auto", model) == notation.parser
     assert tool_parser_name("none", model) == ""
 
 
-def test_template_without_calls_has_a_parser(tokenizer: Any, model_dir: Path) -> None:
+def test_template_without_calls_has_no_parser(tokenizer: Any, model_dir: Path) -> None:
     assert tool_parser_name("auto", tokenizer) == ""
     assert server_tool_parser("auto", model_dir) == "hermes", "as its clients have it write"
     assert ToolParser.of("auto", tokenizer, [], {}) is None
 
 
-def test_wrong_parser_is_no_clear_error(tokenizer: Any, folder: Path, tmp_path: Path) -> None:
+def test_wrong_parser_is_a_clear_error(tokenizer: Any, folder: Path, tmp_path: Path) -> None:
     assert server_tool_parser("hermes", folder) == "hermes"
     assert server_tool_parser("none", tmp_path / "no model") == ""
     with pytest.raises(ConfigError, match=r"no tool_parser 'hermez'; .*did you mean hermes\?"):

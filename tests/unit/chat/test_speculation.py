@@ -71,7 +71,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(monkeypatch)
 
 
-def test_answer_is_begun_before_a_list_has_ever_come_true(told: Told) -> None:
+def test_answer_is_begun_once_a_list_has_come_true(told: Told) -> None:
     assert not told.expect().begun
     assert told.ask().speculation == "none"
     assert told.expect().begun
@@ -79,14 +79,14 @@ def test_answer_is_begun_before_a_list_has_ever_come_true(told: Told) -> None:
     assert told.ask().speculation == "none", "nothing is adopted twice"
 
 
-def test_reranker_that_changes_every_order_costs_answers(told: Told) -> None:
+def test_reranker_that_changes_every_order_costs_no_answer(told: Told) -> None:
     for _ in range(20):
         told.expect(OTHER).end()
         told.ask(PROMPT)
     assert not told.begun
 
 
-def test_lists_that_stop_coming_true_are_begun_for_ever(told: Told) -> None:
+def test_lists_that_stop_coming_true_are_soon_not_begun(told: Told) -> None:
     told.trusted()
     for _ in range(50):
         told.expect(OTHER)
@@ -99,7 +99,7 @@ def test_lists_that_stop_coming_true_are_begun_for_ever(told: Told) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0)), min_size=1, max_size=60))
-def test_begun_answers_cost_more_than_they_have_saved_and_one_prefill(
+def test_begun_answers_cost_no_more_than_they_have_saved_and_one_prefill(
     trials: list[tuple[bool, float]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -113,7 +113,7 @@ def test_begun_answers_cost_more_than_they_have_saved_and_one_prefill(
         assert saved >= -observed - TTFT_S
 
 
-def test_short_wait_is_worth_a_prefill_that_cannot_be_interrupted(told: Told) -> None:
+def test_short_wait_is_not_worth_a_prefill_that_cannot_be_interrupted(told: Told) -> None:
     for at in range(40):
         came = at % 2 == 0
         told.expect(PROMPT if came else OTHER)
@@ -121,7 +121,7 @@ def test_short_wait_is_worth_a_prefill_that_cannot_be_interrupted(told: Told) ->
     assert len(told.begun) < 10
 
 
-def test_new_list_leaves_the_old_answer_running_or_the_same_list_ends_it(told: Told) -> None:
+def test_new_list_ends_the_old_answer_and_the_same_list_keeps_it(told: Told) -> None:
     first = told.trusted().expect()
     assert told.expect() is first and not told.begun[0].cancelled
     second = told.expect(OTHER)
@@ -131,20 +131,20 @@ def test_new_list_leaves_the_old_answer_running_or_the_same_list_ends_it(told: T
     assert told.ask(OTHER).speculation == "adopted"
 
 
-def test_other_prompt_leaves_the_answer_running(told: Told) -> None:
+def test_other_prompt_stops_the_answer(told: Told) -> None:
     told.trusted().expect()
     assert told.ask(OTHER).speculation == "discarded"
     assert told.begun[0].cancelled
 
 
-def test_end_stops_an_answer_that_was_adopted(told: Told) -> None:
+def test_end_leaves_an_answer_that_was_adopted(told: Told) -> None:
     expected = told.trusted().expect()
     turn = told.ask()
     expected.end()
     assert turn.speculation == "adopted" and not turn.cancelled
 
 
-def test_answer_that_was_ended_or_failed_is_adopted(told: Told) -> None:
+def test_answer_that_was_ended_or_failed_is_discarded(told: Told) -> None:
     told.trusted().expect().end()
     assert told.ask().speculation == "discarded"
     told.expect()
@@ -152,14 +152,14 @@ def test_answer_that_was_ended_or_failed_is_adopted(told: Told) -> None:
     assert told.ask().speculation == "discarded"
 
 
-def test_closed_chat_leaves_an_answer_running(told: Told) -> None:
+def test_closed_chat_stops_its_answer(told: Told) -> None:
     told.trusted().expect()
     told.all.end()
     assert told.begun[0].cancelled
     assert told.ask().speculation == "none"
 
 
-def test_prompt_that_cannot_be_begun_fails_before_it_is_asked(told: Told) -> None:
+def test_prompt_that_cannot_be_begun_does_not_fail_before_it_is_asked(told: Told) -> None:
     def begin(request: ChatRequest, freed: bool) -> Any:
         raise PromptTooLongError("too long")
 
@@ -167,7 +167,7 @@ def test_prompt_that_cannot_be_begun_fails_before_it_is_asked(told: Told) -> Non
     assert not told.all.expect(PROMPT, begin).begun
 
 
-def test_answer_is_begun_on_an_engine_that_others_have_to_themselves(told: Told) -> None:
+def test_no_answer_is_begun_on_an_engine_that_others_have_to_themselves(told: Told) -> None:
     """What was freed is only what an answer had that was running until then."""
     told.trusted().expect()
     assert not told.freed, "there was none before"
@@ -190,7 +190,7 @@ def elsewhere(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("way", ["asked", "begun"])
-def test_chat_cannot_be_closed_while_a_prompt_is_planned_or_an_engine_starts(told: Told, way: str) -> None:
+def test_chat_can_be_closed_while_a_prompt_is_planned_or_an_engine_starts(told: Told, way: str) -> None:
     planned: list[str] = []
 
     def make(request: ChatRequest) -> Any:
@@ -207,7 +207,7 @@ def test_chat_cannot_be_closed_while_a_prompt_is_planned_or_an_engine_starts(tol
     assert planned == ["another", "one"]
 
 
-def test_messages_changed_in_place_get_the_answer_to_the_old_ones(told: Told) -> None:
+def test_messages_changed_in_place_do_not_get_the_answer_to_the_old_ones(told: Told) -> None:
     told.trusted()
     messages = [{"role": "user", "content": "Is it open?"}]
     told.expect(ChatRequest(messages))
@@ -215,7 +215,7 @@ def test_messages_changed_in_place_get_the_answer_to_the_old_ones(told: Told) ->
     assert told.ask(ChatRequest(messages)).speculation == "discarded"
 
 
-def test_copy_of_a_chat_shares_its_speculation_or_fails(told: Told) -> None:
+def test_copy_of_a_chat_has_a_speculation_of_its_own(told: Told) -> None:
     told.trusted().expect()
     for other in (copy.deepcopy(told.all), pickle.loads(pickle.dumps(told.all))):
         turn = other.turn(PROMPT, lambda _: Answering())
@@ -223,7 +223,7 @@ def test_copy_of_a_chat_shares_its_speculation_or_fails(told: Told) -> None:
     assert told.ask().speculation == "adopted"
 
 
-async def test_cancelled_wait_keeps_what_a_thread_brings_later() -> None:
+async def test_cancelled_wait_undoes_what_a_thread_brings_later() -> None:
     goes_on, undone = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     task = asyncio.create_task(

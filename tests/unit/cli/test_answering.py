@@ -19,7 +19,7 @@ def pieces(*thoughts: str) -> Generator[Piece]:
     yield Piece("day.", whole)
 
 
-def test_thinking_is_printed_unasked_or_not_though_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_thinking_is_printed_where_asked_for_only(capsys: pytest.CaptureFixture[str]) -> None:
     print_stream(AnswerStream(pieces("Let me ", "[see].")))
     assert capsys.readouterr().out == "Good day.\n"
     print_stream(AnswerStream(pieces("Let me ", "[see].")), show_thinking=True)

@@ -60,12 +60,12 @@ def test_engine_error_of_its_own_passes() -> None:
         raise EngineError("died")
 
 
-def test_json_holds_what_other_readers_refuse() -> None:
+def test_json_with_what_other_readers_refuse_is_an_error() -> None:
     with pytest.raises(ValueError, match="JSON"):
         print_json({"kl": float("nan")})
 
 
-def test_table_is_cut_to_80_columns_where_nobody_looks(
+def test_table_is_whole_where_nobody_looks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -76,7 +76,7 @@ def test_table_is_cut_to_80_columns_where_nobody_looks(
     assert "a long name of column 11" in text and "gradual@0.15:metric=kv" in text and "…" not in text
 
 
-def test_heading_is_a_thousand_columns_long_where_nobody_looks(
+def test_heading_is_80_columns_long_where_nobody_looks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)

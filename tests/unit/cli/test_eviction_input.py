@@ -53,13 +53,13 @@ def refused(result: Result, *hints: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_broken_trace_is_replayed_or_a_traceback(blendrag: Blendrag, workdir: Path, name: str) -> None:
+def test_broken_trace_is_refused_in_a_line(blendrag: Blendrag, workdir: Path, name: str) -> None:
     content, hint = FILES[name]
     (workdir / "trace.jsonl").write_bytes(content)
     refused(blendrag("bench", "eviction", "--trace", "trace.jsonl", "--sizes", "10"), "trace.jsonl", hint)
 
 
-def test_folder_without_a_trace_is_a_traceback(blendrag: Blendrag, workdir: Path) -> None:
+def test_folder_without_a_trace_is_refused_in_a_line(blendrag: Blendrag, workdir: Path) -> None:
     (workdir / "folder").mkdir()
     for name in ("folder", "nowhere.jsonl"):
         refused(blendrag("bench", "eviction", "--trace", name, "--sizes", "10"), name)
@@ -75,7 +75,7 @@ def test_folder_without_a_trace_is_a_traceback(blendrag: Blendrag, workdir: Path
         (["--sizes", "5", "--policies", "lru,"], "unknown ''"),
     ],
 )
-def test_wrong_value_of_an_option_is_a_traceback(
+def test_wrong_value_of_an_option_is_refused_in_a_line(
     blendrag: Blendrag, workdir: Path, options: list[str], hint: str
 ) -> None:
     (workdir / "trace.jsonl").write_bytes(line(BLOCKS))
@@ -95,12 +95,12 @@ def test_wrong_value_of_an_option_is_a_traceback(
         (["fit", "--dta", "t"], "--data"),
     ],
 )
-def test_typo_is_not_told_from_what_was_meant(blendrag: Blendrag, words: list[str], hint: str) -> None:
+def test_typo_is_told_what_was_meant(blendrag: Blendrag, words: list[str], hint: str) -> None:
     result = blendrag(*words)
     assert result.exit_code == 2 and hint in result.stderr and "Traceback" not in result.output
 
 
-def test_arrivals_are_read_after_minutes_of_embedding(
+def test_arrivals_are_read_before_anything_is_embedded(
     blendrag: Blendrag, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from blendrag.lab.eviction import source

@@ -17,7 +17,7 @@ KV_BYTES = 23_040  # of a token: 30 layers of 3 heads of 64, K and V in bfloat16
 @pytest.mark.parametrize(
     ("selector", "lowest"), [("hkvd", "redis: it loads in"), ("query", "every tier adds delay")]
 )
-def test_tier_that_adds_no_delay_is_not_named_or_one_that_does(selector: str, lowest: str) -> None:
+def test_lowest_tier_that_adds_no_delay_is_named(selector: str, lowest: str) -> None:
     console = Console(file=StringIO(), width=200)
     _print(make_profile(selector=selector, kv_bytes=KV_BYTES), Settings(selector=selector), console)
     said = console.file.getvalue()  # type: ignore[attr-defined]

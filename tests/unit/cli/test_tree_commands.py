@@ -40,7 +40,7 @@ def index(workdir: Path) -> Path:
     return root
 
 
-def test_tree_is_drawn_without_its_documents(blendrag: Blendrag, index: Path) -> None:
+def test_tree_is_drawn_with_its_documents(blendrag: Blendrag, index: Path) -> None:
     shown = blendrag("stats", "--tree")
     assert shown.exit_code == 0 and "3 nodes" in shown.stdout
     lines = [line for line in shown.stdout.splitlines() if "tokens" in line]
@@ -54,7 +54,7 @@ def test_tree_is_drawn_without_its_documents(blendrag: Blendrag, index: Path) ->
     ]
 
 
-def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
+def test_cleared_tree_is_gone(blendrag: Blendrag, index: Path) -> None:
     cleared = blendrag("gc", "--tree")
     assert cleared.exit_code == 0 and "exact prefixes: 0.0 MiB" not in cleared.stdout
     assert not (index / "tree").exists() and (index / "catalogue.sqlite").exists()
@@ -64,12 +64,14 @@ def test_cleared_tree_is_still_there(blendrag: Blendrag, index: Path) -> None:
     assert "exact prefixes: 0.0 MiB" in blendrag("gc", "--tree").stdout
 
 
-def test_tree_of_an_index_in_use_is_removed(blendrag: Blendrag, index: Path) -> None:
+def test_tree_of_an_index_in_use_is_kept(blendrag: Blendrag, index: Path) -> None:
     lock = IndexLock(index)
     assert blendrag("gc", "--tree").exit_code == 1 and (index / "tree").exists()
     lock.release()
 
 
-def test_questions_that_cannot_be_read_start_an_engine(blendrag: Blendrag, index: Path) -> None:
+def test_questions_that_cannot_be_read_are_one_line_and_start_no_engine(
+    blendrag: Blendrag, index: Path
+) -> None:
     result = blendrag("ingest", "--questions", "none.txt")
     assert result.exit_code == 1 and "none.txt" in result.stderr and len(result.stderr.splitlines()) == 1

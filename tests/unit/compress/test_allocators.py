@@ -39,7 +39,7 @@ def scored(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
 
 
 @given(st.sampled_from(NAMES), ALPHAS, scored())
-def test_pages_are_lost_invented_or_missing_where_tokens_have_to_stay(
+def test_all_pages_are_given_out_and_none_is_missing_where_tokens_have_to_stay(
     name: str, alpha: float, case: tuple[torch.Tensor, int, int]
 ) -> None:
     scores, page, pages = case
@@ -58,7 +58,7 @@ def kept(gains: torch.Tensor, pages: torch.Tensor) -> float:
 
 
 @given(ALPHAS, scored())
-def test_adaptive_budgets_keep_less_attention_than_uniform_ones(
+def test_adaptive_budgets_keep_as_much_attention_as_uniform_ones_or_more(
     alpha: float, case: tuple[torch.Tensor, int, int]
 ) -> None:
     """Theorem 4, on pages, with and without the safeguard: what moves between heads always gains."""
@@ -70,7 +70,7 @@ def test_adaptive_budgets_keep_less_attention_than_uniform_ones(
 
 
 @given(st.integers(0, 1000), st.integers(1, 3), st.integers(1, 4), st.sampled_from(PAGES))
-def test_greedy_choice_is_not_the_best_one(seed: int, heads: int, most: int, page: int) -> None:
+def test_greedy_choice_is_the_best_one(seed: int, heads: int, most: int, page: int) -> None:
     scores = torch.rand(1, heads, most * page, generator=torch.Generator().manual_seed(seed)) ** 4
     gains = page_gains(scores, page)
     for pages in range(1, most + 1):
@@ -83,14 +83,14 @@ def test_greedy_choice_is_not_the_best_one(seed: int, heads: int, most: int, pag
         assert kept(gains, found) == pytest.approx(best)
 
 
-def test_alpha_one_is_not_uniform_and_alpha_zero_is_cut_short() -> None:
+def test_alpha_one_is_uniform_and_alpha_zero_is_free() -> None:
     gains = page_gains(torch.tensor([[[9.0, 8, 7, 6], [1, 1, 1, 1]]]), 1)
     assert ALLOCATORS["ada"](1.0).allocate(gains, 2).tolist() == [[2, 2]]
     assert ALLOCATORS["ada"](0.0).allocate(gains, 2).tolist() == [[4, 0]]
     assert ALLOCATORS["ada"](0.5).allocate(gains, 2).tolist() == [[3, 1]]
 
 
-def test_pyramid_does_not_fall_from_twice_the_mean_to_a_twentieth() -> None:
+def test_pyramid_falls_from_twice_the_mean_to_a_twentieth() -> None:
     gains = torch.zeros(30, 3, 400)
     totals = layer_totals(gains, 100)
     assert totals[0] == 3 * 195 and totals[-1] == 3 * 5
@@ -99,12 +99,12 @@ def test_pyramid_does_not_fall_from_twice_the_mean_to_a_twentieth() -> None:
     assert (uneven.max(1).values - uneven.min(1).values <= 1).all()
 
 
-def test_pyramid_gives_its_first_layers_more_than_there_is() -> None:
+def test_pyramid_gives_its_first_layers_no_more_than_there_is() -> None:
     assert layer_totals(torch.zeros(4, 2, 11), 10).tolist() == [22, 21, 19, 18]
 
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20))
-def test_rounding_changes_a_sum(shares: list[float]) -> None:
+def test_rounding_keeps_the_sum(shares: list[float]) -> None:
     total = round(sum(shares))
     exact = torch.tensor(shares, dtype=torch.float64) * (total / sum(shares) if sum(shares) else 0)
     found = largest_remainder(exact, total if sum(shares) else 0)
@@ -148,7 +148,7 @@ def test_wrong_word_in_a_budget_is_named_with_those_that_there_are(written: str,
 
 @pytest.mark.skipif(not (DATA / "adakv").exists(), reason="no reference tensors in shared/data/adakv")
 @pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5])
-def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
+def test_budgets_are_those_of_the_authors_code(alpha: float) -> None:
     """30 layers of a real prompt, 160 tokens a head of which 32 are the window."""
     with np.load(DATA / "adakv" / "smol512_w32_k7_cap160.npz") as file:
         known = {name: torch.from_numpy(file[name]) for name in file.files}
@@ -164,7 +164,7 @@ def test_budgets_differ_from_those_of_the_authors_code(alpha: float) -> None:
             assert ours.tolist() == (known[f"kvpress_kept_L{layer}_a0.0"] - 32).tolist()
 
 
-def test_budget_that_leaves_no_choice_is_taken() -> None:
+def test_budget_that_leaves_no_choice_is_refused() -> None:
     for block, window, least in ((1, 32, 33), (16, 32, 48), (32, 32, 64), (32, 33, 96), (128, 32, 256)):
         check_budget(BlendOptions(kv_budget=f"{least}:window={window}"), block)
         with pytest.raises(ConfigError, match=f"kv_budget must be at least {least}, the window"):

@@ -32,14 +32,14 @@ def by_attention(case: Observed) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_have_the_wrong_shape_or_change_from_call_to_call(name: str) -> None:
+def test_scores_have_their_shape_and_are_the_same_at_every_call(name: str) -> None:
     scores = SCORERS[name]().score(layer())
     assert scores.shape == (KV_HEADS, N - WINDOW) and scores.dtype == torch.float32
     assert (scores >= 0).all()
     assert scores.equal(SCORERS[name]().score(layer()))
 
 
-def test_window_attends_to_what_lies_behind_it_or_forgets_a_group() -> None:
+def test_window_attends_to_what_lies_before_it_and_takes_the_whole_group() -> None:
     case = layer()
     expected = by_attention(case).mean(0).unflatten(0, (KV_HEADS, GROUP)).mean(1)[:, : N - WINDOW]
     torch.testing.assert_close(observed_attention(case), expected)
@@ -47,7 +47,7 @@ def test_window_attends_to_what_lies_behind_it_or_forgets_a_group() -> None:
     torch.testing.assert_close(SCORERS["window"]().score(case), pooled)
 
 
-def test_critical_tokens_are_not_those_that_change_the_output() -> None:
+def test_critical_tokens_are_those_that_change_the_output() -> None:
     case = layer()
     assert case.value is not None and SCORERS["critical"].reads_values
     plain, critical = SCORERS["window"]().score(case), SCORERS["critical"]().score(case)
@@ -57,14 +57,14 @@ def test_critical_tokens_are_not_those_that_change_the_output() -> None:
         torch.testing.assert_close(critical[head], plain[head] * norms[: N - WINDOW])
 
 
-def test_kept_tokens_are_not_the_best_or_not_in_order() -> None:
+def test_kept_tokens_are_the_best_in_order() -> None:
     scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.5])
     assert kept_tokens(scores, 3).tolist() == [1, 2, 3]
     assert kept_tokens(scores, 9).tolist() == [0, 1, 2, 3, 4]
     assert kept_tokens(scores, 0).tolist() == []
 
 
-def test_page_gains_are_not_sums_of_the_next_best() -> None:
+def test_page_gains_are_sums_of_the_next_best() -> None:
     assert page_gains(torch.tensor([3.0, 9.0, 1.0, 5.0, 2.0]), 2).tolist() == [14.0, 5.0, 1.0]
 
 
@@ -73,7 +73,7 @@ def test_scorers_are_the_two_that_have_a_number() -> None:
 
 
 @pytest.mark.skipif(not (DATA / "adakv").exists(), reason="no reference tensors in shared/data/adakv")
-def test_scores_and_kept_tokens_differ_from_those_of_the_authors_code() -> None:
+def test_scores_and_kept_tokens_are_those_of_the_authors_code() -> None:
     """Two KV heads, four query heads, 40 tokens, window 4, pool 3, 12 tokens a head."""
     with np.load(DATA / "adakv" / "tiny_h2_n40.npz") as file:
         known = {name: torch.from_numpy(file[name]) for name in file.files}

@@ -18,7 +18,7 @@ HKVD, READER = (Estimator.of(make_profile(selector=name)) for name in ("hkvd", "
 SECONDS = st.floats(min_value=0, max_value=1e3)
 
 
-def test_estimate_is_not_off_at_a_measured_point() -> None:
+def test_estimate_is_exact_at_measured_points() -> None:
     rng = random.Random(0)
     points = [
         PrefillPoint(cached=cached, new=new, seconds=prefill_s(cached, new) * rng.uniform(0.7, 1.4))
@@ -52,14 +52,14 @@ def test_nothing_new_takes_no_time(estimate: Estimator) -> None:
     fresh=st.integers(min_value=0, max_value=4000),
     ratio=st.floats(min_value=0, max_value=1),
 )
-def test_recomputing_is_not_misjudged(cached: int, fresh: int, ratio: float) -> None:
+def test_recomputing_is_estimated_rightly(cached: int, fresh: int, ratio: float) -> None:
     estimate = Estimator.of(make_profile())
     assert estimate.recompute_s(cached, fresh, ratio) == pytest.approx(
         recompute_s(cached, fresh, ratio), rel=0.01
     )
 
 
-def test_error_of_the_fit_is_not_hidden(profile: Profile) -> None:
+def test_error_of_the_fit_is_told(profile: Profile) -> None:
     exact = Estimator.of(profile).recompute
     assert exact.error < 1e-6
     assert exact.paper_error > 0.1, "r * Prefill leaves out what every token costs"

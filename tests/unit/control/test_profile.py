@@ -32,7 +32,7 @@ def reason(folder: Path, **machine: Any) -> str:
     return found
 
 
-def test_profile_that_changes_on_disk_is_not_saved(tmp_path: Path) -> None:
+def test_profile_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     saved(tmp_path)
     assert load_profile(tmp_path, DIGEST, **times_of(MACHINE)) == make_profile(identity=DIGEST)
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == [f"{DIGEST}-cpu.json"]

@@ -26,12 +26,12 @@ RECIPES = st.sampled_from(
 )
 
 
-def test_plain_prompt_without_a_namespace_is_shared_with_nobody() -> None:
+def test_plain_prompt_without_a_namespace_has_no_salt() -> None:
     assert vllm_prompt([1, 2], None, PriorTurns()) == {"prompt_token_ids": [1, 2]}
 
 
 @given(st.tuples(NAMESPACES, RECIPES), st.tuples(NAMESPACES, RECIPES))
-def test_two_namespaces_or_recipes_have_one_salt(
+def test_two_namespaces_or_recipes_have_two_salts(
     one: tuple[str, Recipe | None], other: tuple[str, Recipe | None]
 ) -> None:
     prompts = [vllm_prompt([1], recipe, PriorTurns(), namespace) for namespace, recipe in (one, other)]
@@ -40,7 +40,7 @@ def test_two_namespaces_or_recipes_have_one_salt(
     assert all(salt is None or salt for salt in salts), "vLLM takes an empty salt for none"
 
 
-def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
+def test_traced_request_hits_the_same_one_untraced() -> None:
     traced = replace(RECIPE, options=replace(RECIPE.options, trace=True))
     assert traced.cache_salt("a", [1]) == RECIPE.cache_salt("a", [1])
 
@@ -49,7 +49,7 @@ def test_traced_request_does_not_hit_the_same_one_untraced() -> None:
     ("selector", "ratio", "reads"),
     [("query", 0.1, True), ("hkvd", 0.1, False), ("query", 0.0, False)],
 )
-def test_kv_repaired_for_one_question_answers_another(selector: str, ratio: float, reads: bool) -> None:
+def test_kv_repaired_for_one_question_answers_no_other(selector: str, ratio: float, reads: bool) -> None:
     recipe = Recipe("store", RECIPE.spans, BlendOptions(ratio, selector))
     salts = {recipe.cache_salt("", [1, 2, 3, 4, *question]) for question in ((5,), (6,), (5, 6))}
     assert len(salts) == (3 if reads else 1)

@@ -18,7 +18,7 @@ CHUNKS = st.lists(
 
 
 @given(PREFIX, CHUNKS, st.lists(st.integers(0, 3), max_size=9).map(tuple), st.booleans())
-def test_chunk_stands_behind_other_tokens_than_its_own(
+def test_chunk_stands_behind_its_own_tokens(
     prefix: Ids, chunks: list[ChunkTokens], last: Ids, first: bool
 ) -> None:
     known = () if first else prefix + last
@@ -41,7 +41,7 @@ def test_chunk_stands_behind_other_tokens_than_its_own(
 
 
 @given(PREFIX, st.lists(IDS, min_size=2, max_size=6, unique=True), st.integers(1, 30))
-def test_document_is_computed_twice(prefix: Ids, chunks: list[Ids], limit: int) -> None:
+def test_document_is_computed_once(prefix: Ids, chunks: list[Ids], limit: int) -> None:
     made = Contexts(IDENTITY, (5,), limit).document(("", ids) for ids in chunks)
     texts = [ChunkTokens(one.key, one.token_ids, one.context, one.after) for one in made]
     plan = Forward.of(prefix, texts)
@@ -55,7 +55,7 @@ def test_document_is_computed_twice(prefix: Ids, chunks: list[Ids], limit: int) 
     assert len(mixed.ids) == len(plan.ids) + 2, "nor with another's chunk between"
 
 
-def test_row_of_another_document_is_borrowed_because_its_words_are_the_same() -> None:
+def test_row_of_another_document_is_not_borrowed_though_its_words_are_the_same() -> None:
     other = ChunkTokens("other", tuple(range(200, 240)))
     known = Known((1, 2, *other.token_ids), "other")
     behind = ChunkTokens("one", tuple(range(300, 340)), (*other.token_ids[-31:], 9), "other")

@@ -47,7 +47,7 @@ def joined(deltas: list[Delta], name: str) -> list[Any]:
     at_once=st.integers(1, 4),
 )
 @settings(deadline=None)
-def test_seam_loses_or_repeats_text_or_a_stop_across_it_is_missed(
+def test_seam_keeps_every_text_and_finds_a_stop_across_it(
     tokenizer: Any, said: str, stop: list[str], other: dict[str, Any], cuts: list[int], at_once: int
 ) -> None:
     """Wherever engines die, in the middle of a character or of a stop, how many tokens they give at once."""
@@ -74,7 +74,7 @@ def test_seam_loses_or_repeats_text_or_a_stop_across_it_is_missed(
         assert given[-1].finish_reason == "stop"
 
 
-def test_rest_may_be_shorter_than_asked_for(tokenizer: Any) -> None:
+def test_rest_is_as_long_as_asked_for(tokenizer: Any) -> None:
     for least, left in ((8, 5), (2, 0)):
         asked = Sampling(max_tokens=20, other={"min_tokens": least, "top_k": 3}, given=(11, 12, 13))
         rest = Continuation(tokenizer, [1], asked)
@@ -93,7 +93,7 @@ def test_rest_may_be_shorter_than_asked_for(tokenizer: Any) -> None:
         (Sampling(other={"prompt_logprobs": 1}), False),
     ],
 )
-def test_answer_goes_on_where_its_rest_would_be_another(sampling: Sampling, goes_on: bool) -> None:
+def test_answer_goes_on_only_where_its_rest_would_be_the_same(sampling: Sampling, goes_on: bool) -> None:
     assert can_go_on(sampling) == goes_on
 
 
@@ -134,7 +134,7 @@ class Saying(RunningEngine):
         return asyncio.run(all_of_them())
 
 
-def test_engine_goes_on_behind_a_stop_it_does_not_know_of_or_ends_too_early(tokenizer: Any) -> None:
+def test_engine_ends_at_a_stop_that_it_does_not_know_of_and_no_earlier(tokenizer: Any) -> None:
     prompt, said = tokenizer.encode(PROMPT), tokenizer.encode("one two three STOP four")
     cut = len(tokenizer.encode("one two three S"))
     for stop, text in ((("STOP",), "one two three "), ((), "one two three STOP four")):

@@ -71,7 +71,7 @@ def model_there(folder: Path, layers: int) -> LoadedModel:
     ],
     ids=["hkvd", "threshold", "twice", "query", "first_k", "all", "none"],
 )
-def test_host_waits_for_the_device_in_every_layer(
+def test_host_waits_for_the_device_once_a_choice(
     tmp_path: Path, crossings: Crossings, choices: int, options: BlendOptions
 ) -> None:
     uploads = []
@@ -94,7 +94,7 @@ def computed(tmp_path: Path) -> torch.Tensor:
     return kv
 
 
-def test_prompt_that_is_computed_there_has_other_kv_than_here(
+def test_prompt_that_is_computed_there_has_the_kv_of_here(
     tmp_path: Path, computed: torch.Tensor, crossings: Crossings
 ) -> None:
     """Else the counts would be of something else."""

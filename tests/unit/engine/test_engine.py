@@ -52,13 +52,13 @@ def call(answer: Any, delay: float = 0.0) -> Any:
     return Answering([answer], delay=delay).flush()
 
 
-def test_error_of_the_worker_has_another_class_here() -> None:
+def test_error_of_the_worker_has_its_class_here() -> None:
     assert call({"ok": 7}) == 7
     with pytest.raises(StoreFullError, match="no room"):
         call({"error": ["StoreFullError", "no room"]})
 
 
-def test_answer_of_another_engine_than_the_first_is_lost() -> None:
+def test_answer_of_another_engine_than_the_first_arrives() -> None:
     more = {"more": None}
     assert Answering([{"ok": None}], [{"ok": 7}]).flush() == 7
     assert Answering([more, {"ok": 1}], [{"ok": 7}]).flush() == 1
@@ -67,7 +67,7 @@ def test_answer_of_another_engine_than_the_first_is_lost() -> None:
         Answering([more, {"ok": 1}], [more, {"error": ["StoreFullError", "no room"]}]).flush()
 
 
-def test_worker_that_hangs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blendrag.engine.client.running._CALL_TIMEOUT_S", 0.5)
     with pytest.raises(EngineError, match=r"flush within 0\.5 s"):
         call({"ok": 7}, delay=60.0)
@@ -135,13 +135,13 @@ def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("running", [LAB], indirect=True)
-def test_engine_of_the_laboratory_does_not_serve(running: Any) -> None:
+def test_engine_of_the_laboratory_serves(running: Any) -> None:
     assert Engine.shared(SETTINGS) is Engine.shared(SETTINGS, None, LAB) is running
     assert running._users == 3
 
 
 @pytest.mark.parametrize("running", [SERVING], indirect=True)
-def test_engine_without_its_extension_is_taken_for_the_laboratorys(running: Any) -> None:
+def test_engine_without_its_extension_is_not_taken_for_the_laboratorys(running: Any) -> None:
     assert Engine.shared(SETTINGS) is running
     with pytest.raises(EngineBusyError, match=r"without some\.Worker: close it first"):
         Engine.shared(SETTINGS, None, LAB)

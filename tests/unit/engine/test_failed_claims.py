@@ -113,13 +113,13 @@ def fails_in_a_layer(pace: Pace) -> Sliced:
 RIGHT = [*range(PROMPT, PROMPT + ANSWER)]
 
 
-def test_blend_that_ends_well_loses_a_token(config: Any) -> None:
+def test_blend_that_ends_well_loses_no_token(config: Any) -> None:
     tokens, said = answer(config, succeeds)
     assert tokens == RIGHT and said["blendrag"]["cached"] == 200
 
 
 @pytest.mark.parametrize(("blend", "cause"), [(fails_at_once, "error"), (fails_in_a_layer, "memory")])
-def test_failed_blend_loses_or_invents_a_token(config: Any, blend: Any, cause: str) -> None:
+def test_failed_blend_neither_loses_nor_invents_a_token(config: Any, blend: Any, cause: str) -> None:
     tokens, said = answer(config, blend)
     assert tokens == RIGHT
     assert said["blendrag"]["cause"] == cause and said["blendrag"]["fallback"]
@@ -161,7 +161,7 @@ def test_failed_prefix_is_stored_once_the_request_comes_again(config: Any) -> No
 
 
 @pytest.mark.parametrize("grows", [False, True])
-def test_growth_is_counted_as_requests(config: Any, grows: bool) -> None:
+def test_growth_is_not_counted_as_requests(config: Any, grows: bool) -> None:
     """What it loads, and what it computes; of others, both are."""
     scheduler = BlendConnector(config, KVConnectorRole.SCHEDULER, BLOCKS)
     given: Any = SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],))
@@ -181,7 +181,7 @@ def test_growth_is_counted_as_requests(config: Any, grows: bool) -> None:
     assert counted == ({} if grows else {"exact": 1, "plain": 1})
 
 
-def test_data_parallel_engines_write_one_tree() -> None:
+def test_tree_is_refused_to_data_parallel_engines() -> None:
     reader: Any = SimpleNamespace(_owner=False)
     with pytest.raises(StoreError, match="data parallel"):
         OPERATIONS["open_tree"](reader, "folder", {}, [])

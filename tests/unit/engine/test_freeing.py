@@ -61,7 +61,7 @@ def evicted(half: BlockFreeing, found: Request) -> Eviction:
     return Eviction(tokens=96, first=2, last=(order.tokens - 1) // BLOCK, first_block=order.block_ids[0])
 
 
-def test_blocks_are_not_free_or_are_found_by_their_tokens(manager: KVCacheManager) -> None:
+def test_evicted_blocks_are_free_and_not_found_by_their_tokens(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
     assert free_blocks(manager) == BLOCKS - 1 - 11
     eviction = evicted(half, found)
@@ -73,7 +73,7 @@ def test_blocks_are_not_free_or_are_found_by_their_tokens(manager: KVCacheManage
     assert free_blocks(manager) == BLOCKS - 1 - 3
 
 
-def test_answer_that_goes_on_or_ends_loses_a_block_or_frees_one_twice(manager: KVCacheManager) -> None:
+def test_answer_that_goes_on_or_ends_loses_no_block_and_frees_each_once(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 10 * BLOCK + 5)
     half.free("a", evicted(half, found))
     for token in range(3 * BLOCK):
@@ -88,9 +88,7 @@ def test_answer_that_goes_on_or_ends_loses_a_block_or_frees_one_twice(manager: K
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_report_of_a_request_that_lost_its_blocks_frees_others(
-    manager: KVCacheManager, returns: bool
-) -> None:
+def test_report_of_a_request_that_lost_its_blocks_frees_none(manager: KVCacheManager, returns: bool) -> None:
     half, found = freeing(manager), started(manager, "a", 10 * BLOCK)
     eviction = evicted(half, found)
     manager.free(found)
@@ -118,7 +116,7 @@ def test_ten_times_the_pool_passes_through(manager: KVCacheManager) -> None:
     assert free_blocks(manager) == BLOCKS - 1
 
 
-def test_prompt_is_evicted_before_its_first_token_or_when_nobody_asked(manager: KVCacheManager) -> None:
+def test_prompt_is_evicted_after_its_first_token_and_only_when_asked(manager: KVCacheManager) -> None:
     half, found = freeing(manager), started(manager, "a", 100)
     half.expect(found, Recipe("store", RECIPE.spans))
     assert half.orders(["a"]) == []
@@ -134,7 +132,7 @@ def test_prompt_is_evicted_before_its_first_token_or_when_nobody_asked(manager: 
     assert half.orders(["a"]) == []
 
 
-def test_step_waits_for_several_evictions(manager: KVCacheManager) -> None:
+def test_step_waits_for_one_eviction(manager: KVCacheManager) -> None:
     half = freeing(manager)
     for name in ("a", "b", "c"):
         half.expect(started(manager, name, 100), RECIPE)
@@ -143,7 +141,7 @@ def test_step_waits_for_several_evictions(manager: KVCacheManager) -> None:
     assert [order.request_id for order in half.orders(["a"])] == ["a"]
 
 
-def test_manager_of_another_kind_is_taken_for_one_that_is_known() -> None:
+def test_manager_of_another_kind_is_not_taken_for_one_that_is_known() -> None:
     for other in (object(), type("Manager", (), {"coordinator": None})()):
         assert RequestBlocks.of(other) is None
     half = BlockFreeing(None)

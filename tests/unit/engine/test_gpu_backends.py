@@ -32,7 +32,7 @@ LAYOUTS = list(KVCacheLayout)
 
 @pytest.mark.parametrize("layout", LAYOUTS[:: 2 if INTERPRETED else 1])
 @pytest.mark.parametrize("backend", BACKENDS[INTERPRETED:])
-def test_what_is_read_after_eviction_is_not_what_was_kept(
+def test_what_is_read_after_eviction_is_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, layout: KVCacheLayout
 ) -> None:
     model = model_with(backend, layout, tmp_path / "model", LAYERS, monkeypatch)
@@ -40,7 +40,9 @@ def test_what_is_read_after_eviction_is_not_what_was_kept(
 
 
 @torch.inference_mode()
-def test_host_waits_for_the_device_in_every_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_waits_for_the_device_a_few_times_whatever_the_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of an eviction, and of a step that reads what it left."""
     monkeypatch.setattr("gpu_backends.INTERPRETED", False)
     waits = []
@@ -68,9 +70,7 @@ def started(**options: Any) -> VllmConfig:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_engine_without_a_budget_has_other_backends_than_vllms(
-    monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_engine_without_a_budget_has_vllms_backends(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     named = AttentionBackendEnum[backend]
     stock = named.get_class()
     monkeypatch.setattr(head_attention, "is_cpu", lambda: False)
@@ -94,7 +94,7 @@ def test_engine_without_a_budget_has_other_backends_than_vllms(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_attention_of_an_engine_that_evicts_is_captured_in_a_graph(backend: str) -> None:
+def test_attention_of_an_engine_that_evicts_stays_out_of_full_graphs(backend: str) -> None:
     with set_current_vllm_config(started(kv_connector_extra_config={"evicts": True})):
         builder = getattr(head_attention, backend).get_builder_cls()
     config = VllmConfig()
@@ -110,7 +110,7 @@ def test_attention_of_an_engine_that_evicts_is_captured_in_a_graph(backend: str)
         )
 
 
-def test_layers_of_another_backend_are_taken_for_ones_that_read_by_heads() -> None:
+def test_layers_of_another_backend_are_not_taken_for_ones_that_read_by_heads() -> None:
     def layer(name: str) -> Any:
         return SimpleNamespace(impl=object(), attn_backend=SimpleNamespace(get_name=lambda: name))
 

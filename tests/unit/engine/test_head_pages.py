@@ -80,7 +80,7 @@ def reader_of(pages: HeadPages) -> PageReader:
 
 
 @pytest.mark.parametrize("layout", KVCacheLayout)
-def test_page_is_another_layers_blocks_or_heads(layout: KVCacheLayout) -> None:
+def test_page_is_its_own_layers_block_and_head(layout: KVCacheLayout) -> None:
     found = modules(layout)
     pages = HeadPages.of(found)
     assert pages is not None
@@ -94,7 +94,7 @@ def test_page_is_another_layers_blocks_or_heads(layout: KVCacheLayout) -> None:
                 assert page.data_ptr() == cache[block, head].data_ptr()
 
 
-def test_layers_apart_or_caches_of_another_shape_are_taken_for_pages() -> None:
+def test_layers_apart_and_caches_of_another_shape_are_no_pages() -> None:
     found = modules()
     found[1].kv_cache = found[1].kv_cache.clone()
     assert HeadPages.of(found) is None
@@ -105,7 +105,7 @@ def test_layers_apart_or_caches_of_another_shape_are_taken_for_pages() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_read_of_a_page_is_not_what_was_written(dtype: torch.dtype) -> None:
+def test_what_is_read_of_a_page_is_what_was_written(dtype: torch.dtype) -> None:
     found = modules(dtype=dtype)
     pages = HeadPages.of(found)
     assert pages is not None
@@ -122,7 +122,7 @@ AMX = pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="this pr
 
 
 @pytest.mark.parametrize("isa", ["vec", "vec16", pytest.param("amx", marks=AMX)])
-def test_order_of_a_processors_pages_is_not_learnt(isa: str) -> None:
+def test_order_of_a_processors_pages_is_learnt(isa: str) -> None:
     found = modules(dtype=torch.bfloat16)
     for attention in found:
         attention.isa = isa
@@ -134,7 +134,7 @@ def test_order_of_a_processors_pages_is_not_learnt(isa: str) -> None:
     assert reader_of(pages).keys(ids).equal(key) and reader_of(pages).values(ids).equal(value)
 
 
-def test_backend_that_changes_numbers_is_read_all_the_same() -> None:
+def test_backend_that_changes_numbers_is_not_read() -> None:
     found = modules()
     pages = HeadPages.of(found)
     assert pages is not None
@@ -150,7 +150,7 @@ def test_backend_that_changes_numbers_is_read_all_the_same() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 1000))
-def test_page_has_two_owners_or_none(kept: int, seed: int) -> None:
+def test_page_has_one_owner(kept: int, seed: int) -> None:
     pages = HeadPages.of(modules())
     assert pages is not None
     heads = LAYERS * KV_HEADS
@@ -210,7 +210,7 @@ class Prompt:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [33, 200, 320])
-def test_rows_that_are_shuffled_over_all_pages_change_an_output(length: int, dtype: torch.dtype) -> None:
+def test_rows_that_are_shuffled_over_all_pages_change_no_output(length: int, dtype: torch.dtype) -> None:
     """Nothing is dropped: softmax does not ask in which order keys come."""
     prompt = Prompt(length, dtype)
     first = (length - 1) // BLOCK
@@ -231,7 +231,7 @@ def test_rows_that_are_shuffled_over_all_pages_change_an_output(length: int, dty
         torch.testing.assert_close(found, before[layer], **tolerance)
 
 
-def test_blocks_that_are_given_back_are_read_and_later_ones_are_not() -> None:
+def test_blocks_that_are_given_back_are_not_read_and_later_ones_are() -> None:
     """9 blocks compacted to 3, heads with 1 to 6 pages, then 70 more tokens by the engine's own writes."""
     prompt = Prompt(8 * BLOCK + 5)
     counts = np.array([[1, 6], [2, 1], [3, 5]])

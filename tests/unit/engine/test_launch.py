@@ -23,7 +23,7 @@ def arguments(**options: Any) -> dict[str, Any]:
     return engine_args(Settings.load(reasoning_parser="none", **options), Path("model"), SERVING)
 
 
-def test_vllms_argument_does_not_reach_it() -> None:
+def test_vllms_argument_reaches_it() -> None:
     given = {"gpu_memory_utilization": 0.5, "kv_cache_dtype": "fp8", "max_logprobs": 50}
     given |= {"enforce_eager": False, "enable_prefix_caching": False}
     assert arguments(engine_args=given).items() >= given.items()
@@ -32,7 +32,7 @@ def test_vllms_argument_does_not_reach_it() -> None:
     assert set(made) <= argument_names()
 
 
-def test_misspelt_argument_is_named_without_the_right_one() -> None:
+def test_misspelt_argument_is_named_with_the_right_one() -> None:
     with pytest.raises(ConfigError, match=r"'max_logprob': vLLM has no .*; did you mean max_logprobs\?"):
         arguments(engine_args={"max_logprob": 50})
 
@@ -51,25 +51,27 @@ def test_misspelt_argument_is_named_without_the_right_one() -> None:
         ("load_format", "convert those"),
     ],
 )
-def test_argument_that_is_set_elsewhere_is_taken_twice(name: str, remedy: str) -> None:
+def test_argument_that_is_set_elsewhere_is_refused_with_the_remedy(name: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}': .*{remedy}"):
         arguments(engine_args={name: 1})
 
 
-def test_argument_of_ours_can_be_overruled() -> None:
+def test_argument_of_ours_cannot_be_overruled() -> None:
     for name in arguments().keys() - {"block_size", *launch._DEFAULTED}:  # ours if they are nobody else's
         with pytest.raises(ConfigError, match=name):
             arguments(engine_args={name: 1})
 
 
-def test_gpu_has_as_few_requests_in_a_step_as_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_has_more_requests_in_a_step_than_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"max_num_seqs": 4}
     assert arguments()["max_num_seqs"] == 32 and arguments(engine_args=few)["max_num_seqs"] == 4
     monkeypatch.setattr(platform, "is_cpu", lambda: False)
     assert "max_num_seqs" not in arguments() and arguments(engine_args=few)["max_num_seqs"] == 4
 
 
-def test_budget_without_a_choice_is_refused_once_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_without_a_choice_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for blocks, least in (({}, 64), ({"block_size": 128}, 256)):
         arguments(kv_budget=least, engine_args=blocks)
         with pytest.raises(ConfigError, match=f"kv_budget must be at least {least}, .* not {least - 1}"):
@@ -78,7 +80,7 @@ def test_budget_without_a_choice_is_refused_once_the_model_is_loaded(monkeypatch
     arguments(kv_budget=48)  # a GPU's blocks are known once it runs
 
 
-def test_engines_of_other_arguments_are_taken_for_one() -> None:
+def test_engines_of_other_arguments_are_told_apart() -> None:
     one, same, other = (
         Settings.load(engine_args=args) for args in ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, {"a": 1})
     )
@@ -96,7 +98,7 @@ def test_engines_of_other_arguments_are_taken_for_one() -> None:
         ({0, 1, 2, 3}, 1, None),
     ],
 )
-def test_ranks_of_a_cpu_compute_on_the_same_cores(
+def test_ranks_of_a_cpu_compute_on_cores_of_their_own(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], ranks: int, parts: str | None
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)

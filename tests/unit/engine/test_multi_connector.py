@@ -21,7 +21,7 @@ from blendrag.engine.worker.connector import BlendConnector
 from blendrag.settings import Settings
 
 
-def test_connector_among_others_is_not_bound_to_its_model(
+def test_connector_among_others_is_bound_to_its_model(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings.load(blend_share=0.3)

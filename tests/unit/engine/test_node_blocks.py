@@ -91,7 +91,7 @@ def load(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=60, deadline=None)
-def test_token_is_restored_wrongly_or_another_requests_block_is_touched(
+def test_every_token_is_restored_and_no_other_requests_block_is_touched(
     lengths: list[int], start: int, written: int, numbers: list[int], dtype: torch.dtype
 ) -> None:
     """Wherever nodes end, whatever the prefix cache has, whichever blocks there are."""
@@ -128,7 +128,7 @@ def path(*lengths: int) -> tuple[tuple[int, ...], Nodes]:
     return ids, path_of(IDENTITY, ids, documents)
 
 
-def test_cache_whose_heads_lie_behind_its_tokens_leaves_no_node() -> None:
+def test_cache_whose_heads_lie_behind_its_tokens_is_restored() -> None:
     """As vLLM's do on GPUs: [blocks, heads, tokens, size], a token's heads side by side in memory."""
     layers = [torch.randn(BLOCKS, BLOCK, 2, 2).permute(0, 2, 1, 3) for _ in range(2)]
     cache = PagedCache([SimpleNamespace(kv_cache=layer) for layer in layers], None, BLOCK)
@@ -138,7 +138,7 @@ def test_cache_whose_heads_lie_behind_its_tokens_leaves_no_node() -> None:
     assert all(torch.equal(layer[[7, 8]], was) for layer, was in zip(layers, before, strict=True))
 
 
-def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> None:
+def test_request_with_a_block_that_failed_to_load_leaves_no_node_in_that_step() -> None:
     ids, nodes = path(6, 6)
     blocks = list(range(5))
     with opened(make_cache()) as (prefixes, tree):
@@ -152,7 +152,7 @@ def test_request_with_a_block_that_failed_to_load_leaves_nodes_in_any_step() -> 
         assert tree.match(nodes) == 3
 
 
-def test_nodes_that_wait_for_a_slow_disk_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_wait_for_a_slow_disk_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large they are."""
     ids, nodes = path(6, 6, 6, 6)
     cache, slow = make_cache(), threading.Event()
@@ -174,7 +174,7 @@ def test_nodes_that_wait_for_a_slow_disk_fill_the_memory(monkeypatch: pytest.Mon
         assert tree.match(nodes) == 5, "what was waiting is stored"
 
 
-def test_block_that_is_not_there_yet_is_written() -> None:
+def test_block_that_is_not_there_yet_is_not_written() -> None:
     """Of the last token, which is not claimed with the others."""
     ids, nodes = path(7)  # ends at 9, with one token in its third block
     cache = make_cache()
@@ -185,7 +185,7 @@ def test_block_that_is_not_there_yet_is_written() -> None:
         assert all(map(torch.equal, tokens_of(cache, [10, 11], 8), expected))
 
 
-def test_half_of_a_prefix_is_put_into_blocks() -> None:
+def test_half_of_a_prefix_is_not_put_into_blocks() -> None:
     """A node is missing: nothing is touched, and the request is told."""
     ids, nodes = path(6, 6)
     cache = make_cache()
@@ -197,7 +197,7 @@ def test_half_of_a_prefix_is_put_into_blocks() -> None:
         assert all(torch.equal(now.kv_cache, was) for now, was in zip(cache.attentions, before, strict=True))
 
 
-def test_node_that_growth_loads_is_a_used_one() -> None:
+def test_node_that_growth_loads_does_not_count_as_used() -> None:
     """Wholly, and in a part that the prefix cache has."""
     ids, nodes = path(6, 6)
     with opened(make_cache()) as (prefixes, tree):
@@ -209,7 +209,7 @@ def test_node_that_growth_loads_is_a_used_one() -> None:
             assert [row.uses for row in tree.rows()] == uses
 
 
-def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_nothing() -> None:
+def test_use_of_a_tree_that_was_closed_is_reported_only_where_a_request_waits() -> None:
     """vLLM ends the engine then."""
     with opened(make_cache()) as (prefixes, _):
         order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8)
@@ -218,7 +218,7 @@ def test_use_of_a_tree_that_was_closed_is_reported_for_a_request_that_waits_for_
             prefixes.load(replace(order, token_ids=list(range(8))))
 
 
-def test_head_that_is_gone_fails_a_blend() -> None:
+def test_head_that_is_gone_does_not_fail_a_blend() -> None:
     ids, nodes = path(6, 6)
     with opened(make_cache()) as (prefixes, tree):
         save(prefixes, tree, nodes[:2], ids, list(range(5)))
@@ -237,7 +237,7 @@ def test_head_that_is_gone_fails_a_blend() -> None:
             assert (report and report.exact) == there
 
 
-def test_mixed_report_counts_the_head_as_prefix() -> None:
+def test_mixed_report_counts_the_head_as_exact() -> None:
     head = BlendReport(prefix=4, exact=20, tiers={"tree ram": 2}, ms={"load": 1.0})
     blend = BlendReport(prefix=24, cached=30, tiers={"ram": 1}, ms={"load": 2.0, "select": 3.0})
     both = behind(head, blend)

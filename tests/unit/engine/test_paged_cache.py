@@ -50,7 +50,7 @@ def caches(layout: KVCacheLayout, dtype: torch.dtype = torch.float32) -> list[to
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
-def test_window_cap_or_sinks_of_a_layer_are_lost(backend: type[AttentionBackend]) -> None:
+def test_window_cap_and_sinks_of_a_layer_are_kept(backend: type[AttentionBackend]) -> None:
     plain = scores_of(module(backend))
     assert plain is not None and plain.bare
     assert (plain.scale, plain.window) == (0.25, None)
@@ -59,13 +59,13 @@ def test_window_cap_or_sinks_of_a_layer_are_lost(backend: type[AttentionBackend]
     assert (other.scale, other.window, other.soft_cap, other.sinks) == (0.25, 9, 30.0, None)
 
 
-def test_sinks_of_a_layer_are_lost() -> None:
+def test_sinks_of_a_layer_are_kept() -> None:
     sinks = torch.randn(HEADS)
     scores = scores_of(module(TritonAttentionBackend, sinks=sinks))
     assert scores is not None and not scores.bare and scores.sinks is sinks
 
 
-def test_attention_that_sees_other_keys_is_taken_for_plain() -> None:
+def test_attention_that_sees_other_keys_is_not_taken_for_plain() -> None:
     class ChunkedAttention(Attention):
         pass
 
@@ -75,7 +75,7 @@ def test_attention_that_sees_other_keys_is_taken_for_plain() -> None:
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 @pytest.mark.parametrize("layout", KVCacheLayout)
-def test_key_of_one_token_is_another_ones(layout: KVCacheLayout, backend: type[AttentionBackend]) -> None:
+def test_each_token_finds_its_own_key(layout: KVCacheLayout, backend: type[AttentionBackend]) -> None:
     first, second = caches(layout)
     attention = module(backend)
     for cache in (first, second):
@@ -98,9 +98,7 @@ def test_key_of_one_token_is_another_ones(layout: KVCacheLayout, backend: type[A
         (FlashAttentionBackend, torch.zeros(BLOCKS, 2, BLOCK_SIZE, KV_HEADS, SIZE)),
     ],
 )
-def test_layout_that_is_not_known_is_read_all_the_same(
-    backend: type[AttentionBackend], cache: torch.Tensor
-) -> None:
+def test_layout_that_is_not_known_is_not_read(backend: type[AttentionBackend], cache: torch.Tensor) -> None:
     attention = module(TritonAttentionBackend)
     attention.attn_backend = backend
     assert key_value_of(attention, cache) is None
@@ -126,7 +124,7 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("by_kernel")
 @pytest.mark.parametrize("layout", [KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC])
 @pytest.mark.parametrize("lengths", [[30], [5, 17, 8]])
-def test_rows_attend_to_another_sequence_or_place(layout: KVCacheLayout, lengths: list[int]) -> None:
+def test_rows_attend_to_their_own_sequence_and_place(layout: KVCacheLayout, lengths: list[int]) -> None:
     attention = module(TritonAttentionBackend, per_layer_sliding_window=11)
     attention.kv_cache = caches(layout)[1]
     cache = PagedCache([attention], None, BLOCK_SIZE)
@@ -152,7 +150,7 @@ def test_rows_attend_to_another_sequence_or_place(layout: KVCacheLayout, lengths
 @needs_interpreter
 @pytest.mark.usefixtures("by_kernel")
 @pytest.mark.parametrize("wrong", range(3))
-def test_wrong_mask_in_one_kind_of_layer_passes_the_self_check(
+def test_wrong_mask_in_one_kind_of_layer_fails_the_self_check(
     wrong: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[dict[str, Any]] = [{}, {"per_layer_sliding_window": 9}, {"sinks": torch.zeros(HEADS)}]

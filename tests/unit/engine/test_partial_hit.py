@@ -33,7 +33,7 @@ def test_rest_behind_a_hit_is_blended_to_what_it_was(tmp_path: Path, selector: s
 
 
 @pytest.mark.parametrize("block", [32, 64, 128])
-def test_cached_tokens_of_the_last_block_are_computed(tmp_path: Path, block: int) -> None:
+def test_cached_tokens_of_the_last_block_are_recomputed(tmp_path: Path, block: int) -> None:
     """As they are by the engine when the prompt comes again: the prefix cache holds whole blocks."""
     prompt, model = ChunkedPrompt(4), small_model(tmp_path / "model", 4, block_size=block)
     report = prompt.blend(model, tmp_path / "kv", BlendOptions(0.0, "none"))

@@ -48,7 +48,7 @@ def aread(pieces: Pieces) -> str:
 
 @pytest.mark.parametrize("reader", [read, aread])
 @pytest.mark.parametrize("early", range(len(WORDS) + 1))
-def test_pieces_are_lost_or_disordered_that_came_before_the_reader(
+def test_pieces_that_came_before_the_reader_are_kept_in_order(
     early: int, reader: Callable[[Pieces], str]
 ) -> None:
     pieces, task = generation(*WORDS[:early])
@@ -59,14 +59,14 @@ def test_pieces_are_lost_or_disordered_that_came_before_the_reader(
 
 
 @pytest.mark.parametrize("reader", [read, aread])
-def test_error_is_given_before_the_pieces_in_front_of_it(reader: Callable[[Pieces], str]) -> None:
+def test_error_is_given_behind_the_pieces_in_front_of_it(reader: Callable[[Pieces], str]) -> None:
     pieces, _ = generation(WORDS[0], EngineError("died"))
     assert pieces.failed
     with pytest.raises(EngineError, match="died"):
         reader(pieces)
 
 
-def test_generation_that_has_ended_or_was_cancelled_runs() -> None:
+def test_generation_that_has_ended_or_was_cancelled_does_not_run() -> None:
     pieces, task = generation(*WORDS)
     assert pieces.running
     task.set_result(None)
@@ -76,7 +76,7 @@ def test_generation_that_has_ended_or_was_cancelled_runs() -> None:
     assert not pieces.running
 
 
-def test_reader_that_goes_leaves_the_generation_running() -> None:
+def test_reader_that_goes_stops_the_generation() -> None:
     pieces, task = generation(*WORDS)
     with closing(pieces.stream()) as stream:
         next(stream)

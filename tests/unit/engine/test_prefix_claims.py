@@ -38,7 +38,7 @@ def step(
 
 
 @given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 3), st.integers(0, 3))
-def test_node_is_stored_before_it_is_complete_or_twice(steps: list[int], held: int, kept: int) -> None:
+def test_node_is_stored_once_it_is_complete_and_once(steps: list[int], held: int, kept: int) -> None:
     """Whatever the steps are, with the blocks that the request has by then."""
     claims, one = PrefixClaims(1), request(held, max(held, kept))
     done = claimed = claims.claim(one, 0)
@@ -65,7 +65,7 @@ def test_node_is_stored_before_it_is_complete_or_twice(steps: list[int], held: i
     assert saved == [key for key, end in NODES[held : max(held, kept)] if end <= done]
 
 
-def test_what_is_claimed_is_not_what_is_loaded() -> None:
+def test_what_is_claimed_is_what_is_loaded() -> None:
     claims = PrefixClaims(1)
     for computed, claimed in ((0, 14), (8, 6), (16, 0)):
         one = request(held=3)
@@ -82,7 +82,7 @@ def test_what_is_claimed_is_not_what_is_loaded() -> None:
     assert claims.take_loads()[0].written == 0
 
 
-def test_growth_counts_as_a_use_of_what_it_grows_behind() -> None:
+def test_growth_does_not_count_as_a_use_of_what_it_grows_behind() -> None:
     """Of each node before it, once a slice: popular would be what has many children."""
     for grows in (False, True):
         claims, one = PrefixClaims(1), request(held=2, grows=grows)
@@ -96,12 +96,12 @@ def test_growth_counts_as_a_use_of_what_it_grows_behind() -> None:
         assert not claims.grows("r")
 
 
-def test_few_tokens_are_claimed() -> None:
+def test_few_tokens_are_not_claimed() -> None:
     one = request(held=3)
     assert [PrefixClaims(least).claim(one, 4) for least in (10, 11)] == [10, 0]
 
 
-def test_blended_prompt_leaves_nodes_behind() -> None:
+def test_blended_prompt_leaves_no_nodes_behind() -> None:
     """Its salt is a recipe's, whatever it says."""
     for salt, takes in ((None, True), ("", True), ("tenant:", True), ("tenant:0123", False), (":01", False)):
         claims, one = PrefixClaims(1), request(salt=salt)
@@ -110,14 +110,14 @@ def test_blended_prompt_leaves_nodes_behind() -> None:
         assert bool(claims.saves(step({"r": 20}))) is takes
 
 
-def test_request_goes_on_storing_after_its_prefix_could_not_be_loaded() -> None:
+def test_request_stores_nothing_after_its_prefix_could_not_be_loaded() -> None:
     claims, one = PrefixClaims(1), request()
     claims.allocated(one, [1, 2, 3, 4, 5], claims.claim(one, 0))
     claims.forget("r")
     assert claims.saves(step({"r": 20})) == []
 
 
-def test_blocks_that_a_request_had_to_give_up_are_stored() -> None:
+def test_blocks_that_a_request_had_to_give_up_are_not_stored() -> None:
     claims, one = PrefixClaims(1), request(held=0, kept=2)
     claims.allocated(one, [1], 0)
     assert [order.key for order in claims.saves(step({"r": 4}))] == ["root"]
@@ -140,7 +140,7 @@ def test_blocks_that_a_request_had_to_give_up_are_stored() -> None:
         {"tree": None, "held": "x"},
     ],
 )
-def test_path_that_no_client_of_ours_sends_is_followed(wrong: dict[str, Any]) -> None:
+def test_path_that_no_client_of_ours_sends_is_not_followed(wrong: dict[str, Any]) -> None:
     claims, one = PrefixClaims(1), request(**wrong)
     with pytest.raises(Exception):  # noqa: B017  (the connector takes any for a plain request)
         claims.claim(one, 0)
@@ -148,5 +148,5 @@ def test_path_that_no_client_of_ours_sends_is_followed(wrong: dict[str, Any]) ->
     assert claims.take_loads() == [] and claims.saves(step({"r": 20})) == []
 
 
-def test_path_is_read_where_there_is_none() -> None:
+def test_no_path_is_read_where_there_is_none() -> None:
     assert read_path(None, 5) is None and read_path({}, 5) is None

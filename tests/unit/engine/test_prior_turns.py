@@ -24,7 +24,7 @@ def joined(ids: tuple[int, ...], recipe: Recipe = FIRST, key: str = "two") -> Tu
     return Recipe("store", (*recipe.spans, (key, len(ids) + 2, 4)), recipe.options), grown
 
 
-def test_next_turn_of_a_chat_is_blended_again() -> None:
+def test_next_turn_of_a_chat_shares_the_kv_of_the_last() -> None:
     turns = PriorTurns()
     salt = turns.salt("", FIRST, ASKED)
     later = (*ASKED, 7, 8, 9)
@@ -34,7 +34,7 @@ def test_next_turn_of_a_chat_is_blended_again() -> None:
     assert turns.salt("", recipe, (*grown, 9, 9, 9)) == salt
 
 
-def test_another_client_of_the_engine_repairs_what_joins_for_its_own_question() -> None:
+def test_another_client_of_the_engine_shares_no_repair_for_its_own_question() -> None:
     """Under one salt, two of them would each take the other's for their own."""
     one, other = PriorTurns(alone=False), PriorTurns(alone=False)
     salt = one.salt("", FIRST, ASKED)
@@ -45,7 +45,7 @@ def test_another_client_of_the_engine_repairs_what_joins_for_its_own_question() 
     assert one.salt("", recipe, (*grown, 9)) != other.salt("", recipe, (*grown, 8))
 
 
-def test_another_question_reads_what_was_repaired_for_the_first() -> None:
+def test_another_question_does_not_read_what_was_repaired_for_the_first() -> None:
     turns = PriorTurns()
     salt = turns.salt("", FIRST, ASKED)
     assert turns.salt("", FIRST, (*ASKED[:-1], 9)) != salt
@@ -57,14 +57,14 @@ def test_another_question_reads_what_was_repaired_for_the_first() -> None:
     assert turns.salt("", another, (*grown, 9)) != salt
 
 
-def test_document_that_was_a_part_of_the_turn_before_is_taken_as_it_was() -> None:
+def test_document_that_was_a_part_of_the_turn_before_is_not_taken_as_it_was() -> None:
     turns = PriorTurns()
     salt = turns.salt("", FIRST, ASKED)
     inside = Recipe("store", (*FIRST.spans, ("two", 5, 2)), QUERY)
     assert turns.salt("", inside, (*ASKED, 9)) != salt
 
 
-def test_turns_of_a_namespace_or_of_other_options_are_taken_over() -> None:
+def test_turns_of_another_namespace_or_of_other_options_are_not_taken_over() -> None:
     turns = PriorTurns()
     salt = turns.salt("a", FIRST, ASKED)
     assert turns.salt("b", FIRST, (*ASKED, 7)) not in (salt, salt.replace("a:", "b:"))
@@ -73,7 +73,7 @@ def test_turns_of_a_namespace_or_of_other_options_are_taken_over() -> None:
     assert turns.salt("a", traced, (*ASKED, 7)) == salt
 
 
-def test_memory_grows_with_every_prompt() -> None:
+def test_memory_does_not_grow_with_every_prompt() -> None:
     turns = PriorTurns(most=3)
     for number in range(9):
         turns.salt("", FIRST, (*ASKED, number))
@@ -100,7 +100,7 @@ def chats(turns: list[tuple[int, str, tuple[int, ...]]], options: BlendOptions) 
 
 
 @given(st.lists(TURN, max_size=10), st.sampled_from([QUERY, HKVD]))
-def test_two_kvs_of_the_same_tokens_share_a_salt(
+def test_two_kvs_of_the_same_tokens_have_two_salts(
     turns: list[tuple[int, str, tuple[int, ...]]], options: BlendOptions
 ) -> None:
     """A prefix cache in small: by salt and leading tokens, what a token's KV was computed with."""
@@ -125,7 +125,7 @@ def test_two_kvs_of_the_same_tokens_share_a_salt(
             assert question in begins, "repaired for a question that this prompt does not ask"
 
 
-def test_prompt_whose_kv_is_evicted_shares_it_or_leaves_it_to_the_next_turn() -> None:
+def test_prompt_whose_kv_is_evicted_shares_it_with_nobody() -> None:
     turns = PriorTurns()
     evicted = Recipe(FIRST.store, FIRST.spans, BlendOptions(selector="query", kv_budget=128))
     salts = {turns.salt("tenant", evicted, ASKED) for _ in range(3)}

@@ -19,7 +19,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_two_ranks(tmp_path_factory.mktemp("ranks"), *names)
 
 
-def test_ranks_disagree(answers: list[dict[str, Any]]) -> None:
+def test_ranks_agree(answers: list[dict[str, Any]]) -> None:
     both = {
         "sum": [3.0] * 3,
         "choose": {"rank": 0},
@@ -32,31 +32,31 @@ def test_ranks_disagree(answers: list[dict[str, Any]]) -> None:
     assert [own["agreements"] for own in answers] == [both | {"whole": True}, both | {"whole": False}]
 
 
-def test_rank_goes_by_its_own_clock(answers: list[dict[str, Any]]) -> None:
+def test_ranks_go_by_one_clock(answers: list[dict[str, Any]]) -> None:
     first, second = (own["slices"] for own in answers)
     assert first == second
     assert max(at for *_, at in first) > 2
 
 
-def test_job_pauses_where_the_other_rank_would(answers: list[dict[str, Any]]) -> None:
+def test_job_pauses_where_the_other_rank_does(answers: list[dict[str, Any]]) -> None:
     first, second = (own["job"] for own in answers)
     assert first == second and first[-1] is True
 
 
-def test_rank_that_fails_alone_is_waited_for(tmp_path: Path) -> None:
+def test_rank_that_fails_alone_is_not_waited_for(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, "fails_alone") == [{"fails_alone": True}, 1]
 
 
-def test_store_that_one_rank_could_not_open_is_open_on_the_others(answers: list[dict[str, Any]]) -> None:
+def test_store_that_one_rank_could_not_open_is_open_on_none(answers: list[dict[str, Any]]) -> None:
     both = ["OSError: too many open files", "open"]
     assert [own["opens_alone"] for own in answers] == [both, both]
 
 
-def test_self_check_that_fails_on_one_rank_is_waited_for_by_the_others(tmp_path: Path) -> None:
+def test_self_check_that_fails_on_one_rank_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, "checks_alone") == [{"checks_alone": None}, 1]
 
 
-def test_structure_that_is_unknown_to_all_ranks_ends_the_engine(answers: list[dict[str, Any]]) -> None:
+def test_structure_that_is_unknown_to_all_ranks_is_reported_by_all(answers: list[dict[str, Any]]) -> None:
     first, second = (own["checks_unknown_structure"] for own in answers)
     assert first == second and "no such norm" in first
 
@@ -81,7 +81,7 @@ class _Breaking(StoredLayers):
         self.closed = True
 
 
-def test_layers_that_cannot_be_loaded_end_a_rank() -> None:
+def test_layers_that_cannot_be_loaded_end_no_rank() -> None:
     broken = _Breaking()
     with SteadyLayers(broken, (3, 2, 4), torch.empty(0, dtype=torch.bfloat16)) as layers:
         layers.fetch_kv(0)

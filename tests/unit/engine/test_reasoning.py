@@ -96,7 +96,7 @@ CASES = [
 
 @pytest.mark.parametrize(("wanted", "prompt", "answer", "thought", "said"), CASES)
 @given(cuts=st.sets(st.integers(1, 20)), late=st.integers(0, 12))
-def test_thinking_is_told_from_the_answer_by_where_the_engine_cuts_its_pieces(
+def test_thinking_is_told_from_the_answer_wherever_the_engine_cuts_its_pieces(
     thinker: Any,
     wanted: str,
     prompt: str,
@@ -112,9 +112,7 @@ def test_thinking_is_told_from_the_answer_by_where_the_engine_cuts_its_pieces(
 @given(
     st.lists(st.sampled_from([*TAGS, "a", " \n", "é🤔", "<", "think>", "</"])), st.sets(st.integers(1, 20))
 )
-def test_piece_of_several_tokens_is_read_otherwise_or_loses_text(
-    thinker: Any, words: list[str], cuts: set[int]
-) -> None:
+def test_piece_of_several_tokens_is_read_whole(thinker: Any, words: list[str], cuts: set[int]) -> None:
     answer = "x" + "".join(words)  # does not begin with a tag
     assert read("auto", thinker, QUESTION, answer, cuts) == ("", answer)
     for wanted, prompt in (("auto", OPEN), ("qwen3", QUESTION)):
@@ -126,13 +124,13 @@ def test_piece_of_several_tokens_is_read_otherwise_or_loses_text(
 
 @pytest.mark.parametrize("prompt", [QUESTION, CLOSED])
 @pytest.mark.parametrize("answer", [ANSWER, f" \n\n {ANSWER}", f"{ANSWER} <think>", " \n\n"])
-def test_answer_of_a_model_that_may_think_and_does_not_is_changed(
+def test_answer_of_a_model_that_may_think_and_does_not_is_left_unchanged(
     thinker: Any, prompt: str, answer: str
 ) -> None:
     assert read("auto", thinker, prompt, answer) == ("", answer)
 
 
-def test_text_that_a_stop_has_cut_is_given_out(thinker: Any) -> None:
+def test_text_that_a_stop_has_cut_is_held_back(thinker: Any) -> None:
     reader = Reasoning.of("auto", thinker, ids(thinker, OPEN), {})
     assert reader is not None
     tokens = ids(thinker, "One two three")
@@ -154,31 +152,31 @@ def test_text_that_a_stop_has_cut_is_given_out(thinker: Any) -> None:
         ("deepseek_v3", QUESTION, {}, False),
     ],
 )
-def test_grammar_waits_for_thinking_that_does_not_come(
+def test_grammar_waits_for_thinking_only_where_it_comes(
     thinker: Any, wanted: str, prompt: str, variables: dict[str, Any], first: bool
 ) -> None:
     reader = Reasoning.of(wanted, thinker, ids(thinker, prompt), variables)
     assert reader is not None and reader.comes_first == first
 
 
-def test_engine_is_told_nothing_of_the_templates_variables() -> None:
+def test_engine_is_told_of_the_templates_variables() -> None:
     assert vllm_reasoning(Sampling()) == {"reasoning_ended": True}
     told = vllm_reasoning(Sampling(thinks_first={"thinking": True}))
     assert told["reasoning_ended"] is False
     assert told["reasoning_parser_kwargs"] == {"chat_template_kwargs": {"thinking": True}}
 
 
-def test_model_without_tags_is_read(tokenizer: Any, model_dir: Path, thinker: Any) -> None:
+def test_model_without_tags_is_not_read(tokenizer: Any, model_dir: Path, thinker: Any) -> None:
     assert Reasoning.of("auto", tokenizer, [1, 2], {}) is None
     assert Reasoning.of("none", thinker, [1, 2], {}) is None
     assert engine_parser("auto", model_dir) == ""
 
 
-def test_tokenizer_that_no_parser_needs_is_loaded(tmp_path: Path) -> None:
+def test_tokenizer_that_no_parser_needs_is_not_loaded(tmp_path: Path) -> None:
     assert engine_parser("none", tmp_path / "no model") == ""
 
 
-def test_wrong_parser_is_no_clear_error(model_dir: Path, thinking: Path) -> None:
+def test_wrong_parser_is_a_clear_error(model_dir: Path, thinking: Path) -> None:
     assert (engine_parser("qwen3", thinking), engine_parser("auto", thinking)) == ("qwen3", "deepseek_r1")
     with pytest.raises(ConfigError, match=r"no reasoning_parser 'qwen_3'; .*did you mean qwen3\?"):
         engine_parser("qwen_3", thinking)
@@ -186,7 +184,7 @@ def test_wrong_parser_is_no_clear_error(model_dir: Path, thinking: Path) -> None
         engine_parser("deepseek_r1", model_dir)
 
 
-def test_slow_tokenizer_is_found_out_by_the_first_answer(tmp_path: Path) -> None:
+def test_slow_tokenizer_is_found_out_before_the_first_answer(tmp_path: Path) -> None:
     slow = ByT5Tokenizer()
     slow.add_tokens(TAGS)
     slow.save_pretrained(tmp_path)

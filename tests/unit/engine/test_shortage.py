@@ -25,12 +25,12 @@ def said_of(model_dir: Path, **options: Any) -> str | None:
         return shortage(model_dir, arguments(model_dir, **options))
 
 
-def test_model_that_fits_is_blamed(model_dir: Path) -> None:
+def test_model_that_fits_is_not_blamed(model_dir: Path) -> None:
     assert said_of(model_dir) is None
     assert said_of(model_dir, max_model_len=10**9) is None, "what is wrong is something else"
 
 
-def test_window_that_the_cache_cannot_hold_is_not_named(model_dir: Path, tmp_path: Path) -> None:
+def test_window_that_the_cache_cannot_hold_is_named(model_dir: Path, tmp_path: Path) -> None:
     long = shutil.copytree(model_dir, tmp_path / "long")
     config = json.loads((long / "config.json").read_text())
     (long / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 18}))
@@ -50,7 +50,7 @@ def test_window_that_the_cache_cannot_hold_is_not_named(model_dir: Path, tmp_pat
         (8, 1 << 29, None),
     ],
 )
-def test_device_that_is_too_small_is_not_named(
+def test_device_that_is_too_small_is_named(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, gib: float, cache: int | None, said: str | None
 ) -> None:
     known = memory_plan(arguments(model_dir, max_model_len=8192))

@@ -189,7 +189,7 @@ def slices(jobs: Jobs, name: JobName, clock: StepClock | None) -> int:
     raise AssertionError("it never ends")
 
 
-def test_ingest_holds_up_the_engines_steps() -> None:
+def test_ingest_lets_the_engines_steps_go_on() -> None:
     clock = StepClock()
     jobs = Jobs(clock, 0.5)
     assert slices(jobs, begun(jobs, job(30)), None) < 5, "nothing else is to be done"
@@ -199,7 +199,7 @@ def test_ingest_holds_up_the_engines_steps() -> None:
     assert slices(unlimited, begun(unlimited, job(30)), clock) == 1
 
 
-def test_job_that_takes_over_from_another_is_alone_with_the_engine() -> None:
+def test_job_that_takes_over_from_another_is_not_alone_with_the_engine() -> None:
     clock = StepClock()
     jobs = Jobs(clock, 0.5)
     for _ in range(4):
@@ -209,7 +209,7 @@ def test_job_that_takes_over_from_another_is_alone_with_the_engine() -> None:
     assert jobs.go_on(begun(jobs, job(30))) == (False, None), "it has run to its end"
 
 
-def test_slice_of_ingest_counts_as_the_engines_step() -> None:
+def test_slice_of_ingest_does_not_count_as_the_engines_step() -> None:
     clock = StepClock()
     jobs = Jobs(clock, 0.5)
     step(clock)
@@ -222,7 +222,7 @@ def test_slice_of_ingest_counts_as_the_engines_step() -> None:
     assert clock.slice_s(0.5) < 5 * alone
 
 
-def test_slice_of_ingest_comes_on_top_of_a_blends() -> None:
+def test_slice_of_ingest_is_part_of_a_blends() -> None:
     clock = StepClock()
     for _ in range(4):
         step(clock)
@@ -237,7 +237,7 @@ def test_slice_of_ingest_comes_on_top_of_a_blends() -> None:
     assert time.perf_counter() - begin < 4 * PIECE_S, "no more than one piece"
 
 
-def test_waiting_for_a_disk_takes_up_a_slice() -> None:
+def test_waiting_for_a_disk_takes_up_no_slice() -> None:
     def waiting() -> Job:
         while True:
             yield True
@@ -249,7 +249,7 @@ def test_waiting_for_a_disk_takes_up_a_slice() -> None:
     assert time.perf_counter() - begin < 0.1, "where an idle engine gives it 0.2 s"
 
 
-def test_job_whose_client_gave_up_keeps_its_memory() -> None:
+def test_job_whose_client_gave_up_is_closed() -> None:
     left: list[str] = []
 
     def endless() -> Job:
@@ -265,7 +265,7 @@ def test_job_whose_client_gave_up_keeps_its_memory() -> None:
     assert left == ["closed"] and not jobs._begun
 
 
-def test_job_of_one_client_ends_anothers() -> None:
+def test_job_of_one_client_leaves_anothers_alone() -> None:
     jobs = Jobs(StepClock(), 0.5)
     ours, theirs = begun(jobs, job(9), "ours"), begun(jobs, job(9), "theirs")
     ended = set[JobName]()
@@ -275,7 +275,7 @@ def test_job_of_one_client_ends_anothers() -> None:
     assert ended == {ours, theirs}
 
 
-def test_job_that_fails_is_kept() -> None:
+def test_job_that_fails_is_dropped() -> None:
     def broken() -> Job:
         yield
         raise ValueError("broken")

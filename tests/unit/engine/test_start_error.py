@@ -11,9 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from blendrag.engine import start_error
 
 
-def test_error_that_a_worker_logs_does_not_reach_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_that_a_worker_logs_reaches_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(start_error.VARIABLE, str(start_error.file_in(str(tmp_path))))
     above = logging.getLogger("test_start_error")
     start_error.keep(above)
@@ -27,14 +25,14 @@ def test_error_that_a_worker_logs_does_not_reach_the_client(
     assert start_error.kept(str(tmp_path)) == "no kernel. Reasons: A needs AMX B needs a GPU"
 
 
-def test_process_that_is_no_worker_of_ours_writes_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_is_no_worker_of_ours_writes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(start_error.VARIABLE, raising=False)
     logger = logging.getLogger("test_start_error.elsewhere")
     start_error.keep(logger)
     assert not logger.handlers
 
 
-def test_error_is_shown_in_many_lines() -> None:
+def test_error_is_shown_in_one_line() -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(int).validate_python("many")
     assert start_error.one_line(caught.value).startswith("Input should be a valid integer")

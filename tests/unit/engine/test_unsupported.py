@@ -54,11 +54,11 @@ def reason(
     return unsupported_reason(config, runner(spec, block_size), model)
 
 
-def test_plain_layer_is_not_blended(model_dir: Path) -> None:
+def test_plain_layer_is_blended(model_dir: Path) -> None:
     assert reason(config(model_dir)) is None
 
 
-def test_blocks_that_the_backend_splits_are_addressed_whole(model_dir: Path) -> None:
+def test_blocks_that_the_backend_splits_are_refused(model_dir: Path) -> None:
     assert "splits KV blocks" in (reason(config(model_dir), block_size=16) or "")
 
 
@@ -73,27 +73,27 @@ def test_blocks_that_the_backend_splits_are_addressed_whole(model_dir: Path) -> 
     ],
     ids=lambda ranks: "-".join(ranks),
 )
-def test_rank_blends_that_another_waits_for(model_dir: Path, ranks: dict[str, Any]) -> None:
+def test_rank_that_others_do_not_wait_for_is_refused(model_dir: Path, ranks: dict[str, Any]) -> None:
     made = config(model_dir)
     made.parallel_config = ParallelConfig(**ranks)
     assert "parallel" in (reason(made) or "")
 
 
-def test_ranks_that_share_tensors_are_refused(model_dir: Path) -> None:
+def test_ranks_that_share_tensors_are_taken(model_dir: Path) -> None:
     made = config(model_dir)
     made.parallel_config = ParallelConfig(tensor_parallel_size=2)
     assert reason(made) is None
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e5m2"])
-def test_quantised_cache_is_read_as_if_it_were_not(model_dir: Path, dtype: Any) -> None:
+def test_quantised_cache_is_refused(model_dir: Path, dtype: Any) -> None:
     assert f"quantised (kv_cache_dtype {dtype})" in (reason(config(model_dir, kv_cache_dtype=dtype)) or "")
 
 
-def test_key_is_moved_whose_angle_hangs_on_the_length_of_the_prompt(model_dir: Path) -> None:
+def test_key_whose_angle_hangs_on_the_length_of_the_prompt_is_refused(model_dir: Path) -> None:
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     assert "DynamicNTKScalingRotaryEmbedding" in (reason(config(model_dir), rope=dynamic) or "")
 
 
-def test_kv_behind_all_windows_is_taken_for_kept(model_dir: Path) -> None:
+def test_layers_that_all_have_windows_are_refused(model_dir: Path) -> None:
     assert "all of its layers have windows" in (reason(config(model_dir), spec=WINDOW) or "")

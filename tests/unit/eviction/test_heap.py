@@ -9,7 +9,7 @@ from blendrag.eviction.heap import IndexedHeap
 
 
 @given(st.integers(0, 200), st.integers(1, 300), st.randoms(use_true_random=False))
-def test_heap_and_a_sorted_dict_never_disagree(held: int, priorities: int, rng: random.Random) -> None:
+def test_heap_and_a_sorted_dict_always_agree(held: int, priorities: int, rng: random.Random) -> None:
     """Three levels of places; few priorities (many ties) or many."""
     heap = IndexedHeap()
     model: dict[str, tuple[float, int]] = {}
@@ -39,7 +39,7 @@ def test_heap_and_a_sorted_dict_never_disagree(held: int, priorities: int, rng: 
 
 
 @given(st.lists(st.integers(0, 9), max_size=400), st.integers(1, 40))
-def test_first_wanted_key_is_not_one_that_comes_later(priorities: list[int], every: int) -> None:
+def test_first_wanted_key_is_the_one_that_comes_first(priorities: list[int], every: int) -> None:
     heap = IndexedHeap()
     for turn, priority in enumerate(priorities):
         heap.push(str(turn), priority)

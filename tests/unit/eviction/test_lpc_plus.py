@@ -44,7 +44,7 @@ CALLS = st.lists(CALL, max_size=60)
 
 
 @given(CALLS)
-def test_no_model_and_yet_not_lru(calls: list[tuple[str, str, float]]) -> None:
+def test_without_a_model_it_is_lru(calls: list[tuple[str, str, float]]) -> None:
     lru, policy = LRU(), make_policy("lpc+")
     for call, key, number in calls:
         for one in (lru, policy):
@@ -60,7 +60,7 @@ def test_no_model_and_yet_not_lru(calls: list[tuple[str, str, float]]) -> None:
 
 
 @given(CALLS, st.booleans())
-def test_a_chunk_lost_or_come_from_nowhere(calls: list[tuple[str, str, float]], prefix: bool) -> None:
+def test_no_chunk_is_lost_or_comes_from_nowhere(calls: list[tuple[str, str, float]], prefix: bool) -> None:
     policy = LPCPlus(model("count", (0.1, 0.2, 0.3), (0.4, 0.1, 0.1), prefix=prefix))
     held = set()
     for call, key, number in calls:
@@ -84,7 +84,7 @@ def four(low: float, high: float) -> st.SearchStrategy[list[float]]:
 
 
 @given(four(0.001, 0.5), four(1.0, 50.0))
-def test_an_index_other_than_the_best_plans(rates: list[float], steps: list[float]) -> None:
+def test_index_is_that_of_the_best_plan(rates: list[float], steps: list[float]) -> None:
     found = gittins(rates, steps)
     for start in range(4):
         plans = []
@@ -99,7 +99,7 @@ def test_an_index_other_than_the_best_plans(rates: list[float], steps: list[floa
         assert found[start] == pytest.approx(max(plans))
 
 
-def test_an_order_that_time_does_not_change() -> None:
+def test_order_changes_with_time() -> None:
     """A pause of a minute is usual: after it, chances fall."""
     policy = LPCPlus(model("depth", (0.001, 0.05, 0.0001), (0.01, 0.01, 0.01)))
     policy.added("soon", 1, use(0.0, depth=0))
@@ -111,7 +111,7 @@ def test_an_order_that_time_does_not_change() -> None:
     assert order(policy) == ["soon", "some day", "other"]
 
 
-def test_a_chunk_that_leaves_before_those_behind_it() -> None:
+def test_chunk_leaves_after_those_behind_it() -> None:
     never, often = (0.01, 0.01, 0.01), (0.5, 0.5, 0.5)
     policy = LPCPlus(model("count", never, never, often, prefix=True))
     policy.added("tail", 1, use(0.0, 1, 2, 2))
@@ -121,7 +121,7 @@ def test_a_chunk_that_leaves_before_those_behind_it() -> None:
     assert order(policy) == ["one", "tail", "head"]
 
 
-def test_chunks_that_stand_alone_lift_each_other() -> None:
+def test_chunks_that_stand_alone_do_not_lift_each_other() -> None:
     taught = model("count", (0.01, 0.01, 0.01), (0.01, 0.01, 0.01), (0.5, 0.5, 0.5), prefix=False)
     policy = LPCPlus(taught)
     policy.added("liked", 1, use(0.0, 1, 2))
@@ -131,7 +131,7 @@ def test_chunks_that_stand_alone_lift_each_other() -> None:
     assert order(policy) == ["beside it", "one", "liked"]
 
 
-def test_a_forecast_that_changes_nothing() -> None:
+def test_forecast_changes_the_order_and_nonsense_does_not() -> None:
     # Nobody said: middling; below 0.5: low; above: high.
     weights = np.array([[-3.0] * 3, [6.0] * 3])
     policy = LPCPlus(Hazard(AGES, {"continues": (0.0, 0.5)}, weights, np.full(3, -3.0), prefix=False))
@@ -148,7 +148,7 @@ def test_a_forecast_that_changes_nothing() -> None:
     assert order(policy) == ["c", "a", "b"]
 
 
-def test_a_chunk_that_came_back_counts_as_new() -> None:
+def test_chunk_that_came_back_counts_as_known() -> None:
     policy = LPCPlus(model("count", (0.01, 0.01, 0.01), (0.01, 0.01, 0.01), (0.5, 0.5, 0.5)))
     policy.added("again", 1, use(0.0))
     policy.removed("again")
@@ -176,7 +176,7 @@ def replay(policy: EvictionPolicy, keys: NDArray[np.int64], room: int) -> NDArra
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_model_of_another_world_that_goes_on_doing_harm(seed: int) -> None:
+def test_model_of_another_world_soon_does_no_more_harm(seed: int) -> None:
     """It learned that what was used once more is never used again; here it is the other way round."""
     rng = np.random.default_rng(seed)
     liked, passing = rng.zipf(1.3, 16_000) % 1500, np.arange(16_000) + 10_000
@@ -191,7 +191,7 @@ def test_a_model_of_another_world_that_goes_on_doing_harm(seed: int) -> None:
     assert not behind[5:].any(), windows
 
 
-def test_a_good_model_that_nobody_believes() -> None:
+def test_good_model_is_believed() -> None:
     rng = np.random.default_rng(0)
     liked, passing = rng.integers(0, 300, 16_000), np.arange(16_000) + 10_000
     keys = np.where(rng.random(16_000) < 0.5, liked, passing)
@@ -202,7 +202,7 @@ def test_a_good_model_that_nobody_believes() -> None:
     assert found[8_000:].mean() > 1.3 * lru[8_000:].mean() > 0.0
 
 
-def test_more_cases_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_cases_are_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hazards, "_CASES", 3)
     taught = model("depth", *[(0.1, 0.1, 0.1)] * 9)
     features = [tuple(float(depth) if name == "depth" else 0.0 for name in FEATURES) for depth in range(9)]
@@ -212,7 +212,7 @@ def test_more_cases_remembered_than_allowed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @given(st.floats(), st.floats(0.0, 1.0))
-def test_a_level_outside_of_the_scale(value: float, chance: float) -> None:
+def test_every_level_is_within_the_scale(value: float, chance: float) -> None:
     edge = min(max(chance, 1e-12), 1.0 - 1e-12)
     taught = model("depth", (edge, edge, edge), (0.5, 0.5, 0.5))
     *levels, after = taught.levels(taught.case(tuple(value if n == "depth" else 0.0 for n in FEATURES)))

@@ -41,7 +41,7 @@ def drained(policy: EvictionPolicy) -> list[str]:
         max_size=50,
     )
 )
-def test_victim_is_a_chunk_that_is_not_held_or_one_is_forgotten(
+def test_victim_is_a_chunk_that_is_held_and_none_is_forgotten(
     name: str, calls: list[tuple[str, str, float]]
 ) -> None:
     """Whatever the clock, the costs and the forecasts are."""
@@ -67,7 +67,7 @@ def test_victim_is_a_chunk_that_is_not_held_or_one_is_forgotten(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.booleans()), max_size=40), st.sets(st.sampled_from(KEYS)))
-def test_chunk_that_may_not_leave_leaves_or_others_leave_in_another_order(
+def test_chunk_that_may_not_leave_stays_and_others_leave_in_their_order(
     name: str, calls: list[tuple[str, bool]], stay: set[str]
 ) -> None:
     policy, held = make_policy(name), set()
@@ -86,7 +86,7 @@ def test_chunk_that_may_not_leave_leaves_or_others_leave_in_another_order(
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_not_lru(name: str) -> None:
+def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_lru(name: str) -> None:
     policy = make_policy(name)
     for key in KEYS:
         policy.added(key, 1, Use(at=0.0))
@@ -94,7 +94,7 @@ def test_policy_that_knows_nothing_but_the_order_of_one_use_each_is_not_lru(name
 
 
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60))
-def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -> None:
+def test_lpc_without_forecasts_is_lru(uses: list[tuple[str, float]]) -> None:
     lpc, order = LPC(), OrderedDict[str, None]()
     now = 0.0
     for key, gap in uses:
@@ -106,7 +106,7 @@ def test_lpc_without_forecasts_differs_from_lru(uses: list[tuple[str, float]]) -
 
 
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.floats(0, 1e6)), max_size=60), st.floats(0, 1))
-def test_lpc_that_hears_the_same_of_all_differs_from_lru(uses: list[tuple[str, float]], p: float) -> None:
+def test_lpc_that_hears_the_same_of_all_is_lru(uses: list[tuple[str, float]], p: float) -> None:
     """The last use's forecast is still to come: chunks leave before it does."""
     lpc, order = LPC(), OrderedDict[str, None]()
     now = 0.0
@@ -121,7 +121,7 @@ def test_lpc_that_hears_the_same_of_all_differs_from_lru(uses: list[tuple[str, f
 
 
 @given(st.integers(0, 2**32), st.integers(0, 5_000))
-def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: int, wait: int) -> None:
+def test_line_in_logits_orders_chunks_as_the_papers_formula(seed: int, wait: int) -> None:
     """Section 3.4.2 and 3.5: each conversation's p decays since its last turn; a chunk has the maximum."""
     policy, rng = LPC(), random.Random(seed)
     spoken: dict[str, dict[str, tuple[float, float]]] = {}
@@ -149,7 +149,7 @@ def test_line_in_logits_orders_chunks_otherwise_than_the_papers_formula(seed: in
 @example(p=0.0)
 @example(p=1.0)
 @given(st.floats(0.0, 1.0))
-def test_conversation_that_said_goodbye_stays_above_its_former_forecast(p: float) -> None:
+def test_conversation_that_said_goodbye_falls_below_its_former_forecast(p: float) -> None:
     policy = LPC()
     policy.added("chunk", 1, Use(0.0))
     policy.added("other", 1, Use(0.0))
@@ -159,7 +159,7 @@ def test_conversation_that_said_goodbye_stays_above_its_former_forecast(p: float
     assert policy.victim() == ("chunk" if p < 0.5 else "other") or p == 0.5
 
 
-def test_block_that_a_lively_conversation_shares_leaves_with_the_one_that_ended() -> None:
+def test_block_that_a_lively_conversation_shares_stays_when_the_other_ends() -> None:
     policy = LPC()
     for key in ("shared", "ended"):
         policy.added(key, 1, Use(0.0))
@@ -171,7 +171,7 @@ def test_block_that_a_lively_conversation_shares_leaves_with_the_one_that_ended(
 
 
 @pytest.mark.parametrize("nonsense", [NAN, -0.1, 1.1, math.inf])
-def test_nonsense_for_a_forecast_moves_a_chunk_or_is_not_counted(nonsense: float) -> None:
+def test_nonsense_for_a_forecast_moves_no_chunk_and_is_counted(nonsense: float) -> None:
     policy = LPC()
     for key in ("first", "second"):
         policy.added(key, 1, Use(0.0))
@@ -180,14 +180,14 @@ def test_nonsense_for_a_forecast_moves_a_chunk_or_is_not_counted(nonsense: float
 
 
 @pytest.mark.parametrize("back", [-1e9, NAN])
-def test_clock_that_runs_backwards_ages_what_was_just_used(back: float) -> None:
+def test_clock_that_runs_backwards_does_not_age_what_was_just_used(back: float) -> None:
     policy = LPC()
     for at, key in ((100.0, "old"), (back, "new")):
         policy.added(key, 1, Use(at))
     assert drained(policy) == ["old", "new"]
 
 
-def test_lfu_evicts_what_is_used_often_or_forgets_how_often_it_was() -> None:
+def test_lfu_keeps_what_is_used_often_and_remembers_how_often_it_was() -> None:
     policy = make_policy("lfu")
     for key in "ab":
         policy.added(key, 1, Use(0.0))
@@ -200,7 +200,7 @@ def test_lfu_evicts_what_is_used_often_or_forgets_how_often_it_was() -> None:
     assert policy.victim() == "a"
 
 
-def test_gdsf_never_lets_go_of_what_was_popular_long_ago() -> None:
+def test_gdsf_lets_go_of_what_was_popular_long_ago() -> None:
     policy = make_policy("gdsf")
     policy.added("once popular", 1, Use(0.0))
     for _ in range(4):
@@ -214,7 +214,7 @@ def test_gdsf_never_lets_go_of_what_was_popular_long_ago() -> None:
 
 
 @given(st.lists(st.sampled_from([*KEYS, ""]), max_size=60))
-def test_gdsfs_clock_is_another_than_the_highest_priority_that_left(calls: list[str]) -> None:
+def test_gdsfs_clock_is_the_highest_priority_that_left(calls: list[str]) -> None:
     """Equations 1 and 2. Each key is a use, "" an eviction."""
     policy, clock, held, uses = make_policy("gdsf"), 0, dict[str, int](), Counter[str]()
     for key in calls:
@@ -228,7 +228,7 @@ def test_gdsfs_clock_is_another_than_the_highest_priority_that_left(calls: list[
             clock = max(clock, held.pop(victim))
 
 
-def test_chunk_that_its_owner_deleted_moves_gdsfs_clock() -> None:
+def test_chunk_that_its_owner_deleted_leaves_gdsfs_clock_alone() -> None:
     policy = make_policy("gdsf")
     for key in "abc":
         policy.added(key, 1, Use(0.0))
@@ -241,7 +241,7 @@ def test_chunk_that_its_owner_deleted_moves_gdsfs_clock() -> None:
     assert drained(policy) == ["c", "d", "b"]
 
 
-def test_pgdsf_takes_another_cost_than_the_mean_over_uses_that_missed() -> None:
+def test_pgdsf_takes_the_mean_cost_over_uses_that_missed() -> None:
     """Equation 3. Chunk x missed twice, at 1 and 3: 2 each; y once, at 2.5, found once at no cost."""
     policy = PGDSF()
     policy.added("x", 1, Use(0.0, cost=1.0))
@@ -251,14 +251,14 @@ def test_pgdsf_takes_another_cost_than_the_mean_over_uses_that_missed() -> None:
     assert drained(policy) == ["x", "y"]  # 2 * 2 < 2 * 2.5
 
 
-def test_chunk_of_unknown_cost_always_or_never_leaves_first() -> None:
+def test_chunk_of_unknown_cost_leaves_between_cheap_and_dear() -> None:
     policy = PGDSF()
     for key, cost in (("cheap", 1.0), ("dear", 3.0), ("unknown", None)):
         policy.added(key, 1, Use(0.0, cost=cost))
     assert drained(policy) == ["cheap", "unknown", "dear"]
 
 
-def test_memory_of_what_left_grows_without_end() -> None:
+def test_memory_of_what_left_has_an_end() -> None:
     counts = Counts(times=4)
     for number in range(20_000):
         counts.of(str(number)).uses += 1

@@ -27,7 +27,7 @@ def test_oldest_chunk_of_the_lowest_level_is_first(calls: list[tuple[str, int | 
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 60), st.integers(0, 9), st.booleans())))
-def test_an_age_that_is_told_wrong_or_twice_or_never(calls: list[tuple[str, int, int, bool]]) -> None:
+def test_every_age_is_told_rightly_and_once(calls: list[tuple[str, int, int, bool]]) -> None:
     ages, last, told, now = Ages(BORDERS), dict[str, float](), dict[str, int](), 0.0
     turn = dict[str, int]()
     for number, (key, pause, most, gone) in enumerate(calls):

@@ -114,7 +114,7 @@ def test_waiting_requests_are_answered_together(trained: Trained) -> None:
     assert told["c0"] == pytest.approx(direct[0], abs=1e-6)
 
 
-def test_flood_of_one_prompt_is_embedded_again_or_not_counted(trained: Trained) -> None:
+def test_flood_of_one_prompt_is_embedded_once_and_counted(trained: Trained) -> None:
     """200,000 of them, by fifty conversations, faster than anybody answers."""
     words, answers = WordEmbedder(), Answers()
     load = lambda: Predictor(features(words), trained.classifier)  # noqa: E731
@@ -130,7 +130,7 @@ def test_flood_of_one_prompt_is_embedded_again_or_not_counted(trained: Trained) 
 
 
 @pytest.mark.parametrize("at", [-1e9, float("nan"), float("inf")])
-def test_clock_that_is_wrong_does_not_silence_forecasts(tmp_path: Path, trained: Trained, at: float) -> None:
+def test_clock_that_is_wrong_leaves_forecasts_going(tmp_path: Path, trained: Trained, at: float) -> None:
     answers, path = Answers(), tmp_path / "log.sqlite"
     with live(lambda: Predictor(features(), trained.classifier), answers, into(PromptLog(path))) as predictor:
         for number, when in enumerate((5.0, at, 3.0), 1):
@@ -213,9 +213,7 @@ def test_what_waits_when_it_is_closed_is_logged_and_not_answered(tmp_path: Path,
     assert logged(path) == 6 and [whose for whose, _ in answers.heard] == ["first"]
 
 
-def test_log_that_fails_does_not_silence_forecasts(
-    trained: Trained, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_that_fails_leaves_forecasts_going(trained: Trained, caplog: pytest.LogCaptureFixture) -> None:
     answers = Answers()
 
     def refused(predictor: Predictor | None) -> Record:
@@ -228,7 +226,7 @@ def test_log_that_fails_does_not_silence_forecasts(
     assert "prompts are not logged: cannot log" in caplog.text
 
 
-def test_other_threads_compute_on_one_processor_or_the_predictor_on_all(trained: Trained) -> None:
+def test_predictor_computes_on_one_processor_and_other_threads_on_all(trained: Trained) -> None:
     class Noting(WordEmbedder):
         def embed(self, texts: Sequence[str]) -> list[list[float]]:
             threads.append(torch.get_num_threads())

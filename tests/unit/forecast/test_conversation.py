@@ -65,7 +65,7 @@ def test_parts_and_broken_text_are_read() -> None:
     assert conversation_id([user("\ud800")])
 
 
-def test_retrieved_documents_change_the_id_and_are_read_as_the_users_words() -> None:
+def test_retrieved_documents_neither_change_the_id_nor_are_read_as_the_users_words() -> None:
     def asked(*documents: str) -> list[dict[str, Any]]:
         context = "\n\n".join(documents)
         return [
@@ -83,7 +83,7 @@ def test_retrieved_documents_change_the_id_and_are_read_as_the_users_words() -> 
 
 
 @given(MESSAGES, st.lists(st.text(max_size=2)))
-def test_leaving_documents_out_loses_a_turn(messages: list[dict[str, Any]], documents: list[str]) -> None:
+def test_leaving_documents_out_loses_no_turn(messages: list[dict[str, Any]], documents: list[str]) -> None:
     assert window_of(without_documents(messages, documents)).turns == window_of(messages).turns
 
 
@@ -138,7 +138,7 @@ def test_megabyte_is_not_read_through() -> None:
     assert tokenizer.characters < 10_000
 
 
-def test_queue_of_windows_holds_whole_books() -> None:
+def test_window_holds_the_latest_prompts_and_no_whole_books() -> None:
     window = Window.of([f"{number} " * 500_000 for number in range(9)])
     assert sum(map(len, window.prompts)) <= PROMPTS * 16_448
     assert all(prompt.startswith(f"{n} ") for n, prompt in enumerate(window.prompts, start=4))
@@ -146,7 +146,7 @@ def test_queue_of_windows_holds_whole_books() -> None:
 
 
 @given(st.text("a 超\u1220\ud800", min_size=1, max_size=80), st.integers(200, 30_000), st.integers(2, 512))
-def test_what_a_window_leaves_out_would_have_been_read(piece: str, times: int, share: int) -> None:
+def test_what_a_window_leaves_out_would_not_have_been_read(piece: str, times: int, share: int) -> None:
     (kept,) = Window((piece * times,), 1).prompts
     assert shortened(kept, WordTokenizer(), share) == shortened(piece * times, WordTokenizer(), share)
 

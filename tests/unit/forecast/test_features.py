@@ -45,7 +45,7 @@ def test_odd_histories_make_finite_rows(prompts: list[str]) -> None:
     assert np.isfinite(rows).all()
 
 
-def test_script_that_the_embedder_does_not_know_has_no_row() -> None:
+def test_script_that_the_embedder_does_not_know_has_a_row() -> None:
     made = features_of(DEFAULT_EMBEDDER)
     scripts = ["ሰላም ልዑል", "超长的中文", "🙂🙃", "\ud800\0", "ﷺ", "\u200b", "", "known words"]
     rows = made.rows([Window.of([script * 2000, script]) for script in scripts])

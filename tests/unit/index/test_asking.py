@@ -74,7 +74,7 @@ async def drained(index: BlendIndex) -> Any:
     ],
     ids=["ask", "stream", "aask", "astream"],
 )
-def test_answer_is_lost_with_the_engine(
+def test_answer_is_given_though_the_engine_died(
     index: BlendIndex, engine: Failing, ask: Callable[[BlendIndex], Any]
 ) -> None:
     answer = ask(index)
@@ -82,7 +82,9 @@ def test_answer_is_lost_with_the_engine(
     assert answer.to_dict()["tokens"] == 2 and answer.to_dict()["sources"] == ()
 
 
-def test_failure_is_hidden_for_ever(index: BlendIndex, engine: Failing) -> None:
+def test_failure_is_shown_without_retries_and_at_once_when_it_is_final(
+    index: BlendIndex, engine: Failing
+) -> None:
     with pytest.raises(EngineError, match="it died"):
         index.ask(HELLO, max_retries=0)
     for final in (EngineClosedError("by the program"), EngineStartError("does not fit")):
@@ -108,7 +110,7 @@ def test_failure_is_hidden_for_ever(index: BlendIndex, engine: Failing) -> None:
         (" \n", {}, "the question is empty"),
     ],
 )
-def test_wrong_question_is_not_refused_in_one_line(
+def test_wrong_question_is_refused_in_one_line(
     index: BlendIndex, engine: Failing, prompt: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

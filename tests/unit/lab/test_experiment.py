@@ -28,7 +28,7 @@ class Counted(Progress):
         self.done += 1
 
 
-def test_arm_misses_a_trial_or_always_goes_first() -> None:
+def test_every_arm_has_every_trial_and_none_always_goes_first() -> None:
     progress = Counted()
     turns = list(in_turn({"a": 1, "b": 2, "c": 3}, range(4), progress))
     assert [turn.trial for turn in turns] == sorted(turn.trial for turn in turns)
@@ -41,12 +41,12 @@ def test_arm_misses_a_trial_or_always_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("arms", "trials"), [(3, 3), (20, 3), (6, 60), (2, 1)])
-def test_few_trials_of_many_arms_begin_alike(arms: int, trials: int) -> None:
+def test_few_trials_of_many_arms_begin_with_different_arms(arms: int, trials: int) -> None:
     turns = list(in_turn(dict.fromkeys(range(arms)), range(trials), Counted()))
     assert len({turn.key for turn in turns[::arms]}) == min(arms, trials)
 
 
-def test_what_is_done_is_asked_again_or_counts_as_a_step() -> None:
+def test_what_is_done_is_not_asked_again_and_is_no_step() -> None:
     progress = Counted()
     done = {(0, "a"), (1, "a"), (1, "b")}
     turns = list(
@@ -56,7 +56,7 @@ def test_what_is_done_is_asked_again_or_counts_as_a_step() -> None:
     assert not turns[0].warms_up and progress.expected == progress.done == 1
 
 
-def test_turn_is_over_before_its_work_is_done() -> None:
+def test_turn_is_over_when_its_work_is_done() -> None:
     progress = Counted()
     turns = in_turn({"a": 1, "b": 2}, range(2), progress)
     next(turns)
@@ -80,7 +80,7 @@ class Counting(Arm):
         return Sample(self.name, trial.number, len(self._log), 5, {5: -0.1, 6: -3.0}, 7, {})
 
 
-def test_warm_up_is_kept_or_prompts_of_a_trial_are_not_sent_at_once() -> None:
+def test_warm_up_is_dropped_and_prompts_of_a_trial_are_sent_at_once() -> None:
     log: list[str] = []
     nothing = Prompt((1,), ())
     rounds = [[Trial(number, nothing, nothing)] * 2 for number in range(3)]

@@ -19,7 +19,7 @@ from paper_machine import MACHINE
 
 
 @pytest.mark.parametrize("name", ["out.gif", "out", "absent/out.png"])
-def test_picture_that_cannot_be_written_is_measured_first(tmp_path: Path, name: str) -> None:
+def test_picture_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="--plot"):
         check_plot_path(tmp_path / name)
 
@@ -27,7 +27,7 @@ def test_picture_that_cannot_be_written_is_measured_first(tmp_path: Path, name: 
 PAGE = "# A\n<!-- t-table -->\nold\n<!-- /t-table -->\nbetween\n<!-- t-table-2 --><!-- /t-table-2 -->\nend\n"
 
 
-def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Path) -> None:
+def test_table_is_pasted_in_its_place_with_what_it_was_measured_on(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(PAGE)
 
@@ -48,7 +48,7 @@ def test_table_is_pasted_elsewhere_or_loses_what_it_was_measured_on(tmp_path: Pa
     ) + "\nend\n"  # fmt: skip
 
 
-def test_page_that_wants_the_second_table_alone_has_no_place(tmp_path: Path) -> None:
+def test_page_may_have_a_place_for_the_second_table_alone(tmp_path: Path) -> None:
     path, console = tmp_path / "page.md", Console(file=io.StringIO())
     path.write_text("<!-- t-table-2 -->\n<!-- /t-table-2 -->\n")
     page = Page(path, "t")
@@ -62,7 +62,7 @@ def test_page_that_wants_the_second_table_alone_has_no_place(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", [None, "no place", "<!-- t-table -->"])
-def test_page_without_a_place_is_found_out_after_measuring(tmp_path: Path, text: str | None) -> None:
+def test_page_without_a_place_is_found_out_before_measuring(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "page.md"
     if text is not None:
         path.write_text(text)

@@ -42,7 +42,7 @@ def settings(tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("shared", ["none", "start", "system"])
-def test_chunks_are_prefilled_behind_something_else_than_served_ones(
+def test_chunks_are_prefilled_behind_what_served_ones_are(
     settings: Settings, worker: Any, shared: str
 ) -> None:
     own = settings.model_copy(update={"shared_prefix": shared})
@@ -59,7 +59,9 @@ def test_chunks_are_prefilled_behind_something_else_than_served_ones(
         assert behind == [(list(chunk.context), chunk.after) for chunk in store.chunks] != [([], "")] * 3
 
 
-def test_store_outlives_a_measurement_that_fails(settings: Settings, worker: Any, tmp_path: Path) -> None:
+def test_store_does_not_outlive_a_measurement_that_fails(
+    settings: Settings, worker: Any, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError), scratch_store(worker, settings, PIECES) as store:
         assert Path(store.id).is_dir()
         raise EngineError("died")
@@ -67,7 +69,7 @@ def test_store_outlives_a_measurement_that_fails(settings: Settings, worker: Any
     assert not Path(store.id).exists() and not list(tmp_path.glob(".blendrag-*"))
 
 
-def test_folder_that_cannot_be_written_is_no_clear_error(settings: Settings, worker: Any) -> None:
+def test_folder_that_cannot_be_written_is_a_clear_error(settings: Settings, worker: Any) -> None:
     (settings.cache_dir / "file").write_text("")
     own = settings.model_copy(update={"cache_dir": settings.cache_dir / "file"})
     with pytest.raises(StoreError, match="file"), scratch_store(worker, own, PIECES):

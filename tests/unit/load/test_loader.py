@@ -80,7 +80,7 @@ def test_layers_left_out_do_not_shift_the_others(bench: Any, numbers: list[int],
 
 @pytest.mark.parametrize("numbers", [[0, 11], [2, 3, 7, 11], [11], list(range(LAYERS))])
 @pytest.mark.parametrize("in_flight", [1, 2, 100])
-def test_layer_that_was_asked_after_never_comes_or_is_another(
+def test_layer_that_was_asked_after_comes_and_is_the_right_one(
     bench: Any, monkeypatch: pytest.MonkeyPatch, numbers: list[int], in_flight: int
 ) -> None:
     whole, disk, held = expected(bench, (5, 40, 9)), bench.store.tiers[1], threading.Event()
@@ -100,7 +100,7 @@ def test_layer_that_was_asked_after_never_comes_or_is_another(
             assert bits(found).equal(bits(whole[number]))
 
 
-def test_failure_of_a_layer_that_was_asked_after_is_lost(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_a_layer_that_was_asked_after_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = bench.store.tiers[1]
 
     def fails(_: Sequence[Read]) -> list[torch.Tensor]:

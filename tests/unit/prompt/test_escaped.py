@@ -79,7 +79,7 @@ def as_mustache(texts: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("shape", [as_langchain_list, as_simple_summarize, as_json])
-def test_documents_in_a_list_that_became_a_string_do_not_go_unreported(shape: Any, known: Recogniser) -> None:
+def test_documents_in_a_list_that_became_a_string_are_reported(shape: Any, known: Recogniser) -> None:
     found = {document.source: document for document in find_escaped(shape(TEXTS), known)}
     multi_line = {"d1.md", "d2.md"} | ({"d4.md"} if shape is as_json else set())  # JSON escapes every quote
     assert found.keys() == multi_line, "d3 is in the prompt as it is, and needs no remedy"
@@ -88,7 +88,7 @@ def test_documents_in_a_list_that_became_a_string_do_not_go_unreported(shape: An
 
 
 @pytest.mark.parametrize("shape", [as_mustache, lambda texts: html.escape("\n".join(texts.values()))])
-def test_html_escaped_documents_do_not_go_unreported(shape: Any, known: Recogniser) -> None:
+def test_html_escaped_documents_are_reported(shape: Any, known: Recogniser) -> None:
     found = {document.source: document for document in find_escaped(shape(TEXTS), known)}
     assert found.keys() == {"d2.md", "d4.md"}
     assert {document.how for document in found.values()} == {"html"}

@@ -100,7 +100,7 @@ def test_added_token_that_is_not_flagged_special_cannot_be_forged(tokenizer: Any
     assert controls(extended, ids) == [] and decode(extended, ids) == text
 
 
-def test_document_in_a_system_message_is_not_missed(
+def test_document_in_a_system_message_is_found(
     tokenizer: Any, recogniser: Recogniser, ingested: list[KnownText]
 ) -> None:
     messages = [
@@ -112,7 +112,7 @@ def test_document_in_a_system_message_is_not_missed(
     assert plan.text == render_chat(tokenizer, messages)
 
 
-def test_documents_that_are_not_reused_do_not_go_unreported(
+def test_documents_that_are_not_reused_are_reported(
     tokenizer: Any, recogniser: Recogniser, ingested: list[KnownText]
 ) -> None:
     unknown = "This page was never ingested, though it is in the prompt."

@@ -32,7 +32,7 @@ def before_first(tokenizer: Any, document: KnownText, system: str, separator: st
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SYSTEMS, st.sampled_from([None, TRIMMING, NO_SYSTEM]), st.sampled_from(["\n\n", " "]))
-def test_prefix_is_no_other_than_what_stands_before_the_first_document(
+def test_prefix_is_what_stands_before_the_first_document(
     tokenizer: Any,
     with_template: Callable[[str], Any],
     ingested: list[KnownText],

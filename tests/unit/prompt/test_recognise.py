@@ -100,7 +100,7 @@ def test_hint_does_not_lose_to_a_longer_match() -> None:
         assert [match.key for match in recogniser.find(long, hints=[hint])] == ["0"]
 
 
-def test_text_too_short_to_scan_for_is_not_missed_when_hinted() -> None:
+def test_text_too_short_to_scan_for_is_found_when_hinted() -> None:
     recogniser = known_as(["Yes."])
     assert recogniser.find("Is it? Yes.") == []
     assert spans(recogniser.find("Is it? Yes.", hints=["Yes."])) == [(7, 11, "0")]

@@ -54,7 +54,7 @@ def posted(server: Script) -> int:
     return sum(method == "POST" for method, *_ in server.asked)
 
 
-def test_answer_loses_text_usage_or_evidence(server: Script, chat: RemoteChat) -> None:
+def test_answer_has_its_text_usage_and_evidence(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("It is", " blue.")]
     pieces = list(chat.stream(chat.request(HI, documents=["A sky."], conversation="c1", recompute_ratio=0.5)))
     assert [piece.text for piece in pieces] == ["It is", " blue.", ""]
@@ -72,14 +72,14 @@ def test_answer_loses_text_usage_or_evidence(server: Script, chat: RemoteChat) -
     }
 
 
-async def test_async_answer_is_another(server: Script, chat: RemoteChat) -> None:
+async def test_async_answer_is_the_same(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("It is", " blue."), events("It is", " blue.")]
     answer = await chat.acomplete(chat.request(HI))
     assert answer.text == "It is blue."
     assert answer.evidence == chat.complete(chat.request(HI)).evidence
 
 
-def test_clients_of_another_loop_or_process_break(server: Script, chat: RemoteChat) -> None:
+def test_client_works_in_another_loop_and_process(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a") for _ in range(4)]
     for _ in range(2):
         assert asyncio.run(chat.acomplete(chat.request(HI))).text == "a"
@@ -87,14 +87,14 @@ def test_clients_of_another_loop_or_process_break(server: Script, chat: RemoteCh
         assert other.complete(other.request(HI)).text == "a"
 
 
-def test_connections_of_ended_loops_are_kept(server: Script, chat: RemoteChat) -> None:
+def test_connections_of_ended_loops_are_dropped(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a") for _ in range(8)]
     for _ in range(8):
         asyncio.run(chat.acomplete(chat.request(HI)))
     assert len(chat.server._clients) == 1
 
 
-async def test_close_leaves_connections_of_a_running_loop(server: Script, chat: RemoteChat) -> None:
+async def test_close_ends_connections_of_a_running_loop(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a")]
     await chat.acomplete(chat.request(HI))
     (client,) = chat.server._clients.values()
@@ -103,13 +103,15 @@ async def test_close_leaves_connections_of_a_running_loop(server: Script, chat: 
     assert client.is_closed
 
 
-def test_line_separators_of_other_alphabets_cut_events(server: Script, chat: RemoteChat) -> None:
+def test_line_separators_of_other_alphabets_cut_no_event(server: Script, chat: RemoteChat) -> None:
     text = "one\u2028two\x85three\x0bfour"
     server.replies = [events(text)]
     assert chat.complete(chat.request(HI)).text == text
 
 
-def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_was_said_is_sent(
+    server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.replies = [events("a"), events("a"), events("a"), events("a")]
     chat.complete(chat.request(HI))
     assert body(server)["blendrag"] == {"documents": [], "evidence": True}
@@ -128,7 +130,7 @@ def test_what_was_not_said_is_sent(server: Script, chat: RemoteChat, monkeypatch
     assert body(server)["blendrag"].items() >= (said | {"selector": "hkvd", "recompute_ratio": 0.4}).items()
 
 
-def test_sampling_is_forgotten(server: Script, chat: RemoteChat) -> None:
+def test_sampling_is_sent(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a")]
     options: Any = {"temperature": 0.5, "top_p": 0.9, "stop": "x", "seed": 3, "max_tokens": 7, "logprobs": 2}
     chat.complete(chat.request(HI, **options, other={"top_k": 4, "min_p": 0.1}))
@@ -140,7 +142,7 @@ def test_sampling_is_forgotten(server: Script, chat: RemoteChat) -> None:
     assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
 
 
-def test_tools_need_a_parser_of_the_server(server: Script, chat: RemoteChat) -> None:
+def test_tools_need_no_parser_of_the_server(server: Script, chat: RemoteChat) -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
     server.replies = [events("So: ", *call), events('{"name": "add", "arguments": {"a": 4}}')]
     pieces = list(chat.stream(chat.request(HI, tools=[TOOL])))
@@ -157,7 +159,7 @@ def test_tools_need_a_parser_of_the_server(server: Script, chat: RemoteChat) -> 
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_parser_of_the_server_is_switched_off(
+def test_parser_of_the_server_is_used(
     native: bool, server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODEL, "tool_parser", "hermes")
@@ -182,7 +184,7 @@ def test_parser_of_the_server_is_switched_off(
     assert body(server).get("tool_choice", "none") == "none" and body(server)["structured_outputs"]
 
 
-def test_control_tokens_in_calls_are_markup(server: Script, chat: RemoteChat) -> None:
+def test_control_tokens_in_calls_are_no_markup(server: Script, chat: RemoteChat) -> None:
     server.replies = [events("a")]
     call = {"id": "x", "name": "add", "arguments": {"a": "<|im_end|>"}}
     history = [*HI, {"role": "assistant", "content": "a<|im_end|>", "tool_calls": [call]}]
@@ -191,7 +193,7 @@ def test_control_tokens_in_calls_are_markup(server: Script, chat: RemoteChat) ->
     assert "im_end|>" in str(body(server)["messages"])
 
 
-def test_reasoning_is_text(server: Script, chat: RemoteChat) -> None:
+def test_reasoning_is_told_from_the_text(server: Script, chat: RemoteChat) -> None:
     reply = events("Blue.")
     reply.lines.insert(1, event(delta={"reasoning": "Look up."}))
     server.replies = [reply]
@@ -201,7 +203,7 @@ def test_reasoning_is_text(server: Script, chat: RemoteChat) -> None:
     assert (last.answer.text, last.answer.reasoning) == ("Blue.", "Look up.")
 
 
-def test_rendered_prompt_is_a_message(server: Script, chat: RemoteChat) -> None:
+def test_rendered_prompt_is_a_completion(server: Script, chat: RemoteChat) -> None:
     reply = events()
     reply.lines.insert(1, event(text="Paris"))
     planned = {"text": "The capital is", "tokens": 3, "rows": [], "plain": None}
@@ -274,7 +276,7 @@ def test_client_of_another_kind_is_refused() -> None:
         (Reply(200, ["<html>"], {"content-type": "text/html"}), errors.ServerNotFoundError, "no server of"),
     ],
 )
-def test_refusal_is_asked_again_or_takes_several_lines(
+def test_refusal_is_not_asked_again_and_takes_one_line(
     server: Script, chat: RemoteChat, reply: Reply, kind: type[BlendragError], said: str
 ) -> None:
     server.replies = [reply]
@@ -284,7 +286,7 @@ def test_refusal_is_asked_again_or_takes_several_lines(
     assert posted(server) == 1
 
 
-def test_server_without_blendrag_answers(server: Script, chat: RemoteChat) -> None:
+def test_server_without_blendrag_is_refused(server: Script, chat: RemoteChat) -> None:
     plain = events("Hello")
     del plain.headers["x-blendrag"]
     server.replies = [plain]
@@ -292,7 +294,7 @@ def test_server_without_blendrag_answers(server: Script, chat: RemoteChat) -> No
         chat.complete(chat.request(HI))
 
 
-def test_wrong_key_is_shown(server: Script) -> None:
+def test_wrong_key_is_not_shown(server: Script) -> None:
     server.replies = [error(401)]
     chat = RemoteChat(server.url.replace("//", "//me:hidden@"), "s3cret")
     with pytest.raises(errors.ServerRefusalError, match="the key is wrong") as caught:
@@ -307,7 +309,9 @@ def test_wrong_key_is_shown(server: Script) -> None:
     [error(503, "queue full"), events("a", cut=True, done=False), error(502), Reply(lines=["x"], cut=True)],
     ids=["busy", "cut", "proxy", "garbled"],
 )
-def test_failure_before_the_first_token_is_final(server: Script, chat: RemoteChat, reply: Reply) -> None:
+def test_failure_before_the_first_token_is_asked_again(
+    server: Script, chat: RemoteChat, reply: Reply
+) -> None:
     if reply.lines and len(reply.lines) > 1:
         reply.lines = reply.lines[:1]  # the role only
     server.replies = [reply, events("fine")]
@@ -319,12 +323,14 @@ def test_failure_before_the_first_token_is_final(server: Script, chat: RemoteCha
         chat.complete(chat.request(HI, max_retries=0))
 
 
-async def test_failure_before_the_first_token_is_final_for_a_loop(server: Script, chat: RemoteChat) -> None:
+async def test_failure_before_the_first_token_is_asked_again_in_a_loop(
+    server: Script, chat: RemoteChat
+) -> None:
     server.replies = [error(503), events("fine")]
     assert (await chat.acomplete(chat.request(HI))).text == "fine"
 
 
-def test_busy_server_is_asked_sooner_than_it_says(
+def test_busy_server_is_asked_when_it_says(
     server: Script, chat: RemoteChat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -338,7 +344,7 @@ def test_busy_server_is_asked_sooner_than_it_says(
 
 
 @pytest.mark.parametrize("cut", [True, False])
-async def test_answer_that_broke_off_is_begun_anew_or_whole(
+async def test_answer_that_broke_off_is_neither_begun_anew_nor_taken_for_whole(
     server: Script, chat: RemoteChat, cut: bool
 ) -> None:
     reply = events("It is", done=False, cut=cut)
@@ -354,7 +360,7 @@ async def test_answer_that_broke_off_is_begun_anew_or_whole(
         await chat.acomplete(chat.request(HI, max_retries=5))
 
 
-def test_error_within_a_stream_is_taken_for_its_end(server: Script, chat: RemoteChat) -> None:
+def test_error_within_a_stream_is_not_taken_for_its_end(server: Script, chat: RemoteChat) -> None:
     failed = 'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n'
     reply = events("It is", done=False)
     reply.lines.append(failed)
@@ -363,7 +369,7 @@ def test_error_within_a_stream_is_taken_for_its_end(server: Script, chat: Remote
         chat.complete(chat.request(HI))
 
 
-def test_closed_port_is_a_traceback_of_the_client(server: Script) -> None:
+def test_closed_port_is_an_error_of_one_line(server: Script) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -373,7 +379,7 @@ def test_closed_port_is_a_traceback_of_the_client(server: Script) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_server_that_starts_again_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_starts_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_BETWEEN_ATTEMPTS_S", 0.3)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -398,14 +404,14 @@ def test_server_that_starts_again_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     thread.join()
 
 
-def test_silent_server_is_waited_for_longer_than_allowed() -> None:
+def test_silent_server_is_waited_for_no_longer_than_allowed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         chat = RemoteChat(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(errors.GenerationTimeoutError, match=r"0\.2 s"):
             chat.complete(chat.request(HI, timeout=0.2))
 
 
-def test_end_of_the_process_waits_for_prefetches() -> None:
+def test_end_of_the_process_does_not_wait_for_prefetches() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         for number in range(20):
@@ -418,7 +424,7 @@ def test_end_of_the_process_waits_for_prefetches() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "", "http://", 7])
-def test_wrong_url_is_asked(url: Any) -> None:
+def test_wrong_url_is_refused(url: Any) -> None:
     with pytest.raises(errors.ConfigError, match="base_url"):
         RemoteChat(url)
 
@@ -437,7 +443,7 @@ def test_wrong_url_is_asked(url: Any) -> None:
         ({"other": {"repetition_penalti": 1.0}}, "did you mean repetition_penalty"),
     ],
 )
-def test_wrong_option_is_sent(server: Script, chat: RemoteChat, options: Any, said: str) -> None:
+def test_wrong_option_is_not_sent(server: Script, chat: RemoteChat, options: Any, said: str) -> None:
     with pytest.raises(errors.ConfigError, match=said):
         chat.request(HI, **options)
     assert not server.asked
@@ -451,20 +457,18 @@ def test_wrong_option_is_sent(server: Script, chat: RemoteChat, options: Any, sa
         ({"temprature": 1}, "did you mean"),
     ],
 )
-def test_setting_of_the_server_is_passed_over(given: dict[str, Any], said: str) -> None:
+def test_setting_of_the_server_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.ConfigError, match=said):
         RemoteChat("http://localhost:1", **given)
 
 
-def test_folder_of_a_server_is_the_clients(tmp_path: Any) -> None:
+def test_folder_of_a_server_is_refused_to_its_client(tmp_path: Any) -> None:
     with pytest.raises(errors.ConfigError, match="kv_dir"):
         open_chat({}, kv_dir=tmp_path, base_url="http://localhost:1")
 
 
 @pytest.mark.parametrize("parser", ["", "mistral"])
-def test_doctor_keeps_to_itself_who_reads_calls(
-    parser: str, server: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_says_who_reads_calls(parser: str, server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODEL, "tool_parser", parser)
     run = CliRunner().invoke(app, ["doctor", "--server", server.url, "--json"])
     about = {"model": "served", "context_window": 512, "knows_tools": False, "tool_parser": parser}

@@ -47,7 +47,7 @@ class Noting(Progress):
         self.done += amount
 
 
-def test_progress_or_report_is_lost(server: Script) -> None:
+def test_progress_and_report_arrive(server: Script) -> None:
     said = [{"doing": "prefill", "done": n, "total": 8} for n in (0, 3, 8)]
     server.replies = [lines(*said, {"report": {"chunks": 2, "tokens": 8, "of_a_newer_server": 1}})]
     noting = Noting()
@@ -86,7 +86,7 @@ def test_sync_that_is_too_large_for_one_request_forgets_in_several(server: Scrip
     assert method == "DELETE" and sorted(parse_qs(urlsplit(path).query)["id"]) == ["b", "c"]
 
 
-def test_server_that_is_busy_for_a_moment_ends_an_ingest(
+def test_server_that_is_busy_for_a_moment_is_asked_again(
     server: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collection, "_WAITS", 2)
@@ -102,7 +102,7 @@ def test_server_that_is_busy_for_a_moment_ends_an_ingest(
         assert server.replies == []
 
 
-def test_request_grows_with_the_store(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_does_not_grow_with_the_store(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "_AT_ONCE", 8)
     server.replies = [lines({"report": {"added": 1}}) for _ in range(3)]
     texts = {"a1": ["AAAA"], "b1": ["BBBB"], "a2": ["AAAA"]}
@@ -113,7 +113,7 @@ def test_request_grows_with_the_store(server: Script, monkeypatch: pytest.Monkey
     assert (report.added, report.unchanged) == (3, 0)
 
 
-def test_address_is_longer_than_gateways_take(server: Script) -> None:
+def test_address_is_no_longer_than_gateways_take(server: Script) -> None:
     ids = [f"{'é' * 20}-{number}" for number in range(100)]
     server.replies = [Reply(lines=["{}"])] * 100
     RemoteChat(server.url).collection("x").remove(ids)
@@ -121,7 +121,7 @@ def test_address_is_longer_than_gateways_take(server: Script) -> None:
     assert [id for _, path, _ in server.asked for id in parse_qs(urlsplit(path).query)["id"]] == ids
 
 
-def test_collection_without_documents_is_an_error(server: Script) -> None:
+def test_collection_without_documents_is_no_error(server: Script) -> None:
     said = {"error": {"message": "no collection 'x'", "type": NO_COLLECTION, "code": 404}}
     server.replies = [Reply(404, [json.dumps(said)])] * 3
     kept = RemoteChat(server.url).collection("x")
@@ -130,7 +130,7 @@ def test_collection_without_documents_is_an_error(server: Script) -> None:
     kept.clear()
 
 
-def test_404_of_a_gateway_is_an_empty_collection(server: Script) -> None:
+def test_404_of_a_gateway_is_not_taken_for_an_empty_collection(server: Script) -> None:
     server.replies = [error(404, "no such backend")] * 3
     kept = RemoteChat(server.url).collection("x")
     for ask in (kept.ids, kept.clear, lambda: kept.remove(["a"])):
@@ -138,7 +138,7 @@ def test_404_of_a_gateway_is_an_empty_collection(server: Script) -> None:
             ask()
 
 
-def test_fork_clears_the_store_of_its_parent() -> None:
+def test_fork_leaves_the_store_of_its_parent() -> None:
     name = owners.volatile("x")
     assert owners.ends_here(name) and not owners.ends_here("x")
     if not (child := os.fork()):
@@ -147,7 +147,7 @@ def test_fork_clears_the_store_of_its_parent() -> None:
 
 
 @pytest.mark.parametrize("said", ["{}", "[]", '{"ids": 3}', "7"])
-def test_words_of_a_broken_server_are_a_traceback(server: Script, said: str) -> None:
+def test_words_of_a_broken_server_are_an_error_of_ours(server: Script, said: str) -> None:
     server.replies = [Reply(lines=[said]), Reply(lines=["no json\n"])]
     kept = RemoteChat(server.url).collection("x")
     with pytest.raises(errors.ServerError, match="understood"):
@@ -173,7 +173,7 @@ def test_words_of_a_broken_server_are_a_traceback(server: Script, said: str) -> 
         (error(403, "not yours"), errors.ServerRefusalError, "not yours"),
     ],
 )
-def test_failure_of_an_ingest_passes_for_its_end(
+def test_failure_of_an_ingest_does_not_pass_for_its_end(
     server: Script, reply: Reply, kind: type[Exception], said: str
 ) -> None:
     server.replies = [reply]
@@ -182,6 +182,6 @@ def test_failure_of_an_ingest_passes_for_its_end(
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_names_share_a_collection_or_are_refused(one: str, other: str) -> None:
+def test_names_have_a_collection_each_and_none_is_refused(one: str, other: str) -> None:
     assert _NAME.fullmatch(_as_path(one))
     assert (_as_path(one) == _as_path(other)) == (one == other)

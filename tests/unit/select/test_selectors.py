@@ -260,7 +260,7 @@ def test_unknown_selector_is_a_config_error_at_every_ratio(name: str, ratio: flo
 
 
 @pytest.mark.parametrize("name", ["gradual_query", "weighted"])
-def test_selector_of_a_former_version_is_refused_without_a_remedy(name: str) -> None:
+def test_selector_of_a_former_version_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is gone: use query"):
         make_selector(BlendOptions(selector=name))
 

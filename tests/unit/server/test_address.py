@@ -66,7 +66,7 @@ def test_address_that_cannot_be_is_refused(words: list[str], said: str) -> None:
         check_address(words)
 
 
-def test_path_is_left_as_it_was(tmp_path: Path) -> None:
+def test_path_of_a_socket_is_left_as_it_was(tmp_path: Path) -> None:
     check_address(["--uds", str(tmp_path / "socket")])
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "socket").touch()

@@ -14,13 +14,13 @@ from blendrag.server.blending import BlendFields
     ("name", "said"),
     [("recompte_ratio", "recompute_ratio"), ("hints", "documents now"), ("Evidence", "evidence")],
 )
-def test_typing_error_is_passed_over(name: str, said: str) -> None:
+def test_typing_error_is_refused(name: str, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         BlendFields.model_validate({name: 0.5})
 
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, "much"])
-def test_ratio_out_of_bounds_is_passed_on(ratio: object) -> None:
+def test_ratio_out_of_bounds_is_refused(ratio: object) -> None:
     with pytest.raises(ValidationError):
         BlendFields.model_validate({"recompute_ratio": ratio})
 
@@ -39,7 +39,7 @@ def test_option_that_cannot_be_used_is_refused_with_what_to_write(said: dict[str
         BlendFields.model_validate(said)
 
 
-def test_nothing_said_is_something_asked() -> None:
+def test_nothing_said_is_nothing_asked() -> None:
     fields = BlendFields.model_validate({})
     assert fields.blend is fields.quality is fields.recompute_ratio is fields.selector is None
     assert not fields.evidence

@@ -25,14 +25,14 @@ def read(kind: type[BaseModel], **fields: Any) -> Any:
     )
 
 
-def test_completion_with_messages_is_a_chat() -> None:
+def test_completion_with_messages_is_no_chat() -> None:
     """vLLM allows fields that it does not know. Planned by these, it would have KV of another prompt."""
     assert is_chat(type(read(CHAT)))
     assert not is_chat(type(read(COMPLETION)))
 
 
 @pytest.mark.parametrize("parts", [[], [IMAGE], [IMAGE, {"type": "x"}], [{"type": "text"}], ["text"]])
-def test_contents_are_read_after_they_were_looked_at(parts: list[Any]) -> None:
+def test_contents_can_be_read_again_after_they_were_looked_at(parts: list[Any]) -> None:
     """Once, by whoever comes first: images would not be seen."""
     try:
         request = read(CHAT, messages=[{"role": "user", "content": parts}])
@@ -45,7 +45,7 @@ def test_contents_are_read_after_they_were_looked_at(parts: list[Any]) -> None:
 @pytest.mark.parametrize("kind", [CHAT, COMPLETION])
 @pytest.mark.parametrize("value", [[], "x", [[]], 3, {"x": []}])
 @pytest.mark.parametrize("name", ["structured_outputs", "response_format", "stream_options", "blendrag"])
-def test_value_of_a_wrong_kind_is_an_error_of_the_server(
+def test_value_of_a_wrong_kind_is_an_error_of_the_client(
     kind: type[BaseModel], name: str, value: Any
 ) -> None:
     """vLLM's own checks raise AttributeErrors and the like of them."""
@@ -65,7 +65,7 @@ def test_value_of_a_wrong_kind_is_an_error_of_the_server(
         {"image_url": "http://x"},
     ],
 )
-def test_prompt_is_planned_whose_token_ids_vllm_ignores(part: dict[str, Any]) -> None:
+def test_prompt_whose_token_ids_vllm_ignores_is_not_planned(part: dict[str, Any]) -> None:
     """It would be another prompt than that of the recipe."""
     request = read(CHAT, messages=[{"role": "user", "content": [{"type": "text", "text": "Hello."}, part]}])
     assert _unplanned(request) == "prompts with other than text are prefilled plainly"
@@ -100,14 +100,14 @@ def test_text_that_cannot_be_encoded_is_replaced_wherever_it_stands(kind: type[B
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [CHAT, COMPLETION])
-def test_several_equal_answers_are_refused(
+def test_several_equal_answers_are_generated_once(
     kind: type[BaseModel], body: dict[str, Any], times: int, left: int
 ) -> None:
     request = read(kind, **body)
     assert (_once(request), request.n) == (times, left)
 
 
-def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
+def test_answers_given_several_times_have_places_of_their_own_and_are_counted() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
     answer = {"id": "x", "choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}], "usage": usage}
     twice = _repeated(answer, 2)
@@ -135,7 +135,7 @@ def test_answers_given_several_times_have_one_place_or_cost_nothing() -> None:
         ({"type": "input_text", "text": "Hm."}, [{"type": "input_text", "text": "Hm."}]),
     ],
 )  # fmt: skip
-def test_part_of_another_providers_ends_a_conversation(
+def test_part_of_another_providers_leaves_the_conversation_going(
     role: str, part: dict[str, Any], kept: list[Any]
 ) -> None:
     first = {"type": "text", "text": "A."}
@@ -144,7 +144,7 @@ def test_part_of_another_providers_ends_a_conversation(
     assert [*request.messages[0]["content"]] == [first, *kept]
 
 
-def test_image_is_left_out() -> None:
+def test_image_is_kept() -> None:
     assert [*read(CHAT, messages=[{"role": "user", "content": [IMAGE]}]).messages[0]["content"]] == [IMAGE]
     odd = {"type": "picture", "image_url": {"url": "x"}}
     assert _readable({"role": "user", "content": [odd]})["content"] == [odd]
@@ -158,7 +158,7 @@ def test_tool_without_parameters_has_none_that_a_template_could_look_into(spelli
 
 
 @pytest.mark.parametrize("tools", [3, [3], [{"function": 3}], [{"type": "function"}], {}, None])
-def test_what_is_no_tool_is_an_error_of_the_servers(tools: Any) -> None:
+def test_what_is_no_tool_is_an_error_of_the_client(tools: Any) -> None:
     with contextlib.suppress(ValidationError, VLLMValidationError):
         read(CHAT, tools=tools)
 

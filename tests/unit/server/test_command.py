@@ -41,18 +41,18 @@ from blendrag.settings import Settings
         (["--no-such", "--no-enable-log-requests"], {}, ["--no-such", "--no-enable-log-requests"]),
     ],
 )
-def test_setting_is_taken_for_an_option_of_vllm(
+def test_setting_is_told_from_an_option_of_vllm(
     words: list[str], given: dict[str, object], others: list[str]
 ) -> None:
     assert settings_among(words) == (given, others)
 
 
-def test_broken_json_is_passed_on_as_text() -> None:
+def test_broken_json_is_refused() -> None:
     with pytest.raises(ConfigError, match="JSON"):
         settings_among(["--tiers", "[{"])
 
 
-def test_server_has_other_settings_than_were_asked_for(model_dir: Path) -> None:
+def test_server_has_the_settings_that_were_asked_for(model_dir: Path) -> None:
     """What the plugin reads from the connector's configuration are the settings of the command."""
     given, more = settings_among(["--codec", "int8", "--recompute-ratio", "0.3", "--port", "8000"])
     settings = Settings.load(**given)
@@ -63,13 +63,13 @@ def test_server_has_other_settings_than_were_asked_for(model_dir: Path) -> None:
     assert Settings.load(**served["settings"]) == settings
 
 
-def test_secret_of_a_server_is_known_to_another(model_dir: Path) -> None:
+def test_each_server_has_a_secret_of_its_own(model_dir: Path) -> None:
     one, other = (serve_command(Settings.load(), {}, model_dir, None, []).variables[SECRET] for _ in "12")
     assert one != other
     assert len(one) == 64
 
 
-def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugins_of_the_user_are_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "theirs")
     assert (
         serve_command(Settings.load(), {}, model_dir, None, []).variables["VLLM_PLUGINS"] == "theirs,blendrag"
@@ -87,9 +87,7 @@ def test_plugins_of_the_user_are_hidden(model_dir: Path, monkeypatch: pytest.Mon
         (["--data-parallel-size", "2", "--api-server-count", "1"], "5"),
     ],
 )  # fmt: skip
-def test_api_servers_that_wait_for_a_long_start_give_up(
-    words: list[str], waits: str | None, model_dir: Path
-) -> None:
+def test_api_servers_wait_for_a_long_start(words: list[str], waits: str | None, model_dir: Path) -> None:
     variables = serve_command(Settings.load(), {}, model_dir, None, words).variables
     assert variables.get("VLLM_ENGINE_READY_TIMEOUT_S") == waits
 
@@ -117,14 +115,14 @@ def test_api_servers_that_wait_for_a_long_start_give_up(
         (["--port", "many"], "port"),
     ],
 )
-def test_kv_of_another_model_is_stored_under_this_ones_name(
+def test_option_that_would_store_another_models_kv_is_refused(
     model_dir: Path, words: list[str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         serve_command(Settings.load(), {}, model_dir, None, words)
 
 
-def test_ray_starts_engines_that_know_no_secret(model_dir: Path) -> None:
+def test_ray_is_refused_as_its_engines_know_no_secret(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"--data-parallel-backend cannot be given .* without the secret"):
         serve_command(Settings.load(), {}, model_dir, None, ["--data-parallel-backend", "ray"])
     settings = Settings.load(engine_args={"data_parallel_backend": "ray"})
@@ -144,14 +142,14 @@ def test_ray_starts_engines_that_know_no_secret(model_dir: Path) -> None:
         (["--temperature", "0.5", "--docker"], "temperature is for clients to say"),
     ],
 )
-def test_wrong_setting_or_model_starts_a_server(words: list[str], said: str) -> None:
+def test_wrong_setting_or_model_starts_no_server(words: list[str], said: str) -> None:
     result = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(app, ["serve", "--print", *words])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
 
 
-def test_printed_command_is_not_for_a_shell(model_dir: Path) -> None:
+def test_printed_command_is_for_a_shell(model_dir: Path) -> None:
     result = CliRunner().invoke(app, ["serve", str(model_dir), "--print", "--port", "8000"])
     assert result.exit_code == 0, result.stderr
     assert "VLLM_PLUGINS=" in result.stdout
@@ -173,7 +171,7 @@ def serve(*words: str, **environment: str) -> Result:
     return CliRunner(env=env).invoke(app, ["serve", "--print", *words])
 
 
-def test_tenants_share_a_folder(keys: Path, tmp_path: Path) -> None:
+def test_tenants_have_folders_of_their_own(keys: Path, tmp_path: Path) -> None:
     known = read_keys(keys)
     in_one, apart = tenants({"codec": "int8"}, tmp_path, known), tenants({}, None, known)
     assert {name: folder for name, (_, folder) in in_one.items()} == {
@@ -194,7 +192,7 @@ def test_tenants_share_a_folder(keys: Path, tmp_path: Path) -> None:
         ([], {"VLLM_API_KEY": "secret"}, "name that key in the file"),
     ],
 )
-def test_keys_are_beside_another_lock(
+def test_keys_are_refused_beside_another_lock(
     keys: Path, words: list[str], environment: dict[str, str], said: str
 ) -> None:
     assert serve("--keys", str(keys)).exit_code == 0
@@ -203,14 +201,14 @@ def test_keys_are_beside_another_lock(
     assert said in result.stderr
 
 
-def test_index_of_one_tenant_is_all_tenants(keys: Path, tmp_path: Path) -> None:
+def test_index_of_one_tenant_is_refused_to_several(keys: Path, tmp_path: Path) -> None:
     (tmp_path / "catalogue.sqlite").touch()
     result = serve("--keys", str(keys), "--index", str(tmp_path))
     assert result.exit_code == 1
     assert "the index of one tenant" in result.stderr
 
 
-def test_wrong_line_of_keys_starts_a_server(tmp_path: Path) -> None:
+def test_wrong_line_of_keys_starts_no_server(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEY.replace("ask", "aks"))
     result = serve("--keys", str(tmp_path / "keys"))
     assert result.exit_code == 1
@@ -219,7 +217,7 @@ def test_wrong_line_of_keys_starts_a_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "environment"), [(["--grpc"], {}), ([], {"VLLM_USE_RUST_FRONTEND": "1"})])
-def test_server_without_plugins_is_started(words: list[str], environment: dict[str, str]) -> None:
+def test_server_without_plugins_is_not_started(words: list[str], environment: dict[str, str]) -> None:
     """It would blend nothing, and ask for no key."""
     result = serve(*words, **environment)
     assert result.exit_code == 1

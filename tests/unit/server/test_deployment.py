@@ -53,7 +53,7 @@ def instructions(image: str) -> dict[str, list[str]]:
     return found
 
 
-def test_secret_is_printed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_not_printed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, "hunter2")
     image, values = printed(model_dir, tiers=TIERS)
     assert "hunter2" not in image + values
@@ -65,14 +65,12 @@ def test_secret_is_printed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("words", [("--api-key", "hunter2"), ("--hf-token", "hunter2")])
-def test_secret_of_vllm_is_printed(model_dir: Path, words: tuple[str, ...]) -> None:
+def test_secret_of_vllm_is_refused(model_dir: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="is a secret"):
         printed(model_dir, *words)
 
 
-def test_container_blends_otherwise_than_the_server_here(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_container_blends_as_the_server_here(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings come from files and variables, which are not there."""
     monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.4")
     image, values = printed(model_dir, codec="int8")
@@ -83,12 +81,12 @@ def test_container_blends_otherwise_than_the_server_here(
     assert f"{SERVED}={json.dumps(served)}" in instructions(image)["ENV"]
 
 
-def test_settings_of_clients_in_a_file_stop_a_server(model_dir: Path) -> None:
+def test_settings_of_clients_in_a_file_are_left_out(model_dir: Path) -> None:
     image, _ = printed(model_dir, temperature=0.7, similarity_top_k=3)
     assert "temperature" not in image
 
 
-def test_docker_or_kubernetes_puts_variables_into_values(model_dir: Path) -> None:
+def test_docker_and_kubernetes_put_no_variables_into_values(model_dir: Path) -> None:
     separator = "$HOME $(HOME) $$(HOME)"
     image, values = printed(model_dir, "--chat-template", separator, separator=separator)
     (line,) = (one for one in instructions(image)["ENV"] if one.startswith(f"{SERVED}="))
@@ -103,7 +101,7 @@ def test_docker_or_kubernetes_puts_variables_into_values(model_dir: Path) -> Non
     assert model["vllmConfig"]["extraArgs"][-1].replace("$$", "$") == separator
 
 
-def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
+def test_command_is_one_of_vllm(model_dir: Path) -> None:
     image, values = printed(model_dir, engine_args={"tensor_parallel_size": 1})
     lines = instructions(image)
     assert lines["FROM"] == ["vllm/vllm-openai:v0.32.0"]
@@ -121,7 +119,7 @@ def test_command_is_not_one_of_vllm(model_dir: Path) -> None:
     assert str(model_dir) not in image + values
 
 
-def test_image_has_what_somebody_else_calls_blendrag(model_dir: Path, tmp_path: Path) -> None:
+def test_image_has_the_blendrag_of_this_project(model_dir: Path, tmp_path: Path) -> None:
     """On an index, anyone may have taken the name. Of the rest, it has the versions that are locked."""
     image, _ = printed(model_dir)
     for line in instructions(image)["COPY"]:
@@ -142,7 +140,7 @@ def test_image_has_what_somebody_else_calls_blendrag(model_dir: Path, tmp_path: 
         assert (tmp_path / what.lstrip("/") / file).is_file()
 
 
-def test_two_servers_get_one_folder(model_dir: Path) -> None:
+def test_no_two_servers_get_one_folder(model_dir: Path) -> None:
     _, values = printed(model_dir)
     assert the_model(values)["replicaCount"] == 1
     assert yaml.safe_load(values)["servingEngineSpec"]["strategy"] == {"type": "Recreate"}
@@ -151,13 +149,13 @@ def test_two_servers_get_one_folder(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--docker", "--helm"])
-def test_model_of_this_machine_is_named_to_another(model_dir: Path, option: str) -> None:
+def test_model_of_this_machine_is_refused_to_another(model_dir: Path, option: str) -> None:
     result = CliRunner().invoke(app, ["serve", str(model_dir), option])
     assert result.exit_code == 1
     assert "hub id" in result.stderr
 
 
-def test_container_asks_for_no_key(model_dir: Path) -> None:
+def test_container_asks_for_keys(model_dir: Path) -> None:
     """The file is not in the image, but where the container finds it."""
     settings = Settings.load(model=MODEL)
     keys, folder = Path("/run/secrets/keys"), Path("/data/tenants")

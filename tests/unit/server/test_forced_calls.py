@@ -86,7 +86,7 @@ NAMES = ["hermes", "llama3_json", "mistral", "glm45", "qwen3_coder", "granite", 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_forced_call_is_held_to_what_the_engines_backend_does_not_know(name: str, speaker: Any) -> None:
+def test_forced_call_is_held_to_its_tools_schema(name: str, speaker: Any) -> None:
     hold_forced_calls(name, forced_schema)
     _, required = asked(name, speaker, tool_choice="required")
     assert takes(required, [{"name": "scale", "parameters": ARGUMENTS}])
@@ -107,7 +107,7 @@ def test_forced_call_is_held_to_what_the_engines_backend_does_not_know(name: str
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("name", NAMES)
-def test_forced_call_is_taken_for_text(name: str, choice: Any, streamed: bool, speaker: Any) -> None:
+def test_forced_call_is_read_as_a_call(name: str, choice: Any, streamed: bool, speaker: Any) -> None:
     hold_forced_calls(name, forced_schema)
     parser, request = asked(name, speaker, tool_choice=choice)
     text = json.dumps(
@@ -129,20 +129,20 @@ def test_forced_call_is_taken_for_text(name: str, choice: Any, streamed: bool, s
     jsonschema.validate(called, SCALE)
 
 
-def test_tool_that_cannot_be_forced_is_the_servers_error(speaker: Any) -> None:
+def test_tool_that_cannot_be_forced_is_the_clients_error(speaker: Any) -> None:
     hold_forced_calls("hermes", forced_schema)
     far = {"type": "function", "function": {"name": "far", "parameters": {"$ref": "https://example.com/x"}}}
     with pytest.raises(VLLMValidationError, match=r"tool 'far': it refers to 'https://example.com/x'"):
         asked("hermes", speaker, tools=[far], tool_choice="required")
 
 
-def test_parser_that_takes_no_json_is_held_to_it() -> None:
+def test_parser_that_takes_no_json_is_left_alone() -> None:
     before = ToolParserManager.get_tool_parser("openai")
     hold_forced_calls("openai", forced_schema)
     assert ToolParserManager.get_tool_parser("openai") is before
 
 
-def test_forced_call_of_the_responses_route_is_held_to_nothing(speaker: Any) -> None:
+def test_forced_call_of_the_responses_route_is_held_to_its_tool(speaker: Any) -> None:
     hold_forced_calls("granite", forced_schema)
     kind = ParserManager.get_parser(tool_parser_name="granite", enable_auto_tools=True)
     tools = [{"type": "function", **deepcopy(tool["function"])} for tool in TOOLS[:2]]

@@ -21,7 +21,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_key_is_found_by_less_than_all_of_it(tmp_path: Path) -> None:
+def test_key_is_found_by_all_of_it_only(tmp_path: Path) -> None:
     other = hashlib.sha256("schlüssel".encode()).hexdigest().upper()
     keys = read_keys(written(tmp_path, f"# who\n\n{DIGEST}  acme\task,ingest # ours\n{other} globex ask\n"))
     found = keys.find(b"a key")
@@ -49,19 +49,19 @@ def test_key_is_found_by_less_than_all_of_it(tmp_path: Path) -> None:
         (f"{DIGEST} acme ask\n\n{DIGEST} globex ask", "line 3: this key is in an earlier line"),
     ],
 )
-def test_wrong_line_is_passed_over(tmp_path: Path, line: str, said: str) -> None:
+def test_wrong_line_is_refused(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_keys(written(tmp_path, line))
 
 
-def test_key_itself_is_shown(tmp_path: Path) -> None:
+def test_key_itself_is_not_shown(tmp_path: Path) -> None:
     """It stands where its hash should."""
     with pytest.raises(ConfigError) as caught:
         read_keys(written(tmp_path, "my-secret-key acme ask"))
     assert "my-secret-key" not in str(caught.value)
 
 
-def test_file_that_cannot_be_read_is_an_empty_one(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_keys(tmp_path / "none")
     (tmp_path / "keys").write_bytes(b"\xff\xfe")
@@ -76,7 +76,7 @@ WORD = st.sampled_from([DIGEST, "0" * 64, "acme", "ask,ingest", "admin", "#", "\
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(WORD, max_size=4).map(" ".join), max_size=4).map("\n".join))
-def test_file_of_any_lines_gives_rights_that_there_are_not(tmp_path: Path, text: str) -> None:
+def test_file_of_any_lines_gives_no_rights_but_those_that_there_are(tmp_path: Path, text: str) -> None:
     try:
         keys = read_keys(written(tmp_path, text))
     except ConfigError as error:

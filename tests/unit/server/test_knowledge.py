@@ -60,7 +60,7 @@ def keep(blending: Blending, *ids: str) -> None:
     blending.library.register(*collection._owned({id: [f"Of {id}."] for id in ids}, None))
 
 
-def test_misspelt_parameter_removes_all(blending: Blending) -> None:
+def test_misspelt_parameter_removes_nothing(blending: Blending) -> None:
     keep(blending, "a", "b")
 
     async def talk(client: httpx.AsyncClient) -> None:
@@ -168,7 +168,7 @@ def test_document_that_cannot_be_encoded_is_kept_as_replaced(blending: Blending)
     assert not collection.ids()
 
 
-def test_changes_that_wait_stop_other_routes(blending: Blending) -> None:
+def test_changes_that_wait_leave_other_routes_answering(blending: Blending) -> None:
     keep(blending, *map(str, range(40)))
 
     async def talk(client: httpx.AsyncClient) -> None:
@@ -196,7 +196,9 @@ def test_changes_that_wait_stop_other_routes(blending: Blending) -> None:
     asked(blending, talk)
 
 
-def test_stats_wait_where_prompts_are_planned(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_do_not_wait_where_prompts_are_planned(
+    blending: Blending, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = threading.Event()
 
     def stats() -> dict[str, Any]:
@@ -219,7 +221,7 @@ def test_stats_wait_where_prompts_are_planned(blending: Blending, monkeypatch: p
     asked(blending, talk)
 
 
-def test_long_texts_hold_up_the_end_of_the_server(
+def test_long_texts_do_not_hold_up_the_end_of_the_server(
     blending: Blending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM ends its engine in a thread of the loop's own."""
@@ -239,7 +241,7 @@ def test_long_texts_hold_up_the_end_of_the_server(
     asked(blending, talk)
 
 
-def test_ingest_that_waits_says_nothing(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingest_that_waits_says_so(blending: Blending, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knowledge, "_SILENCE_S", 0.01)
     go, begun = threading.Event(), threading.Event()
 

@@ -39,7 +39,7 @@ def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 @pytest.mark.usefixtures("named")
 @pytest.mark.parametrize("tasks", [("embed",), ("render",), None], ids=str)
-def test_server_that_gives_no_answers_has_no_keys(tasks: Any) -> None:
+def test_server_that_gives_no_answers_does_not_start_without_keys(tasks: Any) -> None:
     """vLLM skips plugins whose tasks are not the server's, and starts."""
     (plugin,) = load_endpoint_plugins(tasks)
     with pytest.raises(ConfigError, match="no answers"):
@@ -47,7 +47,7 @@ def test_server_that_gives_no_answers_has_no_keys(tasks: Any) -> None:
 
 
 @pytest.mark.usefixtures("named")
-def test_broken_import_starts_a_server_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_import_does_not_start_a_server_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM logs plugins that cannot be imported, and starts."""
     for name in ("plugin", "front_end"):
         monkeypatch.delitem(sys.modules, f"blendrag.server.{name}")
@@ -57,7 +57,7 @@ def test_broken_import_starts_a_server_without_keys(monkeypatch: pytest.MonkeyPa
         plugin.attach_router(FastAPI())
 
 
-def test_plugin_is_named_that_there_is_not() -> None:
+def test_plugins_that_are_named_are_there() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     found = {group: EntryPoint("blendrag", one["blendrag"], group).load() for group, one in groups.items()}
     assert found == {"vllm.endpoint_plugins": BlendPlugin, "vllm.general_plugins": end_with_server}
@@ -66,7 +66,7 @@ def test_plugin_is_named_that_there_is_not() -> None:
 @pytest.mark.parametrize(
     ("secret", "parent", "watched"), [("s", "server", True), ("s", None, False), (None, "program", False)]
 )
-def test_program_that_is_no_server_ends_with_another(
+def test_program_ends_with_another_only_if_it_is_a_server(
     monkeypatch: pytest.MonkeyPatch, secret: str | None, parent: str | None, watched: bool
 ) -> None:
     """Every process of any vLLM loads it; a server's front end has no parent that it should end with."""
@@ -144,7 +144,7 @@ def test_call_that_waits_for_a_server_that_ends_hears_of_it() -> None:
     asyncio.run(serve())
 
 
-def test_tenant_that_does_not_close_holds_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenant_that_does_not_close_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end, "_CLOSING_S", 0.01)
     go = threading.Event()
     try:

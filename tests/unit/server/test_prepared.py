@@ -107,7 +107,7 @@ def extra(request: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETION], ids=["chat", "completion"])
-def test_conversation_of_a_request_is_told_to_nobody(begin: Open, tmp_path: Path, kind: Any) -> None:
+def test_conversation_of_a_request_reaches_the_forecaster(begin: Open, tmp_path: Path, kind: Any) -> None:
     blending = begin(outcome_log=True)
     asked(blending, kind, blendrag={"conversation": "ada"})
     asked(blending, kind, "How far?", blendrag={"conversation": "ada"})
@@ -119,7 +119,7 @@ def test_conversation_of_a_request_is_told_to_nobody(begin: Open, tmp_path: Path
     assert first.conversation == second.conversation != other.conversation
 
 
-def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
+def test_server_without_use_for_forecasts_makes_none(begin: Open) -> None:
     blending = begin()
     asked(blending, blendrag={"conversation": "ada"})
     assert blending.library.forecaster is None
@@ -128,7 +128,7 @@ def test_server_without_use_for_forecasts_makes_some(begin: Open) -> None:
 @pytest.mark.parametrize(
     ("error", "status"), [(EngineError("the engine is dead"), 500), (ConfigError("no such thing"), 400)]
 )
-def test_dead_engine_is_a_fault_of_who_asks_for_an_explanation(
+def test_dead_engine_is_a_fault_of_the_server_that_is_asked_for_an_explanation(
     begin: Open, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
 ) -> None:
     blending = begin()
@@ -174,7 +174,7 @@ def failing(blending: Blending) -> Callable[..., Any]:
     ("broken", "reason", "said"),
     [(other_text, "text", "cannot be tokenised apart"), (failing, "error", "planning failed: no plan")],
 )
-def test_prompt_that_cannot_be_planned_is_changed_or_not_counted(
+def test_prompt_that_cannot_be_planned_is_unchanged_and_counted(
     begin: Open,
     monkeypatch: pytest.MonkeyPatch,
     counted: Callable[[], dict[str, float]],
@@ -216,7 +216,7 @@ def calls(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.slow
-def test_planning_takes_longer_the_more_texts_are_known(begin: Open) -> None:
+def test_planning_takes_no_longer_the_more_texts_are_known(begin: Open) -> None:
     """What it prints is in docs/results.md: of a request, all that is done but the answer."""
     blending, known, count = begin(), 20, 10_000
     library, question = blending.library, "How long?"
@@ -246,7 +246,7 @@ PATH = PrefixPath("tree", (("root", 4), ("document", 60)), held=1, kept=2)
 
 
 @pytest.mark.parametrize(("namespace", "salt"), [("", None), ("acme", "acme:")])
-def test_scheduler_refuses_a_path_of_its_own_server(
+def test_scheduler_takes_a_path_of_its_own_server(
     begin: Open, monkeypatch: pytest.MonkeyPatch, namespace: str, salt: str | None
 ) -> None:
     blending = begin(namespace=namespace)
@@ -259,7 +259,7 @@ def test_scheduler_refuses_a_path_of_its_own_server(
     assert read_path(params, 99) == PATH
 
 
-def test_client_with_a_salt_takes_exact_prefixes_of_others(
+def test_client_with_a_salt_takes_no_exact_prefixes_of_others(
     begin: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blending = begin()
@@ -268,7 +268,7 @@ def test_client_with_a_salt_takes_exact_prefixes_of_others(
     assert request.cache_salt.startswith("~") and extra(request) == {}
 
 
-def test_budget_that_nothing_came_of_is_passed_over_in_silence(begin: Open) -> None:
+def test_budget_that_nothing_came_of_is_told_of(begin: Open) -> None:
     blending = begin(kv_budget=256)
     body = {"messages": [{"role": "user", "content": f"{TEXT}\n\nHow long?"}], "blendrag": {"blend": False}}
     request = CHAT.model_validate(body)

@@ -44,7 +44,7 @@ def made(
 
 
 @given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 30))
-def test_tokens_of_a_prompt_are_counted_twice_or_not_at_all(prefix: int, exact: int, recomputed: int) -> None:
+def test_each_token_of_a_prompt_is_counted_once(prefix: int, exact: int, recomputed: int) -> None:
     exact = min(exact, 80 - prefix)
     cached = min(80 - prefix - exact, 70)
     recomputed = min(recomputed, cached)
@@ -56,7 +56,7 @@ def test_tokens_of_a_prompt_are_counted_twice_or_not_at_all(prefix: int, exact: 
 
 
 @pytest.mark.parametrize(("prefix", "again"), [(0, 0), (10, 0), (32, 22), (80, 70), (96, 70)])
-def test_documents_in_the_prefix_cache_are_reused_as_well(prefix: int, again: int) -> None:
+def test_documents_in_the_prefix_cache_do_not_count_as_reused_as_well(prefix: int, again: int) -> None:
     behind = BlendReport(prefix=prefix, cached=70 - again, recomputed=min(5, 70 - again))
     for found in (made(None, RECIPE, prefix=prefix), made(behind, RECIPE)):
         assert found.prefix == prefix - again
@@ -82,16 +82,16 @@ def test_documents_in_the_prefix_cache_are_reused_as_well(prefix: int, again: in
         ),
     ],
 )
-def test_mode_is_another_than_that_of_the_prefill(found: Evidence, mode: str, plain: str | None) -> None:
+def test_mode_is_that_of_the_prefill(found: Evidence, mode: str, plain: str | None) -> None:
     assert (found.mode, found.plain) == (mode, plain)
 
 
-def test_prefix_that_could_not_be_loaded_is_called_exact() -> None:
+def test_prefix_that_could_not_be_loaded_is_not_called_exact() -> None:
     found = made(BlendReport(fallback="NodeMissingError: k is missing", cause="error"), path=path(3))
     assert found.mode == "plain" and found.exact == 0 and found.fresh == 100
 
 
-def test_budget_that_nothing_came_of_is_passed_over_in_silence() -> None:
+def test_budget_that_nothing_came_of_is_told_of() -> None:
     evicted = BlendReport(cached=70, kv_kept=64, kv_freed=2)
     lost = BlendReport(fallback="lost", cause="error")
     asked: dict[str, Any] = {"budget": 64}

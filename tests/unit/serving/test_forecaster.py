@@ -87,7 +87,7 @@ def plan(*chunks: str, text: str = "") -> PromptPlan:
 
 
 @pytest.mark.usefixtures("trained_here")
-def test_goodbye_keeps_its_chunks(tmp_path: Path, begin: Open) -> None:
+def test_goodbye_gives_up_its_chunks(tmp_path: Path, begin: Open) -> None:
     register(tmp_path / "kv", [A, B, C, D])
     store = open_stack(tmp_path / "kv", *LPC)
     forecaster = begin(Session(store))
@@ -104,7 +104,7 @@ def test_goodbye_keeps_its_chunks(tmp_path: Path, begin: Open) -> None:
 
 
 @pytest.mark.usefixtures("trained_here")
-def test_conversations_earlier_chunks_are_forgotten_or_come_first(begin: Open) -> None:
+def test_conversations_earlier_chunks_are_remembered_behind_the_latest(begin: Open) -> None:
     session = Session()
     forecaster = begin(session)
     forecaster.answered("where is the hotel", plan("a", "b", "c"), "mine")
@@ -116,7 +116,7 @@ def test_conversations_earlier_chunks_are_forgotten_or_come_first(begin: Open) -
     assert (some, more) == (["c", "b", "a"], ["d", "b", "c", "a"])
 
 
-def test_lone_text_or_empty_history_is_a_conversation(begin: Open) -> None:
+def test_lone_text_or_empty_history_is_no_conversation(begin: Open) -> None:
     forecaster = begin(Session())
     forecaster.answered("where is the hotel", plan("a"), None)
     forecaster.answered([{"role": "system", "content": "Be brief."}], plan("a"), None)
@@ -125,7 +125,7 @@ def test_lone_text_or_empty_history_is_a_conversation(begin: Open) -> None:
     assert forecaster.counts.asked == 1
 
 
-def test_texts_are_windows_without_what_was_said_before(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_windows_with_what_was_said_before(begin: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     windows: list[Any] = []
     monkeypatch.setattr(BackgroundPredictor, "ask", lambda live, prompt: windows.append(prompt.window))
     forecaster = begin(Session())
@@ -139,7 +139,7 @@ def test_texts_are_windows_without_what_was_said_before(begin: Open, monkeypatch
     assert len(windows[-1].prompts[0]) < 3000 < len(windows[-2].prompts[0])
 
 
-def test_memory_grows_with_conversations_and_chunks(begin: Open) -> None:
+def test_memory_does_not_grow_with_conversations_and_chunks(begin: Open) -> None:
     forecaster = begin(Session())
     for number in range(CONVERSATIONS + 50):
         forecaster._noted(f"c{number}", [f"k{number}"], "hi")
@@ -148,9 +148,7 @@ def test_memory_grows_with_conversations_and_chunks(begin: Open) -> None:
     assert list(forecaster._conversations["long"].chunks) == [str(key) for key in range(50, CHUNKS + 50)]
 
 
-def test_missing_predictor_is_told_of_twice_or_not_counted(
-    begin: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_predictor_is_told_of_once_and_counted(begin: Open, caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     forecaster = begin(session)
     for number in range(3):
@@ -162,7 +160,7 @@ def test_missing_predictor_is_told_of_twice_or_not_counted(
 
 
 @pytest.mark.usefixtures("trained_here")
-def test_damaged_weights_are_used(begin: Open, settings: Settings) -> None:
+def test_damaged_weights_are_not_used(begin: Open, settings: Settings) -> None:
     weights = fitted_file(settings.cache_dir)
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -204,7 +202,7 @@ def test_nothing_is_logged_without_being_asked_for(begin: Open, settings: Settin
 
 
 @pytest.mark.usefixtures("trained_here")
-def test_store_that_is_not_open_is_told(begin: Open) -> None:
+def test_store_that_is_not_open_is_not_told(begin: Open) -> None:
     session = Session()
     session.store = None  # no engine, or one that died
     forecaster = begin(session)
@@ -214,7 +212,7 @@ def test_store_that_is_not_open_is_told(begin: Open) -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.floats(0, 1), st.lists(st.text(max_size=2), max_size=100))))
-def test_part_is_too_large_or_a_forecast_is_lost(forecasts: list[tuple[str, float, list[str]]]) -> None:
+def test_no_part_is_too_large_and_no_forecast_is_lost(forecasts: list[tuple[str, float, list[str]]]) -> None:
     parts = list(_parts(forecasts))
     assert all(part and sum(len(keys) for *_, keys in part) <= AT_ONCE for part in parts)
     told = [(whose, chance, key) for part in parts for whose, chance, keys in part for key in keys]
@@ -222,7 +220,7 @@ def test_part_is_too_large_or_a_forecast_is_lost(forecasts: list[tuple[str, floa
     assert len(parts) <= 1 + sum(len(keys) for *_, keys in forecasts) // AT_ONCE
 
 
-def test_policies_that_ignore_forecasts_are_given_some() -> None:
+def test_policies_that_ignore_forecasts_are_given_none() -> None:
     unlimited, lru = TierSpec(kind="disk", policy="lpc"), TierSpec(kind="ram", bytes=1)
     server = TierSpec(kind="redis", url="redis://localhost")
     assert not wants_forecasts([unlimited, lru, server])

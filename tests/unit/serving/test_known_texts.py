@@ -45,7 +45,7 @@ STEPS = st.tuples(st.sampled_from(["one", "two"]), KEYS, st.booleans())
 
 
 @given(st.lists(STEPS, max_size=12), st.sampled_from([2, 10_000]))
-def test_process_misses_what_another_one_changes(
+def test_process_sees_what_another_one_changes(
     tokenizer: Any, steps: list[tuple[str, list[str], bool]], remembered: int
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def test_process_misses_what_another_one_changes(
         theirs.close()
 
 
-def test_all_texts_are_read_again_for_one_that_came(
+def test_only_the_text_that_came_is_read(
     pair: tuple[Catalogue, KnownTexts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs, texts = pair

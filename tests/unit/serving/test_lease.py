@@ -39,12 +39,12 @@ def open_elsewhere(folder: Path) -> bool:
     return False
 
 
-def test_wrapper_that_is_made_again_opens_its_folder_twice(tmp_path: Path) -> None:
+def test_wrapper_that_is_made_again_opens_its_folder_once(tmp_path: Path) -> None:
     one, other = Lease(), Lease()
     assert one.library(SMALL, tmp_path) is other.library(SMALL, tmp_path)
 
 
-def test_settings_of_single_requests_ask_for_another_engine(tmp_path: Path) -> None:
+def test_settings_of_single_requests_ask_for_no_other_engine(tmp_path: Path) -> None:
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
     other = SMALL.model_copy(update={"recompute_ratio": 0.5, "selector": "first_k", "blend": False})
@@ -52,13 +52,13 @@ def test_settings_of_single_requests_ask_for_another_engine(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda lease: pickle.loads(pickle.dumps(lease))])
-def test_copy_of_a_wrapper_cannot_be_used(copied: Any, tmp_path: Path) -> None:
+def test_copy_of_a_wrapper_can_be_used(copied: Any, tmp_path: Path) -> None:
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
     assert copied(lease).library(SMALL, tmp_path) is library
 
 
-def test_wrapper_that_was_dropped_blocks_another_configuration(tmp_path: Path) -> None:
+def test_wrapper_that_was_dropped_makes_room_for_another_configuration(tmp_path: Path) -> None:
     dropped = Lease()
     dropped.library(SMALL, tmp_path / "a")
     del dropped
@@ -70,28 +70,28 @@ def test_wrapper_that_was_dropped_blocks_another_configuration(tmp_path: Path) -
     assert open_elsewhere(tmp_path / "b")
 
 
-def test_wrapper_in_use_loses_its_library_to_another(tmp_path: Path) -> None:
+def test_wrapper_in_use_keeps_its_library(tmp_path: Path) -> None:
     one, other = Lease(), Lease()
     library = one.library(SMALL, tmp_path / "a")
     other.library(LARGE, tmp_path / "b")
     assert one.library(SMALL, tmp_path / "a") is library
 
 
-def test_second_configuration_of_a_folder_is_no_clear_error(tmp_path: Path) -> None:
+def test_second_configuration_of_a_folder_is_a_clear_error(tmp_path: Path) -> None:
     one, other = Lease(), Lease()
     one.library(SMALL, tmp_path)
     with pytest.raises(EngineBusyError, match=r"max_model_len=512.* max_model_len=1024"):
         other.library(LARGE, tmp_path)
 
 
-def test_wrapper_that_changes_its_configuration_keeps_the_old_one(tmp_path: Path) -> None:
+def test_wrapper_that_changes_its_configuration_gives_up_the_old_one(tmp_path: Path) -> None:
     lease = Lease()
     lease.library(SMALL, tmp_path / "a")
     lease.library(LARGE, tmp_path / "b")
     assert not open_elsewhere(tmp_path / "a")
 
 
-def test_closed_wrapper_keeps_its_folder_or_cannot_be_used_again(tmp_path: Path) -> None:
+def test_closed_wrapper_gives_up_its_folder_and_can_be_used_again(tmp_path: Path) -> None:
     lease = Lease()
     lease.library(SMALL, tmp_path)
     lease.close()
@@ -101,7 +101,7 @@ def test_closed_wrapper_keeps_its_folder_or_cannot_be_used_again(tmp_path: Path)
     assert open_elsewhere(tmp_path)
 
 
-def test_documents_of_stores_that_ended_with_their_process_are_kept_for_ever(tmp_path: Path) -> None:
+def test_documents_of_stores_that_ended_with_their_process_are_removed(tmp_path: Path) -> None:
     lease = Lease()
     library = lease.library(SMALL, tmp_path)
     other = volatile("a").replace(owners._PROCESS, "1")
@@ -112,36 +112,36 @@ def test_documents_of_stores_that_ended_with_their_process_are_kept_for_ever(tmp
     assert texts == ["ours", "stays"]
 
 
-def test_folder_open_in_another_process_is_no_clear_error(tmp_path: Path) -> None:
+def test_folder_open_in_another_process_is_a_clear_error(tmp_path: Path) -> None:
     lock = IndexLock(tmp_path)
     with pytest.raises(StoreInUseError, match="process"):
         Lease().library(SMALL, tmp_path)
     lock.release()
 
 
-def test_wrong_model_leaves_a_folder_behind(tmp_path: Path) -> None:
+def test_wrong_model_leaves_no_folder_behind(tmp_path: Path) -> None:
     wrong = Settings.load(model=str(tmp_path / "modle"))
     with pytest.raises(ModelNotFoundError, match="modle"):
         Lease().library(wrong, tmp_path / "kv")
     assert not (tmp_path / "kv").exists()
 
 
-def test_two_models_share_a_default_folder() -> None:
+def test_two_models_have_two_default_folders() -> None:
     folder = default_kv_dir(SMALL)
     assert folder == default_kv_dir(LARGE)
     assert folder != default_kv_dir(Settings.load(dtype="float32"))
 
 
-def test_namespaces_share_a_default_folder() -> None:
+def test_namespaces_have_default_folders_of_their_own() -> None:
     settings = [SMALL.model_copy(update={"namespace": name}) for name in ("", "a", "b")]
     assert len({default_kv_dir(one) for one in settings}) == 3
 
 
-def test_codecs_share_a_default_folder() -> None:
+def test_codecs_have_default_folders_of_their_own() -> None:
     assert default_kv_dir(SMALL) != default_kv_dir(SMALL.model_copy(update={"codec": "int8"}))
 
 
-def test_namespace_is_served_from_the_open_folder_of_another(tmp_path: Path) -> None:
+def test_namespace_is_not_served_from_the_open_folder_of_another(tmp_path: Path) -> None:
     ours, theirs = (SMALL.model_copy(update={"namespace": name}) for name in ("a", "b"))
     lease = Lease()
     library = lease.library(ours, tmp_path)

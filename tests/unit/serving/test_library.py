@@ -53,17 +53,17 @@ def texts(library: Library) -> list[str]:
     return [entry.text for entry in library.catalogue.entries()]
 
 
-def test_text_is_kept_with_the_blanks_around_it(library: Library) -> None:
+def test_text_is_kept_without_the_blanks_around_it(library: Library) -> None:
     library.register({"a": ["  a text \n"], "b": ["a text"], "c": [" \n "]})
     assert texts(library) == ["a text"]
 
 
-def test_text_alone_is_kept_letter_by_letter(library: Library) -> None:
+def test_text_alone_is_kept_whole(library: Library) -> None:
     library.register(*Collection(library, "c")._owned({"a": "Of a fjord.", "b": ["Of b."]}, None))
     assert {entry.text for entry in library.catalogue.entries()} == {"Of a fjord.", "Of b."}
 
 
-def test_text_of_two_owners_goes_with_the_first_of_them(library: Library) -> None:
+def test_text_of_two_owners_goes_with_the_last_of_them(library: Library) -> None:
     library.register({"a": ["shared", "own"], "b": ["shared"]})
     library.release(["a", "nobody"])
     assert texts(library) == ["shared"]
@@ -96,7 +96,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_kv_outlives_a_text_that_it_has_read(steps: list[tuple[str, Any]]) -> None:
+def test_kv_does_not_outlive_a_text_that_it_has_read(steps: list[tuple[str, Any]]) -> None:
     """Of two sources, whose parts come, change and go one by one."""
     library, held = shared_library(), dict[str, str]()
     library.release(library.catalogue.owners())
@@ -120,7 +120,7 @@ def test_kv_outlives_a_text_that_it_has_read(steps: list[tuple[str, Any]]) -> No
             assert bool(entry.after) == bool(entry.context)
 
 
-def test_parts_of_a_document_are_prefilled_alone_or_behind_another_document(library: Library) -> None:
+def test_parts_of_a_document_are_prefilled_behind_each_other(library: Library) -> None:
     documents = {owner: [owner.upper()] for owner in ("a1", "b1", "a2", "alone", "b2", "a3")}
     sources = {owner: owner[0] for owner in documents if owner != "alone"}
     assert library.register(documents, sources) == set(documents)
@@ -130,7 +130,7 @@ def test_parts_of_a_document_are_prefilled_alone_or_behind_another_document(libr
     assert standing(library) == whole | {"A4": ["A2", "A1"]}
 
 
-def test_what_stood_behind_a_removed_part_does_not_stand_in_a_row(library: Library) -> None:
+def test_what_stood_behind_a_removed_part_stands_alone(library: Library) -> None:
     owners = ["a", "b", "c", "d"]
     library.register({owner: [f"Text {owner}."] for owner in owners}, dict.fromkeys(owners, "source"))
     library.release(["b"])
@@ -140,12 +140,12 @@ def test_what_stood_behind_a_removed_part_does_not_stand_in_a_row(library: Libra
     assert library.plan([{"role": "user", "content": "Text d."}]).describe()
 
 
-def test_forms_of_a_text_stand_behind_other_forms(library: Library) -> None:
+def test_forms_of_a_text_stand_behind_the_same_forms(library: Library) -> None:
     library.register({"1": ["one", "meta one"], "2": ["two", "meta two"]}, {"1": "s", "2": "s"})
     assert standing(library) == {"one": [], "meta one": [], "two": ["one"], "meta two": ["meta one"]}
 
 
-def test_prompt_is_planned_over_texts_of_yesterday(library: Library) -> None:
+def test_prompt_is_planned_over_the_texts_of_now(library: Library) -> None:
     def reused(content: str) -> int:
         return library.plan([{"role": "user", "content": content}]).cached_tokens
 
@@ -156,7 +156,7 @@ def test_prompt_is_planned_over_texts_of_yesterday(library: Library) -> None:
     assert reused(LONG) == 0
 
 
-def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
+def test_removed_kv_is_warned_about(library: Library) -> None:
     library.register({"a": [LONG]})
     with pytest.warns(BlendragWarning, match=r"1 of 2 documents .* sync\(\)"):
         library.prefetch([LONG, "Never registered."])
@@ -166,7 +166,7 @@ def test_removed_kv_is_noticed_by_nobody(library: Library) -> None:
         library.prefetch([f" {LONG}", "  "])
 
 
-def test_document_that_is_deleted_without_an_engine_stays_in_exact_prefixes(
+def test_document_that_is_deleted_without_an_engine_leaves_exact_prefixes(
     tmp_path: Path, model_dir: Path
 ) -> None:
     """And those of a setting that is gone, or of a memory that is, stay on disk."""
@@ -189,7 +189,7 @@ def test_document_that_is_deleted_without_an_engine_stays_in_exact_prefixes(
         assert not node.exists()
 
 
-def test_tree_of_a_folder_that_is_open_elsewhere_is_removed(tmp_path: Path, model_dir: Path) -> None:
+def test_tree_of_a_folder_that_is_open_elsewhere_is_kept(tmp_path: Path, model_dir: Path) -> None:
     node = tmp_path / "tree" / "node"
     with_tree = Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20)))
     node.parent.mkdir()
@@ -199,7 +199,7 @@ def test_tree_of_a_folder_that_is_open_elsewhere_is_removed(tmp_path: Path, mode
     assert node.exists()
 
 
-def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
+def test_tree_that_cannot_be_used_fails_neither_a_prompt_nor_the_start(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -222,7 +222,7 @@ def test_tree_that_cannot_be_used_fails_a_prompt_or_the_start(
     assert library.prefixes is None
 
 
-def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: Path) -> None:
+def test_tree_that_is_not_kept_is_warned_about(tmp_path: Path, model_dir: Path) -> None:
     asked = Settings.load(tiers=tree_tiers(1 << 20))
     for blocks, alone in (("", True), ("blocks", False)):
         library = Library(tmp_path / f"{alone}", asked, shared=not alone)
@@ -233,7 +233,7 @@ def test_tree_that_is_not_kept_is_asked_for_in_vain(tmp_path: Path, model_dir: P
         library.close()
 
 
-def test_prefixes_are_opened_behind_the_end(
+def test_no_prefixes_are_opened_behind_the_end(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = Library(tmp_path, Settings.load(tiers=tree_tiers(1 << 20)))
@@ -244,7 +244,7 @@ def test_prefixes_are_opened_behind_the_end(
     assert library.prefixes is None
 
 
-def test_tree_is_removed_while_it_is_opened(
+def test_tree_is_kept_while_it_is_opened(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a deletion, which goes through the opened one then."""
@@ -277,7 +277,7 @@ def test_tree_of_a_negative_size_is_refused() -> None:
         Settings.load(tiers=tree_tiers(-1))
 
 
-def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None:
+def test_typing_error_in_the_selector_is_a_clear_error(library: Library) -> None:
     plan = library.plan([{"role": "user", "content": "Hello."}])
     with pytest.raises(ConfigError, match="hkvdd"):
         library.recipe(plan, BlendOptions(selector="hkvdd"))
@@ -291,7 +291,7 @@ def test_typing_error_in_the_selector_is_a_slow_answer(library: Library) -> None
         ({"kv_budget": 512}, "started with the setting kv_budget"),
     ],
 )
-def test_typing_error_in_the_budget_is_a_slow_answer(
+def test_typing_error_in_the_budget_is_a_clear_error(
     library: Library, options: dict[str, Any], said: str
 ) -> None:
     plan = library.plan([{"role": "user", "content": "Hello."}])
@@ -299,19 +299,19 @@ def test_typing_error_in_the_budget_is_a_slow_answer(
         library.recipe(plan, BlendOptions(**options))
 
 
-def test_path_that_cannot_be_a_folder_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
+def test_path_that_cannot_be_a_folder_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="file"):
         Library(tmp_path / "file" / "kv", SETTINGS)
 
 
-def test_broken_catalogue_is_no_clear_error(tmp_path: Path, model_dir: Path) -> None:
+def test_broken_catalogue_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
     (tmp_path / "catalogue.sqlite").write_text("no database")
     with pytest.raises(StoreError, match="catalogue"):
         Library(tmp_path, SETTINGS)
 
 
-def test_folder_is_left_by_a_codec_that_does_not_exist(tmp_path: Path) -> None:
+def test_codec_that_does_not_exist_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'zip'; there are fp8, int4, int8, raw"):
         Library(tmp_path / "kv", Settings.load(codec="zip"))
     assert not (tmp_path / "kv").exists()
@@ -358,7 +358,9 @@ class _Silent:
         return Future()
 
 
-def test_answer_waits_until_chunks_were_looked_for(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_does_not_wait_until_chunks_were_looked_for(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library.register({"a": ["lost"], "b": ["unreachable"]})
     key = {entry.text: entry.key for entry in library.catalogue.entries()}
     library.catalogue.mark([key["unreachable"]], "ready")

@@ -31,7 +31,7 @@ class Noting(Progress):
         self.done += amount
 
 
-def test_progress_is_told_a_batch_late() -> None:
+def test_progress_is_told_with_each_batch() -> None:
     entries: Any = [SimpleNamespace(token_ids=(1, 2, 3)), SimpleNamespace(token_ids=(4, 5))]
     store: Any = Store()
     noting = Noting()

@@ -95,7 +95,7 @@ def wait(until: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_prompt_that_is_seen_once_is_kept(rig: Rig) -> None:
+def test_prompt_is_kept_once_it_is_seen_twice(rig: Rig) -> None:
     prefixes, engine, _ = rig
     assert prefixes.path(plan(A, B), None) == (None, None)
     path, _ = prefixes.path(plan(A), None)
@@ -104,12 +104,12 @@ def test_prompt_that_is_seen_once_is_kept(rig: Rig) -> None:
     assert path is not None and path.kept == 1 and not engine.asked
 
 
-def test_prompt_without_documents_has_a_path(rig: Rig) -> None:
+def test_prompt_without_documents_has_no_path(rig: Rig) -> None:
     prefixes, *_ = rig
     assert [prefixes.path(plan(), RECIPE) for _ in range(3)] == [(None, RECIPE)] * 3
 
 
-def test_blended_prompt_grows_while_the_engine_is_busy_or_in_one_piece(rig: Rig) -> None:
+def test_blended_prompt_grows_piece_by_piece_while_the_engine_is_idle(rig: Rig) -> None:
     prefixes, engine, _ = rig
     engine.idle = False
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_blended_prompt_grows_while_the_engine_is_busy_or_in_one_piece(rig: Rig)
     assert recipe is None and path is not None and path.held == 3 and prefixes.growth.grown == 3
 
 
-def test_prompt_that_begins_with_stored_documents_is_blended_from_its_beginning(rig: Rig) -> None:
+def test_prompt_that_begins_with_stored_documents_is_exact_at_its_beginning(rig: Rig) -> None:
     prefixes, *_ = rig
     prefixes.grow(plan(A))
     path, recipe = prefixes.path(plan(A, B), RECIPE)
@@ -132,7 +132,7 @@ def test_prompt_that_begins_with_stored_documents_is_blended_from_its_beginning(
     assert prefixes.path(plan(B, A), RECIPE)[1] == RECIPE, "the root alone is not worth it"
 
 
-def test_document_that_is_deleted_between_plan_and_growth_is_stored(rig: Rig) -> None:
+def test_document_that_is_deleted_between_plan_and_growth_is_not_stored(rig: Rig) -> None:
     prefixes, engine, catalogue = rig
     planned = plan(B, A)
     catalogue.register("doc", [])
@@ -146,7 +146,7 @@ def test_document_that_is_deleted_between_plan_and_growth_is_stored(rig: Rig) ->
     assert not engine.store.kv.tiers[0].has(node.key for node in nodes[1:])
 
 
-def test_document_whose_deletion_was_cut_short_stays_in_exact_prefixes(tmp_path: Path) -> None:
+def test_document_whose_deletion_was_cut_short_leaves_exact_prefixes(tmp_path: Path) -> None:
     """It has left the catalogue, and the tree was not told."""
     register(tmp_path, [A])
     catalogue, identity = Catalogue.open(tmp_path, IDENTITY), tree_identity(IDENTITY, "blocks")
@@ -163,7 +163,7 @@ def test_document_whose_deletion_was_cut_short_stays_in_exact_prefixes(tmp_path:
     catalogue.close()
 
 
-def test_growth_that_fails_ends_growing(rig: Rig) -> None:
+def test_growth_that_fails_does_not_end_growing(rig: Rig) -> None:
     prefixes, engine, _ = rig
     broken, engine.generate = engine.generate, None  # type: ignore[method-assign, assignment]
     assert prefixes.grow(plan(A)) == 0
@@ -171,7 +171,7 @@ def test_growth_that_fails_ends_growing(rig: Rig) -> None:
     assert prefixes.grow(plan(A)) == 2
 
 
-def test_node_that_cannot_be_stored_is_computed_again_and_again(
+def test_node_that_cannot_be_stored_is_not_computed_again_and_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prefixes, engine, _ = rig
@@ -183,7 +183,7 @@ def test_node_that_cannot_be_stored_is_computed_again_and_again(
     assert len(caplog.records) == 1
 
 
-def test_document_that_was_deleted_while_it_grew_or_was_refused_once_never_grows_again(
+def test_document_that_was_deleted_while_it_grew_or_was_refused_once_grows_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefixes, engine, catalogue = rig
@@ -209,7 +209,7 @@ def test_document_that_was_deleted_while_it_grew_or_was_refused_once_never_grows
     assert prefixes.grow(planned) == 1
 
 
-def test_node_is_refused_for_ever_or_forgotten_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_is_refused_for_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while it is tried again, and after enough others."""
     prefixes, engine, _ = rig
     monkeypatch.setattr(growth, "_STORED_S", 0.05)
@@ -225,7 +225,7 @@ def test_node_is_refused_for_ever_or_forgotten_at_once(rig: Rig, monkeypatch: py
     assert prefixes.grow(plan(A, root=(1, 2, 5))) == 2
 
 
-def test_question_that_is_asked_again_and_again_pushes_out_the_others(rig: Rig) -> None:
+def test_question_that_is_asked_again_and_again_leaves_the_others_in_the_queue(rig: Rig) -> None:
     prefixes, engine, _ = rig
     engine.idle = False
     for names, times in (((B, A), 2), ((A, B), 100)):
@@ -237,7 +237,7 @@ def test_question_that_is_asked_again_and_again_pushes_out_the_others(rig: Rig) 
     assert prefixes.growth.grown == 5, "the root, and two behind it in both orders"
 
 
-def test_growing_waits_for_a_growth_that_has_ended(rig: Rig) -> None:
+def test_growing_does_not_wait_for_a_growth_that_has_ended(rig: Rig) -> None:
     prefixes, *_ = rig
     prefixes.growth.close()
     waits = threading.Thread(target=lambda: prefixes.grow(plan(A)), daemon=True)
@@ -246,7 +246,7 @@ def test_growing_waits_for_a_growth_that_has_ended(rig: Rig) -> None:
     assert not waits.is_alive()
 
 
-def test_closing_waits_for_an_engine_that_is_never_idle(rig: Rig) -> None:
+def test_closing_does_not_wait_for_an_engine_that_is_never_idle(rig: Rig) -> None:
     prefixes, engine, _ = rig
     engine.idle = False
     for _ in range(2):

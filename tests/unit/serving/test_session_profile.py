@@ -39,7 +39,7 @@ def save(tmp_path: Path) -> Save:
     return save
 
 
-def test_profile_of_this_machine_is_not_refused(session: EngineSession, save: Save) -> None:
+def test_profile_of_this_machine_is_taken(session: EngineSession, save: Save) -> None:
     save()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -48,7 +48,7 @@ def test_profile_of_this_machine_is_not_refused(session: EngineSession, save: Sa
 
 
 @pytest.mark.parametrize(("fact", "other"), [("cpu", "x"), ("threads", 9), ("dtype", "x"), ("vllm", "x")])
-def test_profile_of_another_machine_is_not_used_nor_kept_quiet_about(
+def test_profile_of_another_machine_is_not_used_and_warned_about(
     session: EngineSession, save: Save, fact: str, other: object
 ) -> None:
     save(**{fact: other})
@@ -59,9 +59,7 @@ def test_profile_of_another_machine_is_not_used_nor_kept_quiet_about(
         assert session._profile(FACTS) is None, "said once"
 
 
-def test_profile_of_another_selector_is_not_used_nor_kept_quiet_about(
-    session: EngineSession, save: Save
-) -> None:
+def test_profile_of_another_selector_is_not_used_and_warned_about(session: EngineSession, save: Save) -> None:
     save(selector="hkvd")
     with pytest.warns(BlendragWarning, match="of selector 'hkvd'.*run blendrag profile again"):
         assert session._profile(FACTS) is None

@@ -60,7 +60,7 @@ def complete(library: Library, prompt: str) -> None:
     Turn(library, library.settings, ChatRequest(prompt)).feed(END)
 
 
-def test_answered_prompts_cannot_be_replayed(library: Library, folder: Path) -> None:
+def test_answered_prompts_can_be_replayed(library: Library, folder: Path) -> None:
     library.start()
     chat(library, f"{FIRST}\n\n{SECOND}\n\nHow long?", "ada")
     chat(library, "What is a fjord?", "ada")
@@ -83,7 +83,9 @@ def library_texts(folder: Path, closed: Library) -> Any:
         library.close()
 
 
-def test_prompts_are_logged_unasked(folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_are_not_logged_unasked(
+    folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = opened(folder, model_dir, monkeypatch)
     library.start()
     chat(library, f"{FIRST}\n\nHow long?")
@@ -91,14 +93,14 @@ def test_prompts_are_logged_unasked(folder: Path, model_dir: Path, monkeypatch: 
     assert not (folder / "cache" / "evictor").exists()
 
 
-def test_log_that_cannot_be_written_fails_a_prompt(library: Library, folder: Path) -> None:
+def test_log_that_cannot_be_written_fails_no_prompt(library: Library, folder: Path) -> None:
     (folder / "cache").mkdir(exist_ok=True)
     (folder / "cache" / "evictor").write_text("in the way")
     library.start()
     chat(library, f"{FIRST}\n\nHow long?", "ada")
 
 
-def test_budget_that_nothing_came_of_is_passed_over_in_silence(
+def test_budget_that_nothing_came_of_is_told_of(
     folder: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = opened(folder, model_dir, monkeypatch, kv_budget=256, blend=False)

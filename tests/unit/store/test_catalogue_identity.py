@@ -73,7 +73,7 @@ def test_older_catalogue_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
     ["json_remove(value, '$.layout')", """'{"model": "tiny", "rope": "yarn"}'"""],
     ids=["less", "other"],
 )
-def test_identity_of_another_version_is_completed_with_defaults(tmp_path: Path, value: str) -> None:
+def test_identity_of_another_version_is_refused(tmp_path: Path, value: str) -> None:
     Catalogue.open(tmp_path, IDENTITY).close()
     db = sqlite3.connect(tmp_path / "catalogue.sqlite")
     db.execute(f"UPDATE meta SET value = {value}")

@@ -139,7 +139,7 @@ Catalogue.open(Path(sys.argv[1]), None).close()
 """
 
 
-def test_second_connection_of_a_process_ends_the_locks_of_the_first(tmp_path: Path) -> None:
+def test_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
     """Another process that closes its own would take the file for unused, and delete its log."""
     first = Catalogue.open(tmp_path, IDENTITY)
     Catalogue.open(tmp_path, IDENTITY).close()

@@ -15,7 +15,7 @@ def document(contexts: Contexts, chunks: list[Ids], before: Ids = ()) -> list[Ne
 
 
 @given(CHUNKS, st.integers(0, 200), st.none() | st.integers(0, 80), IDS)
-def test_context_is_longer_than_allowed_or_no_text_of_the_document_before_the_chunk(
+def test_context_is_within_its_limit_and_the_documents_text_before_the_chunk(
     chunks: list[Ids], limit: int, room: int | None, before: Ids
 ) -> None:
     written = (*before, 7)
@@ -27,21 +27,23 @@ def test_context_is_longer_than_allowed_or_no_text_of_the_document_before_the_ch
         written += (*chunk.token_ids, 7)
 
 
-def test_chunk_that_comes_twice_is_prefilled_twice() -> None:
+def test_chunk_that_comes_twice_is_prefilled_once() -> None:
     one, other = (1, 2), (3, 4)
     first, second, third = document(Contexts(IDENTITY, (), 100), [one, other, one])
     assert (first.context, second.context) == ((), one)
     assert third == first
 
 
-def test_chunk_has_a_context_though_none_is_wanted() -> None:
+def test_chunk_has_no_context_where_none_is_wanted() -> None:
     for chunk in document(Contexts(IDENTITY, (7,), 0), [(1,), (2,)], before=(3,)):
         assert not chunk.context and not chunk.after
         assert chunk.key == IDENTITY.chunk_key(chunk.token_ids)
 
 
 @given(CHUNKS, st.integers(0, 11), st.integers(1, 8))
-def test_chunks_that_have_read_other_text_have_one_key(chunks: list[Ids], changed: int, limit: int) -> None:
+def test_chunks_that_have_read_other_text_have_keys_of_their_own(
+    chunks: list[Ids], changed: int, limit: int
+) -> None:
     """However short contexts are: KV of a context has itself read what was before it."""
     changed %= len(chunks)
     edited = [*chunks[:changed], (10, 10), *chunks[changed + 1 :]]

@@ -57,7 +57,7 @@ store.close()
 """
 
 
-def test_folder_that_another_engine_makes_at_the_same_moment_is_an_error(
+def test_folder_that_another_engine_makes_at_the_same_moment_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir = os.mkdir

@@ -76,7 +76,7 @@ def test_lock_that_could_not_be_signed_is_not_kept(tmp_path: Path) -> None:
     del caught  # held until here: the lock was not let go by garbage collection
 
 
-def test_process_that_is_about_to_end_makes_the_next_one_fail(tmp_path: Path) -> None:
+def test_process_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
     process = Forked(HOLDER, tmp_path)
     assert process.stdout and process.stdout.readline() == "held\n"
     threading.Timer(0.3, process.kill).start()
@@ -109,7 +109,7 @@ for _ in range(50):
 """
 
 
-def test_two_processes_are_in_turn_at_once(tmp_path: Path) -> None:
+def test_two_processes_are_in_turn_one_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "count").write_text("0")
     processes = [Forked(COUNTER, tmp_path) for _ in range(3)]
     for process in processes:
@@ -118,7 +118,7 @@ def test_two_processes_are_in_turn_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "150"
 
 
-def test_two_threads_are_in_turn_at_once(tmp_path: Path) -> None:
+def test_two_threads_are_in_turn_one_at_a_time(tmp_path: Path) -> None:
     for turns in (Turns(tmp_path / "turns"), Turns(None)):
         inside = list[int]()
 

@@ -100,7 +100,7 @@ def test_record_cut_off_after_it_was_opened_is_dropped(tmp_path: Path) -> None:
     store.close()
 
 
-def test_owner_does_not_find_what_a_reader_could_not_use(tmp_path: Path) -> None:
+def test_owner_finds_what_a_reader_could_not_use(tmp_path: Path) -> None:
     """It has a sound copy in RAM."""
     store = filled(tmp_path, [A, B, C], ram=1 << 20)
     record_of(tmp_path, B.key).unlink()

@@ -119,9 +119,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "ask", "get"]), st.sampled_fr
 
 
 @given(STEPS, st.integers(0, 6000), st.integers(0, 10_000))
-def test_lru_gives_up_another_than_the_least_recently_used(
-    steps: list[tuple[str, Chunk]], ram: int, limit: int
-) -> None:
+def test_lru_gives_up_the_least_recently_used(steps: list[tuple[str, Chunk]], ram: int, limit: int) -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder)
         register(root, POOL)
@@ -169,7 +167,7 @@ def test_lru_gives_up_another_than_the_least_recently_used(
 
 
 @given(STEPS, st.integers(0, 6000), st.integers(0, 10_000), st.sampled_from(sorted(POLICIES)))
-def test_limit_is_exceeded_or_the_catalogue_forgets_who_left(
+def test_limit_is_kept_and_the_catalogue_knows_who_left(
     steps: list[tuple[str, Chunk]], ram: int, limit: int, policy: str
 ) -> None:
     """Whoever it is that a policy gives up."""

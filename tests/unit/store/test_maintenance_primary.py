@@ -134,7 +134,7 @@ def test_what_another_process_is_writing_is_not_called_half_written(tmp_path: Pa
     assert (temporary / "new").exists()
 
 
-def test_chunks_that_are_not_read_are_not_passed_over_in_silence(tmp_path: Path, big: Path) -> None:
+def test_chunks_that_are_not_read_are_told_of(tmp_path: Path, big: Path) -> None:
     report = verified(tmp_path / "one", DISK, shared(big))
     assert (report.records, report.elsewhere, report.left) == (0, 2, 0)
 

@@ -62,7 +62,7 @@ def opened(root: Path, policy: str, *, ram: int = 10, disk: int = 10) -> KVStore
     )
 
 
-def test_prompt_reaches_policies_without_its_structure(tmp_path: Path, recorded: list[Recording]) -> None:
+def test_prompt_reaches_policies_with_its_structure(tmp_path: Path, recorded: list[Recording]) -> None:
     store = opened(tmp_path, "recording")
     ram, disk = recorded
     for chunk in (A, B, C):
@@ -80,7 +80,7 @@ def test_prompt_reaches_policies_without_its_structure(tmp_path: Path, recorded:
     store.close()
 
 
-def test_reading_ahead_counts_as_a_use(tmp_path: Path, recorded: list[Recording]) -> None:
+def test_reading_ahead_is_no_use(tmp_path: Path, recorded: list[Recording]) -> None:
     store = opened(tmp_path, "recording")
     ram, disk = recorded
     put(store, A)
@@ -96,7 +96,7 @@ def test_reading_ahead_counts_as_a_use(tmp_path: Path, recorded: list[Recording]
     store.close()
 
 
-def test_use_of_yesterday_is_taken_for_one_that_brought_a_chunk(
+def test_use_of_yesterday_is_not_taken_for_one_that_brought_a_chunk(
     tmp_path: Path, recorded: list[Recording]
 ) -> None:
     store = opened(tmp_path, "recording")
@@ -112,7 +112,7 @@ def test_use_of_yesterday_is_taken_for_one_that_brought_a_chunk(
     store.close()
 
 
-def test_beginning_of_a_prompt_leaves_before_its_end(tmp_path: Path) -> None:
+def test_end_of_a_prompt_leaves_before_its_beginning(tmp_path: Path) -> None:
     store = opened(tmp_path, "lru", ram=0, disk=3)
     for chunk in (C, B, A):
         put(store, chunk)
@@ -123,7 +123,7 @@ def test_beginning_of_a_prompt_leaves_before_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "leaves"), [("lpc", B), ("lru", A)])
-def test_forecast_does_not_change_who_leaves(tmp_path: Path, policy: str, leaves: object) -> None:
+def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object) -> None:
     """From RAM and from the disk; and it does change nothing for a policy that does not ask for it."""
     store = opened(tmp_path, policy, ram=3, disk=3)
     for chunk in (A, B, C):
@@ -138,7 +138,7 @@ def test_forecast_does_not_change_who_leaves(tmp_path: Path, policy: str, leaves
     store.close()
 
 
-def test_tier_without_limits_pays_for_policies(tmp_path: Path, recorded: list[Recording]) -> None:
+def test_tier_without_limits_pays_nothing_for_policies(tmp_path: Path, recorded: list[Recording]) -> None:
     register(tmp_path, [A])
     store = open_stack(tmp_path, TierSpec(kind="disk", policy="recording"))
     put(store, A)
@@ -148,7 +148,7 @@ def test_tier_without_limits_pays_for_policies(tmp_path: Path, recorded: list[Re
     store.close()
 
 
-def test_what_policies_take_is_not_measured(tmp_path: Path) -> None:
+def test_what_policies_take_is_measured(tmp_path: Path) -> None:
     store = opened(tmp_path, "lpc")
     put(store, A)
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_what_policies_take_is_not_measured(tmp_path: Path) -> None:
     store.close()
 
 
-def test_waiting_for_a_chunk_takes_ever_more_memory() -> None:
+def test_waiting_for_a_chunk_takes_limited_memory() -> None:
     tier = RamTier(TierSpec(kind="ram", chunks=1), None)  # type: ignore[arg-type]
     for number in range(5000):
         tier.used([(str(number), Use(1.0))])

@@ -159,7 +159,7 @@ HTTP = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @fast
 @given(data=st.data())
-def test_answer_that_raises_something_else_is_not_found(kind: Kind, data: st.DataObject) -> None:
+def test_answer_of_any_bytes_is_no_record(kind: Kind, data: st.DataObject) -> None:
     reply = data.draw(RESP if kind == "redis" else HTTP)
     with answering(lambda _: [reply]) as port:
         tier = tier_at(kind, port, timeout_s=0.05, cooldown_s=1e-9)

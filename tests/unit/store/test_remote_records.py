@@ -70,7 +70,7 @@ def test_flipped_bit_in_a_row_is_found_by_its_checksum(served: Served) -> None:
 @given(st.binary(min_size=1, max_size=300) | st.binary().map(lambda more: raw(A)[:200] + more))
 @example(b"\x02" + bytes(7) + b"[]")
 @example(b"\x08" + bytes(7) + b'{"a":{}}')
-def test_bytes_under_a_key_that_raise_something_else_are_not_found(served: Served, data: bytes) -> None:
+def test_any_other_bytes_under_a_key_are_a_damaged_record(served: Served, data: bytes) -> None:
     served.keep(A.key, data)
     tier = served.tier(timeout_s=5)
     assert isinstance(tier.open([A.key])[A.key], DamagedError)

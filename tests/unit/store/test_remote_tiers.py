@@ -35,7 +35,7 @@ def test_other_layout_or_namespace_is_not_seen(served: Served) -> None:
     assert served.tier().has([A.key]) == {A.key}
 
 
-def test_counts_that_do_not_add_up_are_not_shown(served: Served) -> None:
+def test_counts_add_up(served: Served) -> None:
     tier = served.tier()
     tier.put(A)
     tier.open([A.key, "f" * 32, "e" * 32])
@@ -77,7 +77,7 @@ def test_import_of_the_tiers_loads_no_client() -> None:
     assert output == "{'blendrag.store.tiers.redis'}\n", errors
 
 
-def test_throttle_that_lets_more_through_is_no_throttle(served: Served, proxy: Proxy) -> None:
+def test_throttle_lets_no_more_through_than_its_rate(served: Served, proxy: Proxy) -> None:
     """Benchmarks rely on it. Slower than its rate it may be, on a busy machine; faster never."""
     record = make_record(9, tokens=20_000)  # 2 MB
     served.tier(timeout_s=10).put(record)

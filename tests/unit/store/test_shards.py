@@ -45,20 +45,20 @@ def a_rank(draw: st.DrawFn) -> range:
     return heads_of(draw(st.integers(0, size - 1)), size)
 
 
-def test_heads_are_lost_or_read_twice() -> None:
+def test_every_head_is_read_once() -> None:
     for size in DIVISORS:
         assert [head for rank in range(size) for head in heads_of(rank, size)] == list(range(HEADS))
     shared = [heads_of(rank, 2 * HEADS) for rank in range(2 * HEADS)]
     assert shared == [range(rank // 2, rank // 2 + 1) for rank in range(2 * HEADS)]
 
 
-def test_record_of_one_rank_is_other_bytes_than_before_there_were_several() -> None:
+def test_record_of_one_rank_is_the_bytes_of_before_there_were_several() -> None:
     record = make_record(make_chunk(1))
     assert xxhash.xxh3_128_hexdigest(to_bytes(record)) == "c3f5d8011c10cad522a574f5ff05bc44"
 
 
 @given(st.sampled_from(DIVISORS), a_rank(), st.sampled_from(sorted(CODECS)), st.integers(1, 90))
-def test_rank_reads_other_heads_than_its_own(shards: int, own: range, codec: str, tokens: int) -> None:
+def test_rank_reads_its_own_heads(shards: int, own: range, codec: str, tokens: int) -> None:
     """Also where shards and ranks do not divide each other."""
     identity = replace(IDENTITY, codec=codec)
     chunk = make_chunk(tokens, tokens, identity=identity)
@@ -72,7 +72,7 @@ def test_rank_reads_other_heads_than_its_own(shards: int, own: range, codec: str
     )
 
 
-def test_rank_reads_more_than_its_shard() -> None:
+def test_rank_reads_no_more_than_its_shard() -> None:
     """One range: all layers of a shard lie together."""
     data = to_bytes(make_record(CHUNK, Layout(IDENTITY, "bfloat16", shards=4)))
     for rank in range(4):
@@ -81,7 +81,7 @@ def test_rank_reads_more_than_its_shard() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 15, 3 * 24])
-def test_rows_that_are_no_shards_are_taken_for_some(rows: int) -> None:
+def test_rows_that_are_no_shards_are_refused(rows: int) -> None:
     layout = Layout(IDENTITY, "bfloat16")
     record = make_record(CHUNK, layout)
     data = layout.header(CHUNK.key, record.head.ids, ["0" * 16] * rows) + record.head.ids.tobytes()
@@ -137,7 +137,7 @@ class Engine:
 
 @pytest.mark.parametrize("written", [1, 2, 4])
 @pytest.mark.parametrize("read", [1, 2, 3, 4])
-def test_store_is_read_by_as_many_ranks_as_wrote_it_only(tmp_path: Path, written: int, read: int) -> None:
+def test_store_is_read_by_as_many_ranks_as_there_are(tmp_path: Path, written: int, read: int) -> None:
     Engine(tmp_path, written, [CHUNK]).close()
     engine = Engine(tmp_path, read)
     for _ in range(2):  # from disk, then from RAM
@@ -146,7 +146,7 @@ def test_store_is_read_by_as_many_ranks_as_wrote_it_only(tmp_path: Path, written
     engine.close()
 
 
-def test_ram_of_a_rank_holds_heads_of_others(tmp_path: Path) -> None:
+def test_ram_of_a_rank_holds_its_own_heads_only(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 4, [CHUNK])
     assert engine.loaded(CHUNK).equal(CHUNK.kv)
     whole = make_record(CHUNK, Layout(IDENTITY, "bfloat16")).nbytes
@@ -158,7 +158,7 @@ def test_ram_of_a_rank_holds_heads_of_others(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_other_ranks_write_or_mark_anything(tmp_path: Path) -> None:
+def test_other_ranks_write_and_mark_nothing(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 2, [CHUNK])
     (path,) = tmp_path.glob("kv/??/*.safetensors")
     data = bytearray(path.read_bytes())
@@ -181,7 +181,7 @@ def test_other_ranks_write_or_mark_anything(tmp_path: Path) -> None:
     catalogue.close()
 
 
-def test_deleted_chunk_stays_in_the_ram_of_another_rank(tmp_path: Path) -> None:
+def test_deleted_chunk_leaves_the_ram_of_every_rank(tmp_path: Path) -> None:
     engine = Engine(tmp_path, 2, [CHUNK])
     engine.loaded(CHUNK)
     (other,) = engine.others
@@ -191,7 +191,7 @@ def test_deleted_chunk_stays_in_the_ram_of_another_rank(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_ranks_wait_for_kv_that_only_the_owner_can_have(tmp_path: Path) -> None:
+def test_kv_that_only_the_owner_can_have_is_refused_to_several_ranks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="2 ranks cannot share KV by RAM alone"):
         KVStore.open(tmp_path, IDENTITY, "bfloat16", STACK[:1], heads_of(0, 2), 2)
 

@@ -146,7 +146,7 @@ def test_chunk_driven_from_home_is_found_below_and_comes_back(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("below", ["there", "damaged at home", "unreachable", "gone"])
-def test_chunk_that_a_slower_tier_may_have_is_called_lost(
+def test_chunk_that_a_slower_tier_may_have_is_not_called_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
 ) -> None:
     register(tmp_path, [A, B])

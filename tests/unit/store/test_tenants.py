@@ -20,12 +20,12 @@ PAGE = DOCS / "security.md"
 OURS, THEIRS = (Layout(replace(IDENTITY, namespace=name), "bfloat16") for name in ("a", "b"))
 
 
-def test_equal_text_in_two_namespaces_has_one_name() -> None:
+def test_equal_text_in_two_namespaces_has_two_names() -> None:
     names = {(layout.digest, make_record(1, layout=layout).key) for layout in (LAYOUT, OURS, THEIRS)}
     assert len({digest for digest, _ in names}) == len({key for _, key in names}) == 3
 
 
-def test_record_of_another_namespace_is_read_under_the_right_name() -> None:
+def test_record_of_another_namespace_is_refused_under_the_right_name() -> None:
     """Whoever can write to a tier may copy a record there, from one tenant's names to another's."""
     theirs, ours = (make_record(1, layout=layout) for layout in (THEIRS, OURS))
     data = theirs.head.bytes()
@@ -35,7 +35,7 @@ def test_record_of_another_namespace_is_read_under_the_right_name() -> None:
     assert THEIRS.parse(theirs.key, data, theirs.head.nbytes), "the test could not tell"
 
 
-def test_credentials_of_the_page_open_other_namespaces_or_do_not_suffice(tmp_path: Path) -> None:
+def test_credentials_of_the_page_suffice_and_open_no_other_namespace(tmp_path: Path) -> None:
     (line,) = re.findall(r"^ACL (SETUSER engine-42 .*)$", PAGE.read_text(), re.MULTILINE)
     with running(redis_server(tmp_path)) as server, redis.Redis(port=server.port) as client:
         client.execute_command("ACL", *line.replace("LAYOUT", OURS.digest).split())

@@ -98,7 +98,7 @@ def rig(*stack: TierSpec, root: Path | None = None, identity: KVIdentity = IDENT
         opened.close()
 
 
-def test_node_of_other_ids_namespace_or_place_has_the_same_name() -> None:
+def test_node_of_other_ids_namespace_or_place_has_another_name() -> None:
     one = path("ab")
     assert [(node.start, node.end, node.document) for node in one] == [(0, 2, ""), (2, 5, "a"), (5, 12, "b")]
     others = [
@@ -114,7 +114,7 @@ def test_node_of_other_ids_namespace_or_place_has_the_same_name() -> None:
     assert path_of(IDENTITY, (1, 2, 3), []) == ()
 
 
-def test_matching_goes_on_behind_a_missing_node() -> None:
+def test_matching_ends_at_a_missing_node() -> None:
     with rig() as one:
         one.grow("abc")
         assert [one.tree.match(path(names)) for names in ("abc", "acb", "bac", "")] == [4, 2, 1, 0]
@@ -130,7 +130,7 @@ def test_matching_goes_on_behind_a_missing_node() -> None:
     grown=st.lists(st.permutations("abc").flatmap(lambda p: st.sampled_from([p, p[:2], p[:1]])), max_size=4),
     asked=st.permutations("abcd"),
 )
-def test_documents_are_lost_or_a_longer_stored_path_is_passed_over(
+def test_no_document_is_lost_and_the_longest_stored_path_comes_first(
     grown: list[list[str]], asked: list[str]
 ) -> None:
     with rig() as one:
@@ -145,7 +145,7 @@ def test_documents_are_lost_or_a_longer_stored_path_is_passed_over(
 
 
 @given(grown=st.lists(st.permutations("abc"), max_size=4), asked=st.permutations("abc"))
-def test_match_is_another_than_the_longest_common_beginning(grown: list[list[str]], asked: list[str]) -> None:
+def test_match_is_the_longest_common_beginning(grown: list[list[str]], asked: list[str]) -> None:
     with rig() as one:
         for names in grown:
             one.grow(names)
@@ -153,7 +153,7 @@ def test_match_is_another_than_the_longest_common_beginning(grown: list[list[str
         assert one.tree.match(path(asked)) == (1 + max(common) if common else 0) == one.use(asked)
 
 
-def test_documents_behind_a_node_that_is_gone_come_first() -> None:
+def test_documents_behind_a_node_that_is_gone_do_not_come_first() -> None:
     with rig() as one:
         one.grow("cba")
         one.grow("ab")
@@ -162,7 +162,7 @@ def test_documents_behind_a_node_that_is_gone_come_first() -> None:
         assert one.tree.order("abc") == [*one.tree.order("ab"), 2] == [0, 1, 2]
 
 
-def test_node_of_other_tokens_is_taken_for_a_hit() -> None:
+def test_node_of_other_tokens_is_no_hit() -> None:
     with rig() as one:
         one.grow("a")
         (_, node), ids = path("a"), prompt("a")[0]
@@ -184,7 +184,7 @@ def test_node_of_other_tokens_is_taken_for_a_hit() -> None:
     disk=st.none() | st.integers(1500, 12_000),
 )
 @settings(max_examples=15, deadline=None)
-def test_node_outlives_its_parent_or_limits_are_passed(
+def test_no_node_outlives_its_parent_and_limits_are_kept(
     policy: str, calls: list[tuple[str, list[str], int]], ram: int, disk: int | None
 ) -> None:
     """In any tier, whatever the policy."""
@@ -209,7 +209,7 @@ def test_node_outlives_its_parent_or_limits_are_passed(
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_full_tiers_pass_their_limits_or_write_a_node_twice(tmp_path: Path, policy: str) -> None:
+def test_full_tiers_keep_their_limits_and_write_a_node_once(tmp_path: Path, policy: str) -> None:
     """While ten times as much comes as they hold. What has left RAM and comes back is a copy of what stays on
     disk; what two prompts have computed at once is kept once."""
     ram, disk = 4000, 12_000
@@ -233,7 +233,7 @@ def test_full_tiers_pass_their_limits_or_write_a_node_twice(tmp_path: Path, poli
         assert there["promotions"] > 20, "they came back"
 
 
-def test_clock_of_one_tier_is_that_of_another() -> None:
+def test_clock_of_one_tier_is_not_that_of_another() -> None:
     with rig(TierSpec(kind="ram", bytes=3000), TierSpec(kind="disk", bytes=1 << 20)) as one:
         for number in range(5):
             one.grow("ab", (number, 1))
@@ -242,7 +242,7 @@ def test_clock_of_one_tier_is_that_of_another() -> None:
         assert quick._aging > slow._aging == 0
 
 
-def test_document_stays_in_a_path_after_it_was_deleted() -> None:
+def test_document_leaves_every_path_when_it_is_deleted() -> None:
     with rig() as one:
         for names in ("ab", "ac", "ba", "cb"):
             one.grow(names)
@@ -252,7 +252,7 @@ def test_document_stays_in_a_path_after_it_was_deleted() -> None:
         assert keys == {node.key for node in (*path("b"), *path("cb"))}
 
 
-def test_node_that_is_being_saved_when_its_document_is_deleted_is_kept() -> None:
+def test_node_that_is_being_saved_when_its_document_is_deleted_is_dropped() -> None:
     with rig() as one:
         ids, nodes = prompt("a")[0], path("a")
         one.tree.expect(nodes, ids)
@@ -263,7 +263,7 @@ def test_node_that_is_being_saved_when_its_document_is_deleted_is_kept() -> None
         assert nodes[1].key not in one.store._parents, "for ever"
 
 
-def test_node_whose_child_is_not_known_any_more_never_leaves() -> None:
+def test_node_whose_child_is_not_known_any_more_may_leave() -> None:
     with rig() as one:
         one.grow("ab")
         (tier,), child = one.store.kv.tiers, path("ab")[-1].key
@@ -273,7 +273,7 @@ def test_node_whose_child_is_not_known_any_more_never_leaves() -> None:
         assert path("ab")[1].key not in tier._children
 
 
-def test_node_that_is_about_to_be_stored_is_pruned() -> None:
+def test_node_that_is_about_to_be_stored_is_not_pruned() -> None:
     with rig() as one:
         ids, documents = prompt("abc")
         for number in range(100):
@@ -285,7 +285,7 @@ def test_node_that_is_about_to_be_stored_is_pruned() -> None:
         assert {row.node.key for row in one.tree.rows()} == {node.key for node in nodes}
 
 
-def test_nodes_on_disk_are_lost_with_the_engine_or_those_in_memory_are_believed_in(tmp_path: Path) -> None:
+def test_nodes_on_disk_outlive_the_engine_and_those_in_memory_do_not(tmp_path: Path) -> None:
     disk = (TierSpec(kind="ram", bytes=1 << 20), TierSpec(kind="disk", bytes=1 << 20))
     for stack, kept in ((disk, 3), (disk[:1], 0)):
         root = tmp_path / str(kept)
@@ -298,7 +298,7 @@ def test_nodes_on_disk_are_lost_with_the_engine_or_those_in_memory_are_believed_
             again.store.check_integrity()
 
 
-def test_blocks_of_another_layout_are_taken(tmp_path: Path) -> None:
+def test_blocks_of_another_layout_are_dropped(tmp_path: Path) -> None:
     disk = TierSpec(kind="disk", bytes=1 << 20)
     with rig(disk, root=tmp_path / "tree") as one:
         one.grow("ab")
@@ -306,13 +306,13 @@ def test_blocks_of_another_layout_are_taken(tmp_path: Path) -> None:
         assert other.emptied and not other.tree.rows() and not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_damaged_catalogue_of_a_tree_is_an_error(tmp_path: Path) -> None:
+def test_damaged_catalogue_of_a_tree_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "catalogue.sqlite").write_text("no database")
     with rig(root=tmp_path) as one:
         assert one.emptied and one.tree.rows() == []
 
 
-def test_sound_tree_is_wiped_that_cannot_be_opened_just_now(
+def test_sound_tree_that_cannot_be_opened_just_now_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no room, or there are too many open files."""
@@ -335,7 +335,7 @@ def test_sound_tree_is_wiped_that_cannot_be_opened_just_now(
         assert not one.emptied and one.tree.match(path("ab")) == 3
 
 
-def test_damaged_node_is_loaded(tmp_path: Path) -> None:
+def test_damaged_node_is_not_loaded(tmp_path: Path) -> None:
     with rig(TierSpec(kind="disk", bytes=1 << 20), root=tmp_path) as one:
         one.grow("ab")
         (file,) = tmp_path.rglob(f"{path('ab')[-1].key}.safetensors")
@@ -347,7 +347,7 @@ def test_damaged_node_is_loaded(tmp_path: Path) -> None:
         assert one.use("ab") == 2
 
 
-def test_nodes_that_are_gone_are_remembered_for_ever() -> None:
+def test_nodes_that_are_gone_are_forgotten() -> None:
     with rig(TierSpec(kind="ram", bytes=4000)) as one:
         for number in range(400):
             ids, documents = prompt("ab", root=(number, 1))
@@ -358,7 +358,7 @@ def test_nodes_that_are_gone_are_remembered_for_ever() -> None:
 
 
 @given(st.text(max_size=12) | st.from_regex(r"\d{1,6}:[0-9a-f]{0,4}", fullmatch=True))
-def test_context_that_no_node_has_is_read(context: str) -> None:
+def test_context_that_no_node_has_is_refused(context: str) -> None:
     layout = NodeLayout(IDENTITY, "bfloat16", BLOCK, BYTES)
     try:
         start, parent = placed(context)

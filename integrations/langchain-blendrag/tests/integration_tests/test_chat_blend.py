@@ -56,7 +56,7 @@ def reset(llm: ChatBlend) -> None:
         time.sleep(0.05)
 
 
-def test_document_is_prefilled_again_or_unseen_in_the_evidence(
+def test_every_document_is_reused_and_named_in_the_evidence(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     reset(chat_blend)
@@ -72,7 +72,7 @@ def test_document_is_prefilled_again_or_unseen_in_the_evidence(
     assert evidence["plain"] is None and evidence["ttft_s"] > 0
 
 
-def test_streamed_answer_differs_from_the_whole_one(
+def test_streamed_answer_is_the_whole_one(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     messages = ask(documents[:2])
@@ -89,7 +89,7 @@ def test_streamed_answer_differs_from_the_whole_one(
     assert streamed.response_metadata.keys() == whole.response_metadata.keys()
 
 
-def test_mode_off_takes_documents_from_the_store(
+def test_mode_off_takes_no_document_from_the_store(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     reset(chat_blend)
@@ -98,7 +98,7 @@ def test_mode_off_takes_documents_from_the_store(
     assert "switched off" in answer.response_metadata["blendrag"]["plain"]
 
 
-def test_ratio_of_one_answers_otherwise_than_full_prefill(
+def test_ratio_of_one_answers_as_full_prefill_does(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     messages = ask(documents[:3], "Which packages are these?")
@@ -108,7 +108,7 @@ def test_ratio_of_one_answers_otherwise_than_full_prefill(
     assert chat_blend.invoke(messages, recompute_ratio=1.0).content == plain.content
 
 
-def test_chunk_that_is_damaged_is_not_stored_again_or_not_counted(
+def test_chunk_that_is_damaged_is_counted_and_stored_again(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     library = chat_blend.chat.library
@@ -127,7 +127,7 @@ def test_chunk_that_is_damaged_is_not_stored_again_or_not_counted(
         time.sleep(0.05)
 
 
-def test_batch_is_answered_one_after_the_other(chat_blend: ChatBlend) -> None:
+def test_prompts_of_a_batch_are_answered_together(chat_blend: ChatBlend) -> None:
     """Requests that run together share engine steps: the first is not done before the last begins."""
     engine = chat_blend.chat.library.start()
     running, most = 0, 0
@@ -153,7 +153,7 @@ def test_batch_is_answered_one_after_the_other(chat_blend: ChatBlend) -> None:
     assert engine.alive
 
 
-async def test_event_loop_stands_still_while_the_model_answers(chat_blend: ChatBlend) -> None:
+async def test_event_loop_turns_while_the_model_answers(chat_blend: ChatBlend) -> None:
     ticks = 0
 
     async def tick() -> None:
@@ -173,7 +173,7 @@ def unfinished(llm: ChatBlend) -> bool:
 
 
 @pytest.mark.parametrize("how", ["stream", "astream", "ainvoke"])
-def test_answer_nobody_waits_for_is_generated_to_its_end(chat_blend: ChatBlend, how: str) -> None:
+def test_answer_nobody_waits_for_is_stopped(chat_blend: ChatBlend, how: str) -> None:
     async def begin() -> None:
         if how == "ainvoke":
             task = asyncio.create_task(chat_blend.ainvoke("Go on for ever.", **FOR_EVER))
@@ -201,13 +201,13 @@ def test_answer_nobody_waits_for_is_generated_to_its_end(chat_blend: ChatBlend, 
         time.sleep(0.02)
 
 
-def test_time_is_up_and_the_answer_goes_on(chat_blend: ChatBlend) -> None:
+def test_answer_ends_when_its_time_is_up(chat_blend: ChatBlend) -> None:
     with pytest.raises(GenerationTimeoutError, match=r"0\.5 s"):
         chat_blend.invoke("Go on for ever.", **FOR_EVER, timeout=0.5)
     assert chat_blend.invoke("Hello.", max_tokens=2).content
 
 
-def test_log_probabilities_are_missing_or_of_other_tokens(chat_blend: ChatBlend) -> None:
+def test_log_probabilities_are_those_of_the_answers_tokens(chat_blend: ChatBlend) -> None:
     answer = chat_blend.invoke("Say hello.", max_tokens=6, logprobs=True, top_logprobs=3)
     content = answer.response_metadata["logprobs"]["content"]
     assert "".join(one["token"] for one in content).startswith(str(answer.content))
@@ -215,7 +215,7 @@ def test_log_probabilities_are_missing_or_of_other_tokens(chat_blend: ChatBlend)
     assert all(one["top_logprobs"][0]["logprob"] == one["logprob"] for one in content), "greedy"
 
 
-def test_seed_makes_no_difference(chat_blend: ChatBlend) -> None:
+def test_same_seed_gives_the_same_answer_and_another_another(chat_blend: ChatBlend) -> None:
     def say(seed: int) -> str:
         return str(chat_blend.invoke("Invent a name.", temperature=1.5, seed=seed, max_tokens=12).content)
 
@@ -223,7 +223,7 @@ def test_seed_makes_no_difference(chat_blend: ChatBlend) -> None:
     assert len({say(seed) for seed in range(4)}) > 1
 
 
-def test_documents_that_a_tool_attached_are_looked_for_last(
+def test_documents_that_a_tool_attached_are_looked_for_first(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     call = {"name": "search", "args": {"query": "x"}, "id": "call_1", "type": "tool_call"}
@@ -244,7 +244,7 @@ def test_documents_that_a_tool_attached_are_looked_for_last(
     ]
 
 
-def test_documents_that_are_given_are_not_reported_on(
+def test_documents_that_are_given_are_reported_on(
     chat_blend: ChatBlend, store: BlendChroma, documents: list[Document]
 ) -> None:
     answer = chat_blend.bind(documents=[documents[0]], max_tokens=1).invoke("Nothing of it is here.")
@@ -252,20 +252,20 @@ def test_documents_that_are_given_are_not_reported_on(
     assert row["kind"] == "not found" and row["reason"] == "its text is not in the prompt"
 
 
-def test_picture_is_dropped_without_a_word(chat_blend: ChatBlend) -> None:
+def test_picture_is_refused_by_its_type(chat_blend: ChatBlend) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
     with pytest.raises(ConfigError, match="image_url"):
         chat_blend.invoke([HumanMessage([{"type": "text", "text": "What is this?"}, picture])])
 
 
-def test_typing_error_is_ignored_without_a_word(chat_blend: ChatBlend) -> None:
+def test_typing_error_is_warned_about_and_another_model_refused(chat_blend: ChatBlend) -> None:
     with pytest.warns(BlendragWarning, match="recompute_ratio"):
         chat_blend.invoke("Hi.", max_tokens=1, recompute_ration=0.5)
     with pytest.raises(ConfigError, match="answer as"):
         chat_blend.invoke("Hi.", model="another")
 
 
-def test_refused_parameter_kills_the_engine(chat_blend: ChatBlend) -> None:
+def test_refused_parameter_leaves_the_engine_alive(chat_blend: ChatBlend) -> None:
     with pytest.raises(ConfigError):
         chat_blend.invoke("Hi.", top_k=-7)
     with pytest.raises(ConfigError):
@@ -275,7 +275,7 @@ def test_refused_parameter_kills_the_engine(chat_blend: ChatBlend) -> None:
     assert chat_blend.invoke("Hi.", max_tokens=1).content
 
 
-def test_second_configuration_starts_a_second_engine_on_the_device(chat_blend: ChatBlend) -> None:
+def test_second_configuration_on_the_device_is_refused(chat_blend: ChatBlend) -> None:
     chat_blend.chat.library.start()
     other = ChatBlend(**{**ENGINE, "max_model_len": 2048}, kv_dir=Path(kv_dir()) / "other")
     with pytest.raises(EngineBusyError, match=r"max_model_len=4096.* max_model_len=2048"):
@@ -284,13 +284,13 @@ def test_second_configuration_starts_a_second_engine_on_the_device(chat_blend: C
     assert chat_blend.invoke("Hi.", max_tokens=1).content
 
 
-def test_object_made_again_waits_for_another_engine(chat_blend: ChatBlend) -> None:
+def test_object_made_again_uses_the_same_engine(chat_blend: ChatBlend) -> None:
     engine = chat_blend.chat.library.start()
     again = ChatBlend(**ENGINE, kv_dir=kv_dir(), temperature=0.5)
     assert again.chat.library.start() is engine
 
 
-def test_runs_of_system_messages_are_refused(chat_blend: ChatBlend) -> None:
+def test_runs_of_system_messages_are_joined(chat_blend: ChatBlend) -> None:
     text = chat_blend.render([SystemMessage("One."), SystemMessage("Two."), HumanMessage("Hi.")])
     assert "One.\nTwo." in text
     assert chat_blend.get_num_tokens_from_messages([HumanMessage("Hi.")]) > chat_blend.get_num_tokens("Hi.")

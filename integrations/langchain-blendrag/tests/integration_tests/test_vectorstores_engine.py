@@ -38,14 +38,14 @@ def cached(chat_blend: ChatBlend, store: VectorStore, question: str) -> int:
     return usage["input_token_details"]["cache_read"]
 
 
-def test_warmed_documents_are_prefilled_again(chat_blend: ChatBlend, store: Any) -> None:
+def test_warmed_documents_are_reused(chat_blend: ChatBlend, store: Any) -> None:
     store.ingest(FACTS, show_progress=False)
     assert cached(chat_blend, store, "Which team serviced machine 1?") > 100
     assert store.ingest(FACTS, show_progress=False).tokens == 0
     assert store.sync().tokens == 0
 
 
-def test_removed_documents_stay_on_disk(chat_blend: ChatBlend, store: Any) -> None:
+def test_removed_documents_leave_the_disk(chat_blend: ChatBlend, store: Any) -> None:
     ids = store.add_documents(FACTS)
     library = chat_blend.chat.library
     keys = keys_of(library, [document.page_content for document in FACTS])
@@ -54,7 +54,7 @@ def test_removed_documents_stay_on_disk(chat_blend: ChatBlend, store: Any) -> No
     assert not library.catalogue.known() & keys
 
 
-def test_removed_text_stays_in_the_kv_of_what_stood_behind_it(chat_blend: ChatBlend, store: Any) -> None:
+def test_removed_text_leaves_the_kv_of_what_stood_behind_it(chat_blend: ChatBlend, store: Any) -> None:
     parts = [Document(fact.page_content, metadata={"source": "all"}) for fact in FACTS]
     first, *others = store.add_documents(parts)
     library = chat_blend.chat.library

@@ -32,7 +32,7 @@ def request(llm: ChatBlend, **kwargs: Any) -> Any:
     return llm._request([HumanMessage("Hi.")], None, kwargs)
 
 
-def test_making_one_imports_torch_or_vllm() -> None:
+def test_making_one_imports_neither_torch_nor_vllm() -> None:
     script = (
         "import sys; from langchain_blendrag import ChatBlend; ChatBlend();"
         "print([name for name in ('torch', 'vllm', 'transformers') if name in sys.modules])"
@@ -42,7 +42,7 @@ def test_making_one_imports_torch_or_vllm() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"recompute_ratio": 1.5}, {"temperature": -1}, {"max_tokens": 0}])
-def test_wrong_value_is_found_by_the_first_question(wrong: dict[str, Any]) -> None:
+def test_wrong_value_is_found_when_the_object_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ChatBlend(**wrong)
 
@@ -229,29 +229,29 @@ def test_answer_may_have_the_rest_of_the_window(make: Callable[..., ChatBlend], 
     assert make(max_tokens=7).profile["max_output_tokens"] == 7
 
 
-def test_setting_that_is_no_field_is_lost() -> None:
+def test_setting_that_is_no_field_is_kept() -> None:
     for llm in (ChatBlend(kv_cache_gib=3), ChatBlend(settings={"kv_cache_gib": 3})):
         assert llm.settings.kv_cache_gib == 3
 
 
-def test_environment_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLENDRAG_RECOMPUTE_RATIO", "0.4")
     monkeypatch.setenv("BLENDRAG_BLEND", "false")
     llm = ChatBlend()
     assert llm.chat.settings.recompute_ratio == 0.4 and not llm.chat.settings.blend
 
 
-def test_model_that_is_not_there_is_no_clear_error() -> None:
+def test_model_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(ModelNotFoundError, match=r"no model folder \./modle"):
         ChatBlend(model="./modle").get_num_tokens("Hi.")
 
 
-def test_other_name_of_max_tokens_is_ignored() -> None:
+def test_other_name_of_max_tokens_is_taken() -> None:
     assert ChatBlend(max_completion_tokens=7).max_tokens == 7
     assert request(ChatBlend(), max_completion_tokens=7).sampling.max_tokens == 7
 
 
-def test_option_of_a_call_is_overridden_by_the_field() -> None:
+def test_option_of_a_call_wins_over_the_field() -> None:
     llm = ChatBlend(temperature=0.5, stop=["a"], blend=False, recompute_ratio=0.3)
     made = request(llm, temperature=0.0, stop=["b"], blend=True, recompute_ratio=0.1, top_k=5)
     assert (made.sampling.temperature, made.sampling.stop, made.sampling.other) == (0.0, ("b",), {"top_k": 5})
@@ -268,41 +268,41 @@ def test_option_of_a_call_is_overridden_by_the_field() -> None:
         ({"quality": "fats"}, "quality must be fast, balanced|'fast', 'balanced' or"),
     ],
 )
-def test_wrong_option_of_a_call_is_not_named(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_option_is_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         request(ChatBlend(), **wrong)
     with pytest.raises((ConfigError, ValidationError), match=said):
         ChatBlend(**wrong)
 
 
-def test_option_of_a_call_is_refused_because_of_the_tiers() -> None:
+def test_option_of_a_call_is_taken_whatever_the_tiers() -> None:
     llm = ChatBlend(tiers=[{"kind": "ram"}, {"kind": "disk"}])
     options = request(llm, recompute_ratio=0.3, selector="hkvd").options
     assert (options.recompute_ratio, options.selector, options.blend) == (0.3, "hkvd", True)
     assert not request(llm, blend=False).options.blend and len(llm.settings.tiers) == 2
 
 
-def test_ratio_of_the_model_overrules_the_quality_of_a_call() -> None:
+def test_quality_of_a_call_wins_over_the_ratio_of_the_model() -> None:
     options = request(ChatBlend(recompute_ratio=0.4, quality="close"), quality="fast").options
     assert (options.selector, options.recompute_ratio) == STEPS["fast"]
     assert request(ChatBlend(recompute_ratio=0.4, quality="close")).options.recompute_ratio == 0.4
 
 
-def test_choice_of_no_tool_is_found_out_by_the_engine() -> None:
+def test_choice_of_no_tool_is_found_out_when_tools_are_bound() -> None:
     with pytest.raises(ConfigError, match="wether"):
         ChatBlend().bind_tools(
             [{"name": "weather", "description": "", "parameters": {}}], tool_choice="wether"
         )
 
 
-def test_object_cannot_be_sent_to_another_process() -> None:
+def test_object_can_be_sent_to_another_process() -> None:
     llm = ChatBlend(temperature=0.3, kv_dir="kv")
     assert llm.chat is llm.chat
     again = pickle.loads(pickle.dumps(llm))
     assert again.model_dump() == llm.model_dump() and again.chat.settings == llm.chat.settings
 
 
-def test_profile_has_no_window_though_the_model_is_at_hand(model_dir: Any) -> None:
+def test_profile_has_the_window_of_the_model_at_hand(model_dir: Any) -> None:
     profile = ChatBlend(model=str(model_dir)).profile
     assert profile is not None and profile["max_input_tokens"] == 8192
     assert profile["tool_calling"] and not profile["image_inputs"]

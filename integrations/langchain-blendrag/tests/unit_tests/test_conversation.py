@@ -71,7 +71,7 @@ every_way = pytest.mark.parametrize("ask", [pytest.param(way, id=name) for name,
 
 
 @every_way
-def test_option_of_a_call_or_a_binding_is_lost(ask: Any, llm: ChatBlend, asked: Asked) -> None:
+def test_option_of_a_call_or_a_binding_is_the_conversation(ask: Any, llm: ChatBlend, asked: Asked) -> None:
     ask(llm, conversation="c1")
     ask(llm.bind(conversation="c2"))
     ask(llm.bind(conversation="c2"), conversation="c3")
@@ -81,7 +81,7 @@ def test_option_of_a_call_or_a_binding_is_lost(ask: Any, llm: ChatBlend, asked: 
 
 
 @every_way
-def test_conversation_of_a_config_is_lost(ask: Any, llm: ChatBlend, asked: Asked) -> None:
+def test_conversation_of_a_config_is_read(ask: Any, llm: ChatBlend, asked: Asked) -> None:
     ask(llm, THREAD)
     ask(llm.with_config(THREAD))
     ask(llm, {"configurable": {"thread_id": 7}})
@@ -93,9 +93,7 @@ def test_conversation_of_a_config_is_lost(ask: Any, llm: ChatBlend, asked: Asked
 
 
 @every_way
-def test_conversation_of_a_chain_does_not_reach_the_model_in_it(
-    ask: Any, llm: ChatBlend, asked: Asked
-) -> None:
+def test_conversation_of_a_chain_reaches_the_model_in_it(ask: Any, llm: ChatBlend, asked: Asked) -> None:
     chain = RunnableLambda(lambda messages: messages) | llm | StrOutputParser()
     ask(chain, THREAD)
     inner: Runnable[Any, Any] = RunnableLambda(lambda messages: llm.invoke(messages))  # no config handed on
@@ -103,7 +101,7 @@ def test_conversation_of_a_chain_does_not_reach_the_model_in_it(
     assert asked == ["t1", "t1"]
 
 
-def test_prompts_of_a_batch_share_one_conversation(llm: ChatBlend, asked: Asked) -> None:
+def test_each_prompt_of_a_batch_has_its_own_conversation(llm: ChatBlend, asked: Asked) -> None:
     configs: Any = [{"configurable": {"thread_id": name}} for name in "abc"]
     llm.batch([HI] * 3, configs)
     asyncio.run(llm.abatch([HI] * 3, configs))
@@ -116,7 +114,7 @@ def weather(city: str) -> str:
     return f"12 degrees in {city}"
 
 
-def test_tools_and_structured_output_lose_the_conversation(llm: ChatBlend, asked: Asked) -> None:
+def test_tools_and_structured_output_keep_the_conversation(llm: ChatBlend, asked: Asked) -> None:
     tools = llm.bind_tools([weather])
     tools.invoke(HI, THREAD)
     tools.invoke(HI, conversation="c1")
@@ -128,7 +126,7 @@ def test_tools_and_structured_output_lose_the_conversation(llm: ChatBlend, asked
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_turns_of_an_agent_are_in_no_thread(llm: ChatBlend, asked: Asked, streamed: bool) -> None:
+def test_turns_of_an_agent_are_in_its_thread(llm: ChatBlend, asked: Asked, streamed: bool) -> None:
     agent = create_agent(llm, [weather], checkpointer=InMemorySaver())
     question: Any = {"messages": [{"role": "user", "content": "Hi."}]}
     if streamed:
@@ -139,7 +137,7 @@ def test_turns_of_an_agent_are_in_no_thread(llm: ChatBlend, asked: Asked, stream
     assert asked == ["t1", "t2"]
 
 
-def test_session_of_a_message_history_is_not_heard_of(llm: ChatBlend, asked: Asked) -> None:
+def test_session_of_a_message_history_is_the_conversation(llm: ChatBlend, asked: Asked) -> None:
     histories: dict[str, InMemoryChatMessageHistory] = {}
     prompt = ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("human", "{question}")])
     chain = RunnableWithMessageHistory(
@@ -153,7 +151,7 @@ def test_session_of_a_message_history_is_not_heard_of(llm: ChatBlend, asked: Ask
     assert asked == ["s1", "s2", "s1"]
 
 
-def test_response_cache_answers_each_conversation_anew(llm: ChatBlend, asked: Asked) -> None:
+def test_response_cache_answers_all_conversations_alike(llm: ChatBlend, asked: Asked) -> None:
     llm.cache = InMemoryCache()
     answers = [llm.invoke(HI, conversation=name).text for name in ("a", "b")]
     assert asked == ["a"] and answers[0] == answers[1]

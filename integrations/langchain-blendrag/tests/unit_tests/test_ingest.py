@@ -39,7 +39,7 @@ def ingest(store: Any, documents: list[Document]) -> Any:
     return store.ingest(documents, show_progress=False, text_splitter=PARAGRAPHS)
 
 
-def test_second_run_does_it_again(store: Any, recorder: Any, embeddings: Any) -> None:
+def test_second_run_does_only_what_is_new(store: Any, recorder: Any, embeddings: Any) -> None:
     first = ingest(store, book())
     assert (first.added, first.skipped, first.chunks) == (100, 0, 100) and first.tokens == recorder.tokens > 0
     embedded = len(embeddings.embedded)
@@ -51,7 +51,7 @@ def test_second_run_does_it_again(store: Any, recorder: Any, embeddings: Any) ->
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])
-def test_interrupt_while_storing_loses_or_repeats(
+def test_interrupt_while_storing_loses_and_repeats_nothing(
     store: Any, recorder: Any, embeddings: Any, call: int
 ) -> None:
     embeddings.interrupted_at = call
@@ -65,7 +65,7 @@ def test_interrupt_while_storing_loses_or_repeats(
 
 
 @pytest.mark.parametrize("step", ["register", "prefill"])
-def test_interrupt_while_warming_leaves_stored_chunks_cold(
+def test_chunks_left_cold_by_an_interrupt_are_warmed_by_the_next_run(
     store: Any, recorder: Any, recorded_llm: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def interrupt(*args: Any) -> None:
@@ -79,14 +79,14 @@ def test_interrupt_while_warming_leaves_stored_chunks_cold(
     assert len(recorder.kept) == 100
 
 
-def test_failure_to_warm_is_not_explained(store: Any, recorder: Any) -> None:
+def test_failure_to_warm_is_explained(store: Any, recorder: Any) -> None:
     recorder.fails = True
     with pytest.raises(EngineError) as failed:
         ingest(store, book())
     assert "sync()" in failed.value.__notes__[0]
 
 
-def test_same_text_again_in_one_source_is_lost(store: Any, recorder: Any) -> None:
+def test_same_text_again_in_one_source_is_kept(store: Any, recorder: Any) -> None:
     notice = Document("All rights reserved.\n\nText.\n\nAll rights reserved.", metadata={"source": "a"})
     elsewhere = Document("All rights reserved.", metadata={"source": "b"})
     report = ingest(store, [notice, elsewhere])
@@ -94,7 +94,9 @@ def test_same_text_again_in_one_source_is_lost(store: Any, recorder: Any) -> Non
     assert ingest(store, [notice, elsewhere]).skipped == 4
 
 
-def test_default_chunks_are_longer_than_the_setting(store: Any, recorder: Any, recorded_llm: Any) -> None:
+def test_default_chunks_are_as_long_as_the_setting_at_most(
+    store: Any, recorder: Any, recorded_llm: Any
+) -> None:
     library = recorded_llm.chat.library
     text = "\n\n".join(f"Paragraph {n} is about the number {n}, and nothing else at all." for n in range(200))
     report = store.ingest([Document(text)], show_progress=False)
@@ -103,7 +105,7 @@ def test_default_chunks_are_longer_than_the_setting(store: Any, recorder: Any, r
     assert library.settings.chunk_tokens // 2 < max(lengths) <= library.settings.chunk_tokens
 
 
-def test_no_progress_is_shown(
+def test_progress_is_shown_unless_it_is_switched_off(
     store: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
@@ -115,7 +117,9 @@ def test_no_progress_is_shown(
     assert not capfd.readouterr().err
 
 
-def test_model_is_needed_to_store(embeddings: Any, recorder: Any, tmp_path: Path) -> None:
+def test_text_splitter_stands_in_for_the_model_to_store(
+    embeddings: Any, recorder: Any, tmp_path: Path
+) -> None:
     store = BlendChroma("docs", embeddings, persist_directory=str(tmp_path))
     with pytest.raises(ConfigError, match="text_splitter="):
         store.ingest(book())
@@ -123,7 +127,7 @@ def test_model_is_needed_to_store(embeddings: Any, recorder: Any, tmp_path: Path
     assert (report.added, report.tokens) == (25, 0) and not recorder.starts
 
 
-def test_chunk_does_not_stand_behind_the_one_before_it_in_its_source(store: Any, recorder: Any) -> None:
+def test_chunk_stands_behind_the_one_before_it_in_its_source(store: Any, recorder: Any) -> None:
     """Also where one batch ends and another begins."""
     ingest(store, book(chapters=2, paragraphs=40))
     for c in range(2):
@@ -134,7 +138,7 @@ def test_chunk_does_not_stand_behind_the_one_before_it_in_its_source(store: Any,
             assert f"Chapter {1 - c}" not in found
 
 
-def test_deleted_chunk_stays_in_the_kv_of_those_behind_it(store: Any, recorder: Any) -> None:
+def test_deleted_chunk_leaves_the_kv_of_those_behind_it(store: Any, recorder: Any) -> None:
     first, second, third = store.add_texts(["One.", "Two.", "Three."], [{"source": "a"}] * 3)
     assert recorder.contexts == {"One.": "", "Two.": "One.", "Three.": "One.Two."}
     store.delete([second])
@@ -145,7 +149,7 @@ def test_deleted_chunk_stays_in_the_kv_of_those_behind_it(store: Any, recorder: 
     assert not recorder.contexts
 
 
-def test_texts_without_a_source_stand_behind_each_other(store: Any, recorder: Any) -> None:
+def test_texts_without_a_source_stand_alone(store: Any, recorder: Any) -> None:
     store.add_texts(["One.", "Two."])
     store.add_documents([Document("Three.", metadata={"page": 3}), Document("Four.", metadata={"page": 4})])
     assert not any(recorder.contexts.values())

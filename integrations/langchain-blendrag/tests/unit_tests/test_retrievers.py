@@ -125,7 +125,7 @@ def speculation(answer: Any) -> str:
 
 @pytest.mark.parametrize("way", [invoke, ainvoke, stream])
 @pytest.mark.parametrize("kind", ["reranker", "retriever"])
-def test_chain_asks_another_prompt_than_was_begun(
+def test_chain_asks_the_prompt_that_was_begun(
     way: Any, kind: str, llm: ChatBlend, documents: list[Document]
 ) -> None:
     model = llm.bind(stop=["never"], max_tokens=12)
@@ -138,7 +138,7 @@ def test_chain_asks_another_prompt_than_was_begun(
     assert retriever.invoke(QUESTION) == documents[:2]
 
 
-def test_answer_to_other_documents_is_adopted_or_goes_on(
+def test_answer_to_other_documents_is_cancelled_and_discarded(
     llm: ChatBlend, documents: list[Document], engine: Scripted, begun: list[Future[None]]
 ) -> None:
     fast = Found(documents=documents)
@@ -153,7 +153,7 @@ def test_answer_to_other_documents_is_adopted_or_goes_on(
 
 @pytest.mark.parametrize("way", [invoke, ainvoke])
 @pytest.mark.parametrize("slow", [Reranker(does=fails), Failing()])
-def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
+def test_reranker_that_fails_gives_its_own_error_and_cancels_the_answer(
     way: Any, slow: Any, llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
     fast = Found(documents=documents)
@@ -165,7 +165,7 @@ def test_reranker_that_fails_gives_another_error_or_leaves_an_answer_running(
     assert [task.cancelled() for task in begun] == [True]
 
 
-async def test_cancelled_search_leaves_an_answer_running(
+async def test_cancelled_search_cancels_the_answer(
     llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
     found = Found(documents=documents, seconds=0.02)
@@ -181,7 +181,7 @@ async def test_cancelled_search_leaves_an_answer_running(
     assert begun[-1].cancelled()
 
 
-def test_wrong_prompt_of_the_user_is_adopted(
+def test_answer_to_another_prompt_than_the_users_is_not_begun(
     llm: ChatBlend, documents: list[Document], begun: list[Future[None]]
 ) -> None:
     def other(documents: Sequence[Document], question: str) -> str:
@@ -194,7 +194,7 @@ def test_wrong_prompt_of_the_user_is_adopted(
     assert not begun
 
 
-def test_model_that_begins_no_answers_is_taken(documents: list[Document]) -> None:
+def test_model_that_begins_no_answers_is_refused(documents: list[Document]) -> None:
     other, found = FakeListChatModel(responses=["?"]), Found(documents=documents)
     with pytest.raises(ConfigError, match="ChatBlend"):
         SpeculativeRetriever(llm=other, prompt=asked, fast=found, slow=found)

@@ -32,7 +32,7 @@ def asked(server: Script, path: str = "/v1/chat/completions") -> list[Any]:
     return [body for _, asked, body in server.asked if asked == path]
 
 
-def test_message_lacks_evidence_or_usage(server: Script) -> None:
+def test_message_has_evidence_and_usage(server: Script) -> None:
     llm, counted = ChatBlend(base_url=server.url), UsageMetadataCallbackHandler()
     server.replies = [events("It is", " blue."), events("It is", " blue.")]
     message = llm.invoke("Hi", {"callbacks": [counted], "configurable": {"thread_id": "t1"}})
@@ -43,12 +43,12 @@ def test_message_lacks_evidence_or_usage(server: Script) -> None:
     assert asked(server)[0]["blendrag"]["conversation"] == "t1"
 
 
-async def test_event_loop_gets_another_message(server: Script) -> None:
+async def test_event_loop_gets_the_same_message(server: Script) -> None:
     server.replies = [events("It is", " blue.")]
     assert (await ChatBlend(base_url=server.url).ainvoke("Hi")).text == "It is blue."
 
 
-def test_call_of_the_model_is_text(server: Script) -> None:
+def test_call_of_the_model_is_read(server: Script) -> None:
     def add(a: int) -> int:
         """Add."""
         return a
@@ -59,13 +59,13 @@ def test_call_of_the_model_is_text(server: Script) -> None:
     assert (call["name"], call["args"]) == ("add", {"a": 4})
 
 
-def test_broken_answer_is_whole(server: Script) -> None:
+def test_broken_answer_is_an_error(server: Script) -> None:
     server.replies = [events("It is", done=False)]
     with pytest.raises(BrokenAnswerError):
         ChatBlend(base_url=server.url, max_retries=3).invoke("Hi")
 
 
-def test_store_in_memory_is_not_kept_by_the_server(server: Script) -> None:
+def test_store_in_memory_is_kept_by_the_server(server: Script) -> None:
     told = '{"report": {"chunks": 1}}\n'
     server.replies = [Reply(lines=[told]), Reply(lines=["{}"]), Reply(lines=["{}"])]
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))
@@ -77,7 +77,7 @@ def test_store_in_memory_is_not_kept_by_the_server(server: Script) -> None:
     assert next(path for method, path, _ in server.asked if method == "DELETE").endswith("id=sky")
 
 
-def test_copy_has_another_server_or_none(server: Script) -> None:
+def test_copy_has_the_same_server_and_key(server: Script) -> None:
     server.replies = [events("a") for _ in range(3)]
     llm = ChatBlend(base_url=server.url, api_key="s3cret")
     for one in (llm, pickle.loads(pickle.dumps(llm)), copy.deepcopy(llm)):
@@ -86,7 +86,7 @@ def test_copy_has_another_server_or_none(server: Script) -> None:
     assert "s3cret" not in f"{llm!r} {llm.model_dump()} {llm._identifying_params}"
 
 
-def test_password_of_the_url_is_shown() -> None:
+def test_password_of_the_url_is_hidden() -> None:
     llm = ChatBlend(base_url="http://me:hidden@localhost:1/v1")
     shown = f"{llm!r} {llm} {llm.model_dump()} {llm.model_dump_json()} {llm.to_json()}"
     assert "hidden" not in f"{shown} {llm._identifying_params} {llm._get_ls_params()}"
@@ -111,7 +111,7 @@ def test_prompt_too_long_for_the_server_is_langchains_error_and_ours(server: Scr
         llm.get_num_tokens_from_messages([HumanMessage("Hi")])
 
 
-def test_server_is_asked_as_often_as_answers_are_wanted(server: Script) -> None:
+def test_server_is_asked_once_for_several_answers(server: Script) -> None:
     server.replies = [events("It is", " blue.") for _ in range(1 + 3)]
     llm = ChatBlend(base_url=server.url, n=3)
     (generations,) = llm.generate([[HumanMessage("Hi")]]).generations
@@ -136,7 +136,7 @@ def test_headers_and_query_reach_the_server_and_are_shown_nowhere(server: Script
     client.close()
 
 
-def test_setting_of_the_server_is_passed_over() -> None:
+def test_setting_of_the_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="kv_cache_gib is the server's"):
         ChatBlend(base_url="http://localhost:1", kv_cache_gib=4)
     with pytest.raises(ConfigError, match="kv_dir is the server's"):
@@ -145,7 +145,7 @@ def test_setting_of_the_server_is_passed_over() -> None:
         ChatBlend(base_url="localhost:1")
 
 
-def test_every_paragraph_is_a_request(server: Script, tmp_path: Any) -> None:
+def test_paragraphs_are_split_by_one_request(server: Script, tmp_path: Any) -> None:
     told = '{"report": {"chunks": 2}}\n'
     server.replies = [Reply(lines=['{"pieces": [["One.", "Two."]]}']), Reply(lines=[told])]
     store = InMemoryVectorStore(DeterministicFakeEmbedding(size=4))

@@ -120,7 +120,7 @@ def test_answer_whose_last_token_was_the_last_allowed_is_whole(
 
 
 @pytest.mark.parametrize(("said", "tokens"), [("1234567", 3), ("", 5), ('{"city": "Ber', 50)])
-def test_digits_may_be_missing_and_a_stop_may_cut(
+def test_number_that_may_have_lost_digits_is_an_error(
     make: Callable[..., ChatBlend], speaker: Any, said: str, tokens: int
 ) -> None:
     speaker.says = said or "<think>"

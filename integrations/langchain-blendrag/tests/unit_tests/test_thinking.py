@@ -61,7 +61,7 @@ def _sum(chunks: list[AIMessageChunk]) -> AIMessageChunk:
     ],
     ids=["invoke", "ainvoke", "stream", "astream"],
 )
-def test_thinking_is_in_the_text_or_is_not_where_langchain_looks(
+def test_thinking_is_apart_from_the_text_and_where_langchain_looks(
     make: Callable[..., ChatBlend], ask: Callable[[ChatBlend], AIMessage]
 ) -> None:
     message = ask(make())
@@ -73,11 +73,11 @@ def test_thinking_is_in_the_text_or_is_not_where_langchain_looks(
     ]
 
 
-def test_chain_reads_thinking_as_the_answer(make: Callable[..., ChatBlend]) -> None:
+def test_chain_reads_the_text_alone_as_the_answer(make: Callable[..., ChatBlend]) -> None:
     assert (make() | StrOutputParser()).invoke("Hi.") == TEXT
 
 
-def test_variables_of_the_template_are_lost_on_some_way(make: Callable[..., ChatBlend]) -> None:
+def test_variables_of_the_template_arrive_on_every_way(make: Callable[..., ChatBlend]) -> None:
     llm, off = make(), {"enable_thinking": False}
     assert llm.render("Hi.").endswith("<think>\n")
     ways = [llm.render("Hi.", chat_template_kwargs=off), make(chat_template_kwargs=off).render("Hi.")]
@@ -94,7 +94,7 @@ def test_variables_of_the_template_are_lost_on_some_way(make: Callable[..., Chat
     ],
     ids=["additional_kwargs", "block"],
 )
-def test_what_was_thought_before_a_call_is_forgotten_or_sent_back_for_ever(
+def test_what_was_thought_before_a_call_is_shown_until_the_next_question(
     make: Callable[..., ChatBlend], said: AIMessage
 ) -> None:
     llm, now = make(), [HumanMessage("When?"), said, ToolMessage("Noon.", tool_call_id="a")]

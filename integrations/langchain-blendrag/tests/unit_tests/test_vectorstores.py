@@ -42,7 +42,7 @@ def documents(texts: list[str] = TEXTS, **metadata: Any) -> list[Document]:
 # -- adding -----------------------------------------------------------------------------------------------
 
 
-async def test_way_of_adding_that_leaves_documents_cold(
+async def test_every_way_of_adding_warms_documents(
     store: BlendChroma, recorder: Any, embeddings: Any, recorded_llm: ChatBlend
 ) -> None:
     fresh: dict[str, Any] = {"client": chromadb.EphemeralClient(), "llm": recorded_llm}
@@ -74,7 +74,7 @@ async def test_way_of_adding_that_leaves_documents_cold(
     assert recorder.tokens > 0 and recorder.starts == 1
 
 
-def test_text_of_two_documents_is_prefilled_twice_or_dropped_with_the_first(
+def test_text_of_two_documents_is_prefilled_once_and_dropped_with_the_last(
     store: BlendChroma, recorder: Any
 ) -> None:
     store.add_texts([TEXTS[0], f"  {TEXTS[0]}\n"], ids=["a", "b"])
@@ -85,13 +85,13 @@ def test_text_of_two_documents_is_prefilled_twice_or_dropped_with_the_first(
     assert recorder.deleted == [TEXTS[0]]
 
 
-def test_known_id_with_another_text_keeps_the_old_text(store: BlendChroma, recorder: Any) -> None:
+def test_known_id_with_another_text_has_the_new_text(store: BlendChroma, recorder: Any) -> None:
     store.add_texts([TEXTS[0]], ids=["a"])
     store.add_texts([TEXTS[1]], ids=["a"])
     assert recorder.kept == {TEXTS[1]} and recorder.deleted == [TEXTS[0]]
 
 
-def test_six_thousand_texts_are_too_many(make: Any, embeddings: Any) -> None:
+def test_six_thousand_texts_are_taken(make: Any, embeddings: Any) -> None:
     texts = [f"text {n}" for n in range(6000)]
     plain = Chroma(client=chromadb.EphemeralClient(), collection_name=f"c{uuid.uuid4().hex}",
                    embedding_function=embeddings)  # fmt: skip
@@ -106,7 +106,7 @@ def test_six_thousand_texts_are_too_many(make: Any, embeddings: Any) -> None:
     assert len(set(ids)) == store._collection.count() == 6000
 
 
-def test_failure_in_the_middle_loses_the_batches_before_it(
+def test_failure_in_the_middle_keeps_the_batches_before_it(
     store: BlendChroma, recorder: Any, embeddings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(store._client), "get_max_batch_size", lambda client: 10)
@@ -117,7 +117,7 @@ def test_failure_in_the_middle_loses_the_batches_before_it(
     assert recorder.kept == set(texts[:20]) == set(store.get()["documents"])
 
 
-def test_documents_stored_without_kv_are_not_mentioned(store: BlendChroma, recorder: Any) -> None:
+def test_documents_stored_without_kv_are_mentioned(store: BlendChroma, recorder: Any) -> None:
     recorder.fails = True
     with pytest.raises(EngineError) as failed:
         store.add_texts(TEXTS)
@@ -128,7 +128,7 @@ def test_documents_stored_without_kv_are_not_mentioned(store: BlendChroma, recor
     assert recorder.kept == set(TEXTS) and report.chunks == report.unchanged == 3
 
 
-def test_picture_is_prefilled_as_if_it_were_text(store: BlendChroma, recorder: Any, tmp_path: Path) -> None:
+def test_picture_has_no_kv(store: BlendChroma, recorder: Any, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(bytes(range(256)) * 4)
     store.add_texts([TEXTS[0]], ids=["a"])
@@ -144,7 +144,7 @@ def test_picture_is_prefilled_as_if_it_were_text(store: BlendChroma, recorder: A
 # -- changing and removing --------------------------------------------------------------------------------
 
 
-async def test_way_of_removing_that_keeps_kv(store: BlendChroma, recorder: Any) -> None:
+async def test_every_way_of_removing_removes_kv(store: BlendChroma, recorder: Any) -> None:
     ways: dict[str, Callable[[], Any]] = {
         "delete": lambda: store.delete(["0", "1"]),
         "adelete": lambda: store.adelete(["0", "1"]),
@@ -165,7 +165,9 @@ async def test_way_of_removing_that_keeps_kv(store: BlendChroma, recorder: Any) 
         assert recorder.kept == left and set(recorder.deleted) == set(TEXTS) - left, way
 
 
-def test_deleted_collection_keeps_kv(store: BlendChroma, make: Any, recorder: Any, recorded_llm: Any) -> None:
+def test_deleted_collection_loses_its_kv(
+    store: BlendChroma, make: Any, recorder: Any, recorded_llm: Any
+) -> None:
     other = make("other", llm=recorded_llm)
     store.add_texts(TEXTS[:2], ids=["a", "b"])
     other.add_texts(TEXTS[1:], ids=["a", "b"])
@@ -173,7 +175,7 @@ def test_deleted_collection_keeps_kv(store: BlendChroma, make: Any, recorder: An
     assert recorder.kept == set(TEXTS[1:])
 
 
-def test_update_keeps_the_old_text_or_warms_what_chroma_ignores(store: BlendChroma, recorder: Any) -> None:
+def test_update_has_kv_of_what_chroma_took(store: BlendChroma, recorder: Any) -> None:
     store.add_documents(documents(), ids=["0", "1", "2"])
     store.update_document("0", Document("The sea is deep.", metadata={"n": 0}))
     assert recorder.kept == {"The sea is deep.", *TEXTS[1:]}
@@ -184,7 +186,7 @@ def test_update_keeps_the_old_text_or_warms_what_chroma_ignores(store: BlendChro
     assert recorder.kept == {"The sea is deep.", "Grass grows.", TEXTS[2]} == set(store.get()["documents"])
 
 
-def test_refused_deletion_releases_kv(store: BlendChroma, recorder: Any) -> None:
+def test_refused_deletion_keeps_kv(store: BlendChroma, recorder: Any) -> None:
     store.add_texts(TEXTS)
     with pytest.raises(ValueError):
         store.delete([])
@@ -196,7 +198,7 @@ def test_refused_deletion_releases_kv(store: BlendChroma, recorder: Any) -> None
 # -- which store a document belongs to --------------------------------------------------------------------
 
 
-def test_reopened_store_is_another(make: Any, recorder: Any, recorded_llm: Any) -> None:
+def test_reopened_store_is_the_same(make: Any, recorder: Any, recorded_llm: Any) -> None:
     make(llm=recorded_llm).add_texts(TEXTS, ids=["a", "b", "c"])
     reopened = make(llm=recorded_llm)
     assert reopened.sync().unchanged == 3
@@ -204,7 +206,7 @@ def test_reopened_store_is_another(make: Any, recorder: Any, recorded_llm: Any) 
     assert recorder.kept == set(TEXTS[1:])
 
 
-def test_stores_release_the_documents_of_others(
+def test_stores_keep_the_documents_of_others(
     make: Any, recorder: Any, recorded_llm: Any, embeddings: Any, tmp_path: Path
 ) -> None:
     elsewhere = BlendChroma(
@@ -224,7 +226,7 @@ def test_stores_release_the_documents_of_others(
 # -- without a model, and with one given later ------------------------------------------------------------
 
 
-def test_store_without_model_warms(make: Any, recorder: Any, recorded_llm: Any) -> None:
+def test_store_without_model_stores_and_is_synced_later(make: Any, recorder: Any, recorded_llm: Any) -> None:
     store = make()
     ids = store.add_texts(TEXTS, ids=["a", "b", "c"])
     assert store.similarity_search("sea", k=1) and ids == ["a", "b", "c"]
@@ -241,7 +243,7 @@ def test_store_without_model_warms(make: Any, recorder: Any, recorded_llm: Any) 
     assert (report.added, report.unchanged, report.chunks) == (2, 1, 2)
 
 
-def test_drift_stays(store: BlendChroma, recorder: Any, embeddings: Any, tmp_path: Path) -> None:
+def test_sync_repairs_drift(store: BlendChroma, recorder: Any, embeddings: Any, tmp_path: Path) -> None:
     store.add_texts(TEXTS, ids=["a", "b", "c"])
     plain = Chroma("things", embeddings, persist_directory=str(tmp_path / "db"))
     plain.delete(["a"])
@@ -251,7 +253,7 @@ def test_drift_stays(store: BlendChroma, recorder: Any, embeddings: Any, tmp_pat
     assert (report.added, report.removed, report.changed, report.unchanged) == (1, 1, 1, 1)
 
 
-def test_sync_sees_the_first_page_only(make: Any, recorder: Any, recorded_llm: Any) -> None:
+def test_sync_sees_every_page(make: Any, recorder: Any, recorded_llm: Any) -> None:
     store = make()
     store.add_texts([f"text {n}" for n in range(2100)])
     store.llm = recorded_llm
@@ -280,9 +282,7 @@ SEARCHES: dict[str, Callable[[VectorStore], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:Relevance scores must be")  # random embeddings
 @pytest.mark.parametrize("search", SEARCHES)
-async def test_search_that_reads_nothing_ahead_or_too_much(
-    store: BlendChroma, recorder: Any, search: str
-) -> None:
+async def test_search_reads_ahead_what_it_found(store: BlendChroma, recorder: Any, search: str) -> None:
     store.add_texts(TEXTS)
     found = SEARCHES[search](store)
     if hasattr(found, "__await__"):
@@ -291,7 +291,7 @@ async def test_search_that_reads_nothing_ahead_or_too_much(
     assert len(texts) == 2 and recorder.prefetched == [texts]
 
 
-def test_search_starts_the_engine_or_opens_the_library(make: Any, recorder: Any, recorded_llm: Any,
+def test_search_starts_no_engine_and_opens_no_library(make: Any, recorder: Any, recorded_llm: Any,
                                                        tmp_path: Path) -> None:  # fmt: skip
     make().add_texts(TEXTS)
     make(llm=recorded_llm).similarity_search("sea")
@@ -302,7 +302,7 @@ def test_search_starts_the_engine_or_opens_the_library(make: Any, recorder: Any,
     assert not (tmp_path / "kv").exists()
 
 
-def test_search_fails_because_reading_ahead_did(
+def test_search_answers_though_reading_ahead_failed(
     store: BlendChroma, recorder: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_texts(TEXTS)
@@ -317,9 +317,7 @@ def test_search_fails_because_reading_ahead_did(
     assert all(record.levelno == logging.DEBUG for record in caplog.records if "KV" in record.message)
 
 
-def test_subclass_reads_ahead_twice(
-    embeddings: Any, recorder: Any, recorded_llm: Any, tmp_path: Path
-) -> None:
+def test_subclass_reads_ahead_once(embeddings: Any, recorder: Any, recorded_llm: Any, tmp_path: Path) -> None:
     class Loud(BlendChroma):
         def similarity_search(self, query: str, *args: Any, **kwargs: Any) -> list[Document]:
             return super().similarity_search(query.upper(), *args, **kwargs)

@@ -44,7 +44,9 @@ A, B = doc("The sea is salt.", "a"), doc("Grass is green.", "b")
 
 
 @pytest.mark.parametrize("cleanup", CLEANUPS)
-def test_edited_metadata_prefills_again_or_drops(store: VectorStore, recorder: Any, cleanup: Cleanup) -> None:
+def test_edited_metadata_prefills_nothing_and_drops_nothing(
+    store: VectorStore, recorder: Any, cleanup: Cleanup
+) -> None:
     indexed = Indexed(store, cleanup)
     indexed.index(A, B)
     tokens = recorder.tokens
@@ -56,7 +58,7 @@ def test_edited_metadata_prefills_again_or_drops(store: VectorStore, recorder: A
 
 
 @pytest.mark.parametrize("cleanup", CLEANUPS)
-def test_forced_update_prefills_again(store: VectorStore, recorder: Any, cleanup: Cleanup) -> None:
+def test_forced_update_prefills_nothing(store: VectorStore, recorder: Any, cleanup: Cleanup) -> None:
     indexed = Indexed(store, cleanup)
     indexed.index(A, B)
     tokens = recorder.tokens
@@ -66,7 +68,7 @@ def test_forced_update_prefills_again(store: VectorStore, recorder: Any, cleanup
 
 
 @pytest.mark.parametrize("cleanup", CLEANUPS)
-def test_edited_text_keeps_the_old_one(store: VectorStore, recorder: Any, cleanup: Cleanup) -> None:
+def test_edited_text_replaces_the_old_one(store: VectorStore, recorder: Any, cleanup: Cleanup) -> None:
     indexed = Indexed(store, cleanup)
     indexed.index(A, B)
     indexed.index(A, edited := doc("Grass grows.", "b"))
@@ -75,7 +77,7 @@ def test_edited_text_keeps_the_old_one(store: VectorStore, recorder: Any, cleanu
     assert recorder.prefilled == [A.page_content, B.page_content, edited.page_content]
 
 
-def test_cleaned_up_source_keeps_kv(store: VectorStore, recorder: Any) -> None:
+def test_cleaned_up_source_loses_its_kv(store: VectorStore, recorder: Any) -> None:
     indexed = Indexed(store, "full")
     indexed.index(A, B)
     indexed.index(B)

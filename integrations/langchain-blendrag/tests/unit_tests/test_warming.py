@@ -35,7 +35,7 @@ def store(plain: VectorStore, recorded_llm: ChatBlend) -> Any:
     return warm(plain, recorded_llm)
 
 
-def test_object_or_its_type_is_lost(plain: VectorStore, recorded_llm: ChatBlend, recorder: Any) -> None:
+def test_object_and_its_type_stay(plain: VectorStore, recorded_llm: ChatBlend, recorder: Any) -> None:
     base = type(plain)
     store = warm(plain, recorded_llm)
     assert store is plain and isinstance(store, base) and type(store) is not base
@@ -45,7 +45,7 @@ def test_object_or_its_type_is_lost(plain: VectorStore, recorded_llm: ChatBlend,
     assert again is store and type(store).__bases__[-1] is base
 
 
-async def test_way_of_adding_that_leaves_documents_cold(store: Any, recorder: Any, embeddings: Any) -> None:
+async def test_every_way_of_adding_warms_documents(store: Any, recorder: Any, embeddings: Any) -> None:
     ways: dict[str, Callable[[list[str]], Any]] = {
         "add_texts": store.add_texts,
         "named": lambda texts: store.add_texts(texts=texts),
@@ -70,7 +70,7 @@ async def test_way_of_adding_that_leaves_documents_cold(store: Any, recorder: An
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_deleted_documents_keep_kv(store: Any, recorder: Any, asynchronous: bool) -> None:
+async def test_deleted_documents_lose_their_kv(store: Any, recorder: Any, asynchronous: bool) -> None:
     store.add_texts(TEXTS, ids=["a", "b", "c"])
     if asynchronous:
         await store.adelete(["a", "b"])
@@ -79,7 +79,7 @@ async def test_deleted_documents_keep_kv(store: Any, recorder: Any, asynchronous
     assert recorder.kept == {TEXTS[2]}
 
 
-def test_refused_deletion_releases_kv(embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
+def test_refused_deletion_keeps_kv(embeddings: Any, recorded_llm: Any, recorder: Any) -> None:
     store = warm(faiss_store(embeddings), recorded_llm)
     store.add_texts(TEXTS, ids=["a", "b", "c"])
     for ids in (["a", "unknown"], None):
@@ -88,7 +88,7 @@ def test_refused_deletion_releases_kv(embeddings: Any, recorded_llm: Any, record
     assert recorder.kept == set(TEXTS)
 
 
-def test_deletion_without_ids_releases_what_is_there(
+def test_deletion_without_ids_keeps_the_kv_of_what_is_there(
     embeddings: Any, recorded_llm: Any, recorder: Any
 ) -> None:
     class Emptied(InMemoryVectorStore):
@@ -120,7 +120,7 @@ SEARCHES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-async def test_search_that_reads_nothing_ahead_or_too_much(store: Any, recorder: Any, search: str) -> None:
+async def test_search_reads_ahead_what_it_found(store: Any, recorder: Any, search: str) -> None:
     store.add_texts(TEXTS)
     found = SEARCHES[search](store)
     if hasattr(found, "__await__"):
@@ -130,7 +130,7 @@ async def test_search_that_reads_nothing_ahead_or_too_much(store: Any, recorder:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-async def test_search_leaves_documents_in_another_order_than_the_models(
+async def test_search_leaves_documents_in_the_order_of_the_model(
     store: Any, recorded_llm: Any, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_texts(TEXTS)
@@ -144,7 +144,7 @@ async def test_search_leaves_documents_in_another_order_than_the_models(
     assert texts[1] == texts[0][::-1]
 
 
-def test_stores_release_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
+def test_stores_keep_the_documents_of_others(recorder: Any, embeddings: Any, recorded_llm: Any) -> None:
     stores = [warm(InMemoryVectorStore(embeddings), recorded_llm) for _ in range(2)]
     for n, store in enumerate(stores):
         store.add_texts([f"text {n}"], ids=["a"])
@@ -152,7 +152,7 @@ def test_stores_release_the_documents_of_others(recorder: Any, embeddings: Any, 
     assert recorder.kept == {"text 1"}
 
 
-def test_named_store_is_forgotten_when_it_is_loaded_again(
+def test_named_store_is_known_when_it_is_loaded_again(
     embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path
 ) -> None:
     saved = warm(faiss_store(embeddings), recorded_llm, name="handbook")
@@ -168,14 +168,16 @@ def test_named_store_is_forgotten_when_it_is_loaded_again(
     assert loaded.sync().unchanged == 2
 
 
-def test_store_that_was_full_before_stays_cold(plain: VectorStore, recorded_llm: Any, recorder: Any) -> None:
+def test_store_that_was_full_before_is_warmed_by_sync(
+    plain: VectorStore, recorded_llm: Any, recorder: Any
+) -> None:
     plain.add_texts(TEXTS)
     store: Any = warm(plain, recorded_llm)
     assert not recorder.kept
     assert store.sync().added == 3 and recorder.kept == set(TEXTS)
 
 
-def test_documents_stored_without_kv_are_not_mentioned(store: Any, recorder: Any) -> None:
+def test_documents_stored_without_kv_are_mentioned(store: Any, recorder: Any) -> None:
     recorder.fails = True
     with pytest.raises(EngineError) as failed:
         store.add_texts(TEXTS)
@@ -208,7 +210,7 @@ class Unlisted(VectorStore):
         raise NotImplementedError
 
 
-def test_least_of_stores_fails(recorded_llm: Any, recorder: Any) -> None:
+def test_least_of_stores_works(recorded_llm: Any, recorder: Any) -> None:
     store: Any = warm(Unlisted(), recorded_llm)
     store.add_texts(TEXTS)
     with pytest.raises(ConfigError, match="Unlisted cannot list"):
@@ -222,7 +224,7 @@ def test_least_of_stores_fails(recorded_llm: Any, recorder: Any) -> None:
     assert report.added == 1 and "Ice melts." in recorder.kept
 
 
-def test_chroma_is_warmed_in_another_way(
+def test_chroma_is_warmed_as_blend_chroma_is(
     embeddings: Any, recorded_llm: Any, recorder: Any, tmp_path: Path
 ) -> None:
     class Special(Chroma):

@@ -14,7 +14,7 @@ RATES = st.floats(0.1, 20)
 
 
 @given(rate=RATES, faster=st.floats(1.1, 5), seed=st.integers(0, 1000))
-def test_another_rate_has_another_pattern_of_gaps(rate: float, faster: float, seed: int) -> None:
+def test_another_rate_has_the_same_pattern_of_gaps(rate: float, faster: float, seed: int) -> None:
     slow, fast = arrival_times(rate, 30, seed), arrival_times(rate * faster, 30, seed)
     assert slow == sorted(slow) and all(0 < at < 30 for at in slow)
     assert len(fast) >= len(slow)
@@ -23,14 +23,14 @@ def test_another_rate_has_another_pattern_of_gaps(rate: float, faster: float, se
 
 
 @given(rate=RATES, seed=st.integers(0, 1000))
-def test_recorded_arrivals_come_at_another_rate_or_with_other_gaps(rate: float, seed: int) -> None:
+def test_recorded_arrivals_come_at_the_rate_with_their_own_gaps(rate: float, seed: int) -> None:
     times = arrival_times(rate, 900 / rate, seed, [0.0, 1.0, 1.0, 4.0])
     gaps = [rate * (after - before) for before, after in itertools.pairwise(times)]
     assert {round(gap, 6) for gap in gaps} == {0.75, 0.0, 2.25}
     assert len(times) == pytest.approx(900, abs=3)
 
 
-def test_requests_come_regularly_or_at_another_rate() -> None:
+def test_requests_come_at_random_at_the_rate() -> None:
     times = arrival_times(50, 200, seed=1)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)

@@ -8,7 +8,7 @@ from blendrag.lab.bench.codecs import measure_codec
 from blendrag.store.codec import CODECS, make_codec
 
 
-def test_measuring_a_codec_leaves_torch_with_one_thread_or_finds_an_error_in_raw() -> None:
+def test_measuring_a_codec_leaves_torch_its_threads_and_finds_no_error_in_raw() -> None:
     records = [torch.randn(2, 2, 40, 2, 32).to(torch.bfloat16) for _ in range(2)]
     before = torch.get_num_threads()
     found = {name: measure_codec(make_codec(name, 2, 32, torch.bfloat16), records) for name in sorted(CODECS)}

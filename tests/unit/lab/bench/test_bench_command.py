@@ -45,7 +45,7 @@ def test_bad_option_is_one_line_without_an_engine(
     assert result.stderr.count("\n") == 1 and not result.stdout
 
 
-def test_selector_that_there_is_not_is_found_out_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selector_that_there_is_not_is_found_out_before_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
     result = CliRunner(env={"BLENDRAG_SELECTOR": "hkdv"}).invoke(app, ["bench", "ttft"])
     assert result.exit_code == 1 and result.stderr.startswith("error: unknown selector 'hkdv'")
@@ -55,7 +55,7 @@ def test_selector_that_there_is_not_is_found_out_by_the_engine(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("option", "value"), [("--chunks", "1"), ("--repeats", "0"), ("--chunk-tokens", "4")]
 )
-def test_measurement_of_nothing_is_accepted(
+def test_measurement_of_nothing_is_refused(
     command: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blendrag.engine.client.engine.Engine.shared", None)
@@ -70,7 +70,7 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("module", "arguments"), HIDDEN)
-def test_library_of_the_extra_is_missed_after_measuring(
+def test_library_of_the_extra_is_missed_before_measuring(
     module: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)

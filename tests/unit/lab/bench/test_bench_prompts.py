@@ -76,7 +76,7 @@ def test_something_stands_between_the_chunks_of_a_document(maker: PromptMaker, t
     assert maker.make_of([[chunk] for chunk in POOL], "What?") == maker.make(POOL, "What?")
 
 
-def test_system_prompt_is_lost_where_the_template_has_no_system_role(tokenizer: Any) -> None:
+def test_system_prompt_is_kept_where_the_template_has_no_system_role(tokenizer: Any) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "<user>{{ m.content }}</user>{% endfor %}<model>"

@@ -77,7 +77,7 @@ def test_speedup_is_paired_repeat_by_repeat() -> None:
     assert found["reuse"].speedup["full"] == Spread(10, 10, 10)
 
 
-def test_speed_up_is_not_of_the_means_of_a_trial() -> None:
+def test_speed_up_is_of_the_means_of_a_trial() -> None:
     found = summarise(
         {
             "full": samples([100, 300, 400, 400], at_once=2),

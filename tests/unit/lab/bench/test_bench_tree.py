@@ -8,7 +8,7 @@ from blendrag.lab.prompts import Prompt
 from blendrag.tree import Node
 
 
-def test_node_takes_less_than_whole_blocks() -> None:
+def test_node_takes_whole_blocks() -> None:
     path = (Node("a", "", 0, 100), Node("b", "a", 100, 200))  # one block, and two of which it shares one
     twice = [path, path]
     assert held_nodes(twice, 384, "lru", 128) == {"a", "b"}
@@ -16,13 +16,13 @@ def test_node_takes_less_than_whole_blocks() -> None:
     assert held_nodes([path], 384, "lru", 128) == set()
 
 
-def test_plan_has_other_tokens_or_chunks_than_the_prompt() -> None:
+def test_plan_has_the_tokens_and_chunks_of_the_prompt() -> None:
     prompt = Prompt(tuple(range(20)), (("x", 3, 4), ("y", 7, 2), ("z", 10, 10)))
     plan = plan_of(prompt)
     assert plan.token_ids == prompt.token_ids and plan.spans() == list(prompt.spans)
 
 
-def test_question_comes_twice_where_each_is_asked_once() -> None:
+def test_question_comes_once_where_each_is_asked_once() -> None:
     asked = tuple(RetrievedQuestion(str(number), (number,)) for number in range(50))
     retrieval = Retrieval(("text",) * 50, asked, tuple(number // 10 for number in range(50)))
     assert sorted(retrieval.stream(50, None, 0), key=lambda q: q.documents) == list(asked)

@@ -22,16 +22,16 @@ ALONE = window([[0.5, 1.5, 2.5, 3.5, 4.5], [1, 2, 3]])
 BESIDE = window([[0.5, 1.5, 5.5, 6.5, 7.5]], due=2, first=5, short_s=0.3)
 
 
-def test_time_between_two_answers_counts_as_latency() -> None:
+def test_time_between_two_answers_is_no_latency() -> None:
     assert max(window([[1, 2, 3], [8, 9]]).itl_ms) == 1000
 
 
-def test_gap_that_no_arrival_fell_into_counts_as_beside_one() -> None:
+def test_gap_that_no_arrival_fell_into_does_not_count_as_beside_one() -> None:
     assert [stop for _, stop in BESIDE.gaps] == [5.5]
     assert [stop for _, stop in window([[0, 1, 2, 9, 12, 14]], first=10).gaps] == [2, 9, 12]
 
 
-def test_numbers_are_of_another_condition_or_their_ratios_of_another_repeat() -> None:
+def test_numbers_are_of_their_condition_and_ratios_of_their_repeat() -> None:
     slow = window([[1, 3, 5, 7, 9]], short_s=0.2)
     found = summarise_windows({"alone": [ALONE, slow], "full": [BESIDE, BESIDE]})
     assert list(found) == ["alone", "full"] and found["alone"].arrival_ms is None
@@ -42,10 +42,10 @@ def test_numbers_are_of_another_condition_or_their_ratios_of_another_repeat() ->
     assert asdict(full.short_ratio) == pytest.approx({"p10": 1.65, "median": 2.25, "p90": 2.85})
 
 
-def test_trace_is_not_by_time() -> None:
+def test_trace_is_by_time() -> None:
     assert [at for at, _ in ALONE.trace()] == [0.5, 1, 1.5, 2, 2.5, 3.5]
 
 
-def test_window_without_tokens_is_a_traceback() -> None:
+def test_window_without_tokens_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="--chunks"):
         summarise_windows({"alone": [window([[1]])]})

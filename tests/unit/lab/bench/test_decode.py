@@ -17,7 +17,7 @@ def spread(median: float) -> Spread:
     return Spread(median, 0.9 * median, 1.1 * median)
 
 
-def test_arm_is_left_out_or_shown_with_other_numbers() -> None:
+def test_every_arm_is_shown_with_its_numbers() -> None:
     own, ratio = (2.5, 0.48, 0.031, 0.068), (1.01, 1.1, 0.55, 0.07)
     numbers = dict(zip(MEASURES, own, strict=True))
     numbers |= {f"ratio_{name}": number for name, number in zip(MEASURES, ratio, strict=True)}

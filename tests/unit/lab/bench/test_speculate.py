@@ -28,7 +28,7 @@ def waited(wait_s: float) -> Waited:
     return Waited(wait_s, 1.0, {share: difference([2.0] * 3, [2.0 - s] * 3) for share, s in saved.items()})
 
 
-def test_other_share_of_lists_comes_true_or_a_wrong_list_is_the_right_one() -> None:
+def test_stated_share_of_lists_comes_true_and_a_wrong_list_is_another() -> None:
     trials = _trials([f"text {at}" for at in range(24)], random.Random(0), 6, 17)
     for share in ACCEPTED:
         assert sum(trial.comes[share] for trial in trials[1:]) == share * 16
@@ -37,7 +37,7 @@ def test_other_share_of_lists_comes_true_or_a_wrong_list_is_the_right_one() -> N
         assert sorted(trial.final.split("\n\n")) == sorted(trial.other.split("\n\n"))
 
 
-def test_results_are_not_shown_or_no_json() -> None:
+def test_results_are_shown_and_are_json() -> None:
     setup = Setup(SpeculateOptions(), Settings(), replace(MACHINE, cpu="A CPU [model]"), ())
     results = SpeculateResults((waited(2.0),), setup)
     console = Console(record=True, width=120)

@@ -37,7 +37,7 @@ def settings() -> Settings:
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_axis_has_no_values_by_default_or_cannot_read_them(name: str, settings: Settings) -> None:
+def test_axis_has_values_by_default_and_reads_them(name: str, settings: Settings) -> None:
     axis = axis_named(name)
     values = axis.values(None, settings)
     assert len(values) >= 2 and axis.label
@@ -55,18 +55,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("axis", "text"), BAD)
-def test_value_that_cannot_be_measured_is_accepted(axis: str, text: str, settings: Settings) -> None:
+def test_value_that_cannot_be_measured_is_refused(axis: str, text: str, settings: Settings) -> None:
     with pytest.raises(ConfigError, match="--values"):
         axis_named(axis).values(text, settings)
 
 
-def test_value_given_twice_is_measured_twice(settings: Settings) -> None:
+def test_value_given_twice_is_measured_once(settings: Settings) -> None:
     assert axis_named("chunks").values("4, 2,4", settings) == (4, 2)
     assert parse_ratios("0.3, 0.15,0.30") == (0.3, 0.15)
 
 
 @pytest.mark.parametrize("tokens", [4, 16, 200])
-def test_question_has_another_length_than_was_asked_for(tokens: int, tokenizer: Any) -> None:
+def test_question_has_the_length_that_was_asked_for(tokens: int, tokenizer: Any) -> None:
     questions = questions_of(tokenizer, tokens)
     assert len(questions) > 1
     assert {len(encode_document(tokenizer, question)) for question in questions} == {tokens}
@@ -84,7 +84,7 @@ def arms_of(name: str, values: tuple[Any, ...], tokenizer: Any, settings: Settin
     return _arms(settings, TtftOptions(name, values, 2, 8, 3), maker, points, stores)
 
 
-def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, settings: Settings) -> None:
+def test_arm_that_does_not_depend_on_the_axis_is_measured_once(tokenizer: Any, settings: Settings) -> None:
     arms, cases = arms_of("ratio", (0.1, 0.2), tokenizer, settings)
     assert len(arms) == 2 + 1 + 2
     assert [arms[key].name for key in cases[0.2].values()] == ["full", "prefix", "reuse", "blend@0.2"]
@@ -95,7 +95,7 @@ def test_arm_that_does_not_depend_on_the_axis_is_measured_twice(tokenizer: Any, 
     assert all(key.startswith("int4 ") for prompt in prompts[1] for key, _, _ in prompt.spans)
 
 
-def test_step_of_quality_is_measured_with_another_selector(tokenizer: Any, settings: Settings) -> None:
+def test_step_of_quality_is_measured_with_its_selector(tokenizer: Any, settings: Settings) -> None:
     steps = {**STEPS, ALL: ("all", 1.0)}
     arms, cases = arms_of("quality", tuple(steps), tokenizer, settings)
     assert len(arms) == 2 + 1 + len(steps)
@@ -106,7 +106,7 @@ def test_step_of_quality_is_measured_with_another_selector(tokenizer: Any, setti
         assert (options.selector, options.recompute_ratio) == step
 
 
-def test_prompt_of_a_batch_could_hit_what_another_left(tokenizer: Any, settings: Settings) -> None:
+def test_prompt_of_a_batch_cannot_hit_what_another_left(tokenizer: Any, settings: Settings) -> None:
     arms, cases = arms_of("batch", (1, 3), tokenizer, settings)
     assert len(arms) == 8 and all(len(arm.rounds) == 4 for arm in arms.values())
     for number, trials in enumerate(arms[cases[3]["full"]].rounds):
@@ -154,11 +154,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_table_is_cut_off_or_picture_is_see_through(case: Case, tmp_path: Path) -> None:
+def test_table_is_whole_and_picture_opaque(case: Case, tmp_path: Path) -> None:
     check_case(case, tmp_path)
 
 
-def test_json_has_other_fields_than_promised() -> None:
+def test_json_has_the_fields_that_are_promised() -> None:
     read = json.loads(json.dumps(results("ratio", 0.15, ingest=True).to_dict(), allow_nan=False))
     assert list(read["arms"]) == ["full", "prefix", "reuse", "blend@0.15"]
     for arm in read["arms"].values():
@@ -172,6 +172,6 @@ def test_json_has_other_fields_than_promised() -> None:
     assert point["value"] == 2 and list(point["arms"]) == ["full", "prefix", "reuse", "blended"]
 
 
-def test_label_of_a_value_stands_on_that_of_its_neighbour() -> None:
+def test_label_of_a_value_stands_clear_of_its_neighbours() -> None:
     assert _labels([0.02, 0.05, 0.1, 0.15, 0.5]) == ["0.02", "", "0.1", "0.15", "0.5"]
     assert _labels([512]) == ["512"]

@@ -81,11 +81,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_table_is_cut_off_or_picture_is_see_through(case: Case, tmp_path: Path) -> None:
+def test_table_is_whole_and_picture_opaque(case: Case, tmp_path: Path) -> None:
     check_case(case, tmp_path)
 
 
-def test_json_has_other_fields_than_promised() -> None:
+def test_json_has_the_fields_that_are_promised() -> None:
     load = json.loads(json.dumps(load_results().to_dict(), allow_nan=False))
     assert list(load) == ["arms", "bound_ms", "machine", "config"]
     assert set(load["arms"]["full"]) == {"alone", "runs", "per_s", "past", "vs_full", "vs_prefix"}

@@ -48,7 +48,7 @@ def settings() -> Settings:
         ),
     ],
 )
-def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
+def test_name_stands_for_its_arm(name: str, arm: ArmSpec) -> None:
     assert parse_arm(name) == arm
 
 
@@ -59,7 +59,7 @@ def test_name_stands_for_another_arm(name: str, arm: ArmSpec) -> None:
     codec=st.sampled_from([None, "raw", "fp8", "int8", "int4"]),
     turned=st.booleans(),
 )
-def test_arm_is_not_what_its_name_says(
+def test_arm_is_what_its_name_says(
     selector: str, ratio: float, shared: str | None, codec: str | None, turned: bool
 ) -> None:
     extras = [*([shared] if shared else []), *([codec] if codec else [])]
@@ -123,13 +123,13 @@ def test_other_systems_are_not_given_what_the_settings_put_before_chunks(setting
         ("full:512:ada", "uses no stored KV"),
     ],
 )
-def test_wrong_name_is_taken_for_an_arm(name: str, said: str) -> None:
+def test_wrong_name_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_arm(name)
     assert said in str(error.value)
 
 
-def test_default_lacks_full_or_reuse_or_the_selector_that_is_set(settings: Settings) -> None:
+def test_default_has_full_and_reuse_and_the_selector_that_is_set(settings: Settings) -> None:
     own = settings.model_copy(update={"selector": "query"})
     names = [arm.name for arm in parse_arms([], None, own)]
     assert names[:3] == ["full", "reuse", "reuse:context"] and len(names) == len(set(names))
@@ -137,24 +137,24 @@ def test_default_lacks_full_or_reuse_or_the_selector_that_is_set(settings: Setti
 
 
 @pytest.mark.parametrize("selector", ["query", "none", "all", "random"])
-def test_default_takes_all_night_or_is_refused(selector: str) -> None:
+def test_default_takes_no_night_and_is_not_refused(selector: str) -> None:
     own = Settings.load(selector=selector, shared_prefix="none", context_tokens=0)
     arms = parse_arms([], None, own)
     assert [arm.name for arm in arms[:2]] == ["full", "reuse"] and arms[2].ratio == RATIOS[0]
     assert len(arms) <= 20
 
 
-def test_ratios_do_not_reach_the_arms_without_one(settings: Settings) -> None:
+def test_ratios_reach_the_arms_without_one(settings: Settings) -> None:
     names = [arm.name for arm in parse_arms(["hkvd:int8", " first_k@0.3", "reuse"], (0.1, 0.2), settings)]
     assert names == ["full", "hkvd@0.1:int8", "hkvd@0.2:int8", "first_k@0.3", "reuse"]
 
 
-def test_arm_named_twice_is_asked_twice(settings: Settings) -> None:
+def test_arm_named_twice_is_asked_once(settings: Settings) -> None:
     names = [arm.name for arm in parse_arms(["hkvd@0.1", "full", "hkvd@0.10"], None, settings)]
     assert names == ["full", "hkvd@0.1"]
 
 
-def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
+def test_paper_has_every_selector_and_ratio(settings: Settings) -> None:
     from blendrag.select import SELECTORS as REGISTERED
 
     arms = parse_arms(["paper"], None, settings)
@@ -169,7 +169,7 @@ def test_paper_lacks_a_selector_or_a_ratio(settings: Settings) -> None:
     assert any(arm.selector == "lmcache" for arm in arms)
 
 
-def test_recipe_is_not_the_arm(settings: Settings) -> None:
+def test_recipe_is_that_of_the_arm(settings: Settings) -> None:
     own = settings.model_copy(update={"selector": "random"})
     spans = (("key", 3, 5),)
     recipe = parse_arm("hkvd@0.2:metric=k").recipe(own, "store", spans)
@@ -181,7 +181,7 @@ def test_recipe_is_not_the_arm(settings: Settings) -> None:
     assert (lmcache.selector, lmcache.recompute_ratio) == ("lmcache", 0.2)
 
 
-def test_arm_with_a_budget_has_no_other_or_takes_the_settings_own(settings: Settings) -> None:
+def test_arm_with_a_budget_has_its_own_and_others_have_none(settings: Settings) -> None:
     words = ["512", "128:uniform", "random", "hkvd@0.3:64:critical"]
     arms = {arm.name: arm for arm in parse_arms(words, (0.1,), settings)}
     assert list(arms) == [

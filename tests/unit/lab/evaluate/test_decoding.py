@@ -42,7 +42,7 @@ def decoding() -> dict[str, DecodedSummary]:
     return summarise_decoding(samples, ARMS, {str(n): 1000 for n in range(20)})
 
 
-def test_what_a_budget_loses_is_not_compared_question_by_question(
+def test_what_a_budget_loses_is_compared_question_by_question(
     decoding: dict[str, DecodedSummary],
 ) -> None:
     ada, uniform = decoding[f"{WHOLE}:512:ada"], decoding[f"{WHOLE}:512:uniform"]
@@ -53,13 +53,13 @@ def test_what_a_budget_loses_is_not_compared_question_by_question(
     assert uniform.kl_to_uniform is None
 
 
-def test_prompt_that_was_kept_whole_counts_as_one_that_loses_nothing(
+def test_prompt_that_was_kept_whole_is_not_counted(
     decoding: dict[str, DecodedSummary],
 ) -> None:
     assert f"{WHOLE}:2048:ada" not in decoding
 
 
-def test_budget_is_not_shown_or_drawn(
+def test_budget_is_shown_and_drawn(
     results: Evaluation, decoding: dict[str, DecodedSummary], tmp_path: Path
 ) -> None:
     console = Console(file=io.StringIO(), width=140)

@@ -35,7 +35,7 @@ def cells(text: str, arm: str) -> list[list[str]]:
     return lines
 
 
-def test_arm_is_not_left_out_or_shown_with_other_numbers(results: Evaluation) -> None:
+def test_every_arm_is_shown_with_its_numbers(results: Evaluation) -> None:
     text = printed(results)
     for arm in results.arms:
         cells(text, arm)
@@ -53,7 +53,7 @@ def test_difference_within_noise_is_not_shown_as_one(results: Evaluation) -> Non
     assert "~" not in "".join(map(str, cells(text, "full")))
 
 
-def test_gap_within_noise_is_not_shown_without_a_word(results: Evaluation) -> None:
+def test_gap_within_noise_is_told_of(results: Evaluation) -> None:
     assert "the gap says little" not in printed(results)
     change(results, gap="within noise")
     assert "the gap says little here" in " ".join(printed(results).split())
@@ -81,7 +81,7 @@ def test_nothing_lost_is_not_shown_as_less_than_nothing(results: Evaluation) -> 
     assert (lost, interval) == ("~+0.00", "0.00 to 0.30")
 
 
-def test_results_are_not_refused_by_scripts(results: Evaluation) -> None:
+def test_results_can_be_read_by_scripts(results: Evaluation) -> None:
     assert json.loads(json.dumps(results.to_dict(), allow_nan=False)) == asdict(results)
 
 

@@ -67,7 +67,7 @@ def test_answer_that_no_document_has_is_not_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_same_seed_does_not_give_other_rows(name: str) -> None:
+def test_same_seed_gives_the_same_rows(name: str) -> None:
     rows = read(name)
     assert rows[:7] == read_questions(data(name), find_format(name), 7)
     assert rows != read(name, seed=1)
@@ -78,7 +78,7 @@ def test_same_seed_does_not_give_other_rows(name: str) -> None:
     [("musique", 10), ("hotpot", 10), ("squad", 6), ("squadsplit", 4), ("xquad", 5), ("kv", 12),
      ("kv:3", 3), ("squad:9", 9)],
 )  # fmt: skip
-def test_prompt_does_not_have_another_number_of_documents(name: str, documents: int) -> None:
+def test_prompt_has_the_stated_number_of_documents(name: str, documents: int) -> None:
     rows = read(name)
     assert {len(row.documents) for row in rows} == {documents}
     if name != "musique":  # its contexts overlap
@@ -241,7 +241,7 @@ def test_format_that_does_not_exist_is_refused(name: str) -> None:
         find_format(name)
 
 
-def test_example_of_the_documentation_is_not_refused(tmp_path: Path) -> None:
+def test_example_of_the_documentation_is_taken(tmp_path: Path) -> None:
     page = (DOCS / "evaluation.md").read_text()
     (tmp_path / "mine.jsonl").write_text(page.partition("```jsonl\n")[2].partition("```")[0])
     rows = {row.id: row for row in read_questions(tmp_path / "mine.jsonl", find_format("jsonl"))}
@@ -250,7 +250,7 @@ def test_example_of_the_documentation_is_not_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "tokens"), [("squadsplit", 48), ("jsonl", 16)])
-def test_documents_are_not_cut_as_the_format_says(tokenizer: Any, name: str, tokens: int) -> None:
+def test_documents_are_cut_as_the_format_says(tokenizer: Any, name: str, tokens: int) -> None:
     question = Question("1", "Who?", ("her",), ("It was her. " * 40, "Short."))
     whole, short = cut(tokenizer, question, find_format(name), 16)
     assert [len(piece) for piece in whole[:-1]] == [tokens] * (len(whole) - 1) and len(short) == 1

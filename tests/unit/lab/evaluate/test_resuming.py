@@ -56,5 +56,5 @@ def test_samples_made_by_something_else_are_not_gone_on_with(
         run_eval(settings, options, SILENT)
 
 
-def test_version_of_the_engine_is_not_unknown(config: dict[str, Any]) -> None:
+def test_version_of_the_engine_is_known(config: dict[str, Any]) -> None:
     assert config["vllm"] and config["blendrag"] and "commit" in config

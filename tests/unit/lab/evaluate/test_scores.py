@@ -24,7 +24,7 @@ from blendrag.lab.evaluate.scores import f1, same_text
         ("Röntgen", ["röntgen"], 1.0),
     ],
 )
-def test_f1_is_not_another_than_by_hand(text: str, answers: list[str], score: float) -> None:
+def test_f1_is_that_by_hand(text: str, answers: list[str], score: float) -> None:
     assert f1(text, answers) == pytest.approx(score)
 
 

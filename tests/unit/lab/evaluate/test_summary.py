@@ -31,7 +31,7 @@ def without(samples: Samples, arm: str, row: str = "") -> Samples:
     return [sample for sample in samples if not (sample.arm == arm and (not row or sample.question == row))]
 
 
-def test_numbers_are_not_others_than_those_put_in(results: Evaluation) -> None:
+def test_numbers_are_those_put_in(results: Evaluation) -> None:
     arms = results.arms
     for name, lost, closed in (("hkvd@0.05", 0.3, 0.7), ("hkvd@0.15", 0.05, 0.95), ("reuse", 1.0, 0.0)):
         arm = arms[name]
@@ -47,7 +47,7 @@ def test_numbers_are_not_others_than_those_put_in(results: Evaluation) -> None:
     assert arms["reuse"].kl_first_token.mean > arms["hkvd@0.15"].kl_first_token.mean > 0.0
 
 
-def test_number_that_scripts_are_promised_is_not_missing(results: Evaluation) -> None:
+def test_every_number_that_scripts_are_promised_is_there(results: Evaluation) -> None:
     for arm in results.arms.values():
         assert arm.n == 60
         for name in PROMISED:

@@ -32,7 +32,7 @@ def talks() -> list[Dialog]:
     return [Dialog(id=f"c{i}", turns=turns * (1 + i % 5)) for i in range(80)]
 
 
-def test_json_lacks_what_scripts_read(trace: Path) -> None:
+def test_json_has_what_scripts_read(trace: Path) -> None:
     arguments = ["eviction", "--trace", str(trace), "--sizes", "4,2,8", "--policies", "lru,gdsf", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
@@ -58,7 +58,7 @@ def test_all_policies_oracle_and_optimum_on_dialogues() -> None:
     assert results.policies["oracle"][0] > results.policies["lru"][0]
 
 
-def test_warm_up_is_counted(trace: Path) -> None:
+def test_warm_up_is_not_counted(trace: Path) -> None:
     ratios = []
     for warmup in ("0", "0.5"):
         arguments = ["--trace", str(trace), "--sizes", "8", "--policies", "lru", "--warmup", warmup]
@@ -70,12 +70,12 @@ def test_warm_up_is_counted(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "policies"), [("", None), ("1,x", None), ("0", None), ("5", "fifo"), ("5", ",")]
 )
-def test_wrong_option_is_found_out_after_the_replay(sizes: str, policies: str | None) -> None:
+def test_wrong_option_is_found_out_before_the_replay(sizes: str, policies: str | None) -> None:
     with pytest.raises(ConfigError, match=r"--sizes|--policies"):
         EvictionOptions.parse(sizes, policies, 1, 0.0)
 
 
-def test_gap_that_is_closed_is_another_share() -> None:
+def test_gap_that_is_closed_is_the_share_of_the_optimums() -> None:
     requests = [Request(float(at), (key,), (1,)) for at, key in enumerate("abcdaabcdbaabcd" * 3)]
     source = TraceSource(
         lambda seed: RequestTrace("t", requests, prefix=False, unit="blocks"), generated=False

@@ -27,7 +27,7 @@ def column(uses: Uses, name: str) -> list[float]:
     return values
 
 
-def test_a_use_told_of_before_it_happens_or_in_another_order() -> None:
+def test_uses_are_told_of_when_they_happen_and_in_their_order() -> None:
     uses = uses_of(trace(ask(0.0, "ab", finished=5.0), ask(3.0, "ac"), ask(7.0, "abd", answer=1)))
     # c and a of the second request (3 s), b and a of the first (5 s), d, b and a of the third (7 s)
     assert uses.at.tolist() == [3.0, 3.0, 5.0, 5.0, 7.0, 7.0, 7.0]
@@ -40,7 +40,7 @@ def test_a_use_told_of_before_it_happens_or_in_another_order() -> None:
     assert uses.next.tolist() == [np.inf, np.inf, 2.0, 2.0, np.inf, np.inf, np.inf]
 
 
-def test_a_future_that_shines_through() -> None:
+def test_no_future_shines_through() -> None:
     uses = uses_of(trace(*(ask(float(at), "ab") for at in range(0, 100, 10))))
     known = uses.before(35.0)
     assert known.at.tolist() == [0, 0, 10, 10, 20, 20, 30, 30]
@@ -63,7 +63,7 @@ def poisson(count: int, seed: int = 0) -> RequestTrace:
     return trace(*requests, prefix=False)
 
 
-def test_rates_that_are_not_those_of_the_trace() -> None:
+def test_rates_are_those_of_the_trace() -> None:
     fitted = fit_hazard(uses_of(poisson(4000)), prefix=False)
     assert fitted is not None
     values = {"count": 1000.0, "gap": 4.0, "first": 4000.0, "length": 1.0, "last": 1.0}
@@ -75,7 +75,7 @@ def test_rates_that_are_not_those_of_the_trace() -> None:
     assert (rates[1] < 0.02).all()
 
 
-def test_one_trace_two_models() -> None:
+def test_one_trace_gives_one_model() -> None:
     one, other = (fit_hazard(uses_of(poisson(1000)), prefix=False) for _ in range(2))
     assert one is not None and other is not None
     assert np.array_equal(one.weights, other.weights)
@@ -85,13 +85,13 @@ NOTHING = [[], [ask(0.0, "abc")], [ask(0.0, "a")] * 9, [ask(float(i), str(i)) fo
 
 
 @pytest.mark.parametrize("requests", NOTHING)
-def test_a_trace_that_teaches_nothing(requests: list[Request]) -> None:
+def test_trace_that_teaches_nothing_gives_no_model(requests: list[Request]) -> None:
     assert fit_hazard(uses_of(trace(*requests)), prefix=True) is None
     assert learned(trace(*requests), 0.5) is None
     assert not LPCPlus(None).learned
 
 
-def test_a_forecast_that_nobody_reads() -> None:
+def test_forecast_is_read() -> None:
     """Half of all conversations go on, and the forecast tells which."""
     rng = np.random.default_rng(0)
     requests, chances = [], []

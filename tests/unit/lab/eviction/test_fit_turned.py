@@ -42,7 +42,7 @@ def windows(outcome: ReplayOutcome) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_was_learned_does_harm_for_longer_than_a_window(seed: int) -> None:
+def test_what_was_learned_does_harm_for_a_window_at_most(seed: int) -> None:
     trace = turning(seed)
     fitted = learned(trace, LEARNED / END)
     assert fitted

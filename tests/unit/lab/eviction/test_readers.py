@@ -37,7 +37,7 @@ def record(at: int = 0, length: int = 600, ids: Any = (0, 1)) -> str:
     return json.dumps({"timestamp": at, "input_length": length, "output_length": 1, "hash_ids": list(ids)})
 
 
-def test_blocks_of_a_prompt_are_told_wrongly(tmp_path: Path) -> None:
+def test_blocks_of_a_prompt_are_told_rightly(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(f"{record()}\n\n{record(1500, 1024, (0, 2))}\n")
     first, second = read_mooncake(path).requests
@@ -62,7 +62,7 @@ def test_blocks_of_a_prompt_are_told_wrongly(tmp_path: Path) -> None:
         ("not a record", "line 1: not JSON"),
     ],
 )
-def test_wrong_mooncake_line_is_read_or_not_named(tmp_path: Path, text: str, says: str) -> None:
+def test_wrong_mooncake_line_is_refused_and_named(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(SourceError, match=f"trace.jsonl.*{says}"):
@@ -72,7 +72,7 @@ def test_wrong_mooncake_line_is_read_or_not_named(tmp_path: Path, text: str, say
 @pytest.mark.parametrize(
     "damage", [lambda packed: packed[:-20], lambda packed: packed[:40] + b"?" + packed[41:]]
 )
-def test_damaged_archive_is_a_traceback(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_archive_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "trace.jsonl.gz"
     lines = "\n".join(record(at, 600, (0, at)) for at in range(1, 2000))
     path.write_bytes(damage(gzip.compress(lines.encode())))
@@ -81,13 +81,13 @@ def test_damaged_archive_is_a_traceback(tmp_path: Path, damage: Callable[[bytes]
 
 
 @pytest.mark.parametrize("read", [read_mooncake, read_azure, lambda path: open_source(path, RetrievalLoad())])
-def test_wrong_path_is_a_traceback(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_wrong_path_is_named(tmp_path: Path, read: Callable[[Path], object]) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SourceError, match=path.name):
             read(path)
 
 
-def test_azure_times_are_not_seconds_since_the_first(tmp_path: Path) -> None:
+def test_azure_times_are_seconds_since_the_first(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(HEAD + "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.4799600,3180,8\n")
     assert read_azure(path) == [0.0, 0.5]
@@ -105,14 +105,14 @@ def test_azure_times_are_not_seconds_since_the_first(tmp_path: Path) -> None:
         ("\xff\xfe", "line 1"),
     ],
 )
-def test_wrong_azure_line_is_read_or_not_named(tmp_path: Path, text: str, says: str) -> None:
+def test_wrong_azure_line_is_refused_and_named(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "azure.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(SourceError, match=f"azure.csv.*{says}"):
         read_azure(path)
 
 
-def test_times_alone_are_replayed(tmp_path: Path) -> None:
+def test_times_alone_are_not_replayed(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
     path.write_text(HEAD + "2023-11-16 18:17:04,1,1\n")
     with pytest.raises(ConfigError, match="--arrivals"):
@@ -120,12 +120,12 @@ def test_times_alone_are_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("code", 8_819), ("conv", 19_366)])
-def test_public_azure_traces_are_not_read_wholly(name: str, count: int) -> None:
+def test_public_azure_traces_are_read_wholly(name: str, count: int) -> None:
     assert len(read_azure(data(f"azure_2023_{name}.csv.gz"))) == count
 
 
 @pytest.mark.slow
-def test_hit_ratios_on_mooncake_are_not_the_known_ones() -> None:
+def test_hit_ratios_on_mooncake_are_the_known_ones() -> None:
     """8,000 blocks; by hand, in blocks, .172 and .341; tokens make it a little more."""
     trace = read_mooncake(data("mooncake_conversation.first30min.jsonl.gz"))
     assert (len(trace.requests), sum(len(one.keys) for one in trace.requests)) == (5_719, 146_464)
@@ -161,7 +161,7 @@ def write(path: Path, *lines: str) -> Path:
         ('{"id": "b", "turns": ["hi"]}', "turns.0"),
     ],
 )
-def test_line_that_is_no_conversation_is_not_passed_over(tmp_path: Path, line: str, says: str) -> None:
+def test_line_that_is_no_conversation_is_named(tmp_path: Path, line: str, says: str) -> None:
     path = write(tmp_path / "wrong.jsonl", GOOD, "", line)
     with pytest.raises(SourceError, match=r"wrong.jsonl', line 3: ") as error:
         read_dialogs(path)
@@ -186,7 +186,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             read_dialogs(path)
 
 
-def test_gzip_is_not_read_otherwise_than_plain(tmp_path: Path) -> None:
+def test_gzip_is_read_as_plain(tmp_path: Path) -> None:
     plain = write(tmp_path / "a.jsonl", GOOD, GOOD.replace('"a"', "7"))
     (tmp_path / "a.gz").write_bytes(gzip.compress(plain.read_bytes()))
     assert read_dialogs(tmp_path / "a.gz") == read_dialogs(plain)
@@ -194,7 +194,7 @@ def test_gzip_is_not_read_otherwise_than_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "convai2018"])
-def test_public_conversations_are_not_misread(name: str) -> None:
+def test_public_conversations_are_read_rightly(name: str) -> None:
     found = sorted(DIALOGS.glob(f"{name}*.jsonl*"))
     if not found:
         pytest.skip(

@@ -90,7 +90,7 @@ class Watched(EvictionPolicy):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @given(st.one_of(block_traces(), chunk_traces(), path_traces()), st.integers(1, 40))
-def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
+def test_no_policy_beats_the_optimum_and_the_cache_keeps_to_its_capacity(
     name: str, trace: RequestTrace, capacity: int
 ) -> None:
     policy = Watched(make_policy(name), capacity)
@@ -101,7 +101,7 @@ def test_policy_beats_the_optimum_or_the_cache_outgrows_its_capacity(
 
 
 @given(block_traces(), st.integers(1, 5))
-def test_optimum_finds_less_than_the_best_of_all_futures(trace: RequestTrace, capacity: int) -> None:
+def test_optimum_finds_as_much_as_the_best_of_all_futures(trace: RequestTrace, capacity: int) -> None:
     """By trying every choice of what to hold, for prompts whose blocks are kept at once."""
     requests = [
         Request(one.at, one.keys[: len(one.keys) - one.answer], (1,) * (len(one.keys) - one.answer))
@@ -123,7 +123,7 @@ def test_optimum_finds_less_than_the_best_of_all_futures(trace: RequestTrace, ca
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12))
-def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity: int) -> None:
+def test_replay_of_single_chunks_is_a_textbook_lru(seed: int, capacity: int) -> None:
     rng = random.Random(seed)
     asked = [rng.choice("abcdefghijklmnop") for _ in range(120)]
     order: list[str] = []
@@ -135,23 +135,23 @@ def test_replay_of_single_chunks_differs_from_a_textbook_lru(seed: int, capacity
     assert replay(trace, make_policy("lru"), capacity).found.tolist() == found
 
 
-def test_end_of_a_prompt_stays_where_its_beginning_leaves() -> None:
+def test_end_of_a_prompt_leaves_before_its_beginning() -> None:
     outcome = replay(blocks("abcd", "x", "abcd"), make_policy("lru"), 4)
     assert outcome.found.tolist() == [0, 0, 30]  # x took d's place, not a's
 
 
-def test_prompt_larger_than_the_cache_leaves_its_end_there() -> None:
+def test_prompt_larger_than_the_cache_leaves_its_beginning_there() -> None:
     outcome = replay(blocks("abcdef", "abcdef"), make_policy("lru"), 3)
     assert outcome.found.tolist() == [0, 30]
 
 
-def test_blocks_in_use_leave_for_others_of_their_own_prompt() -> None:
+def test_blocks_in_use_stay_while_others_of_their_prompt_come() -> None:
     """ab is the oldest when abxy comes, and is held all the while."""
     outcome = replay(blocks("ab", "pq", "abxy", "ab"), make_policy("lru"), 4)
     assert outcome.found.tolist() == [0, 0, 20, 20]
 
 
-def test_block_behind_a_gap_is_found_in_a_prefix_cache() -> None:
+def test_block_behind_a_gap_is_not_found_in_a_prefix_cache() -> None:
     policy = make_policy("lfu")
     requests = requests_of("ab", "b", "b", "c", "ab")
     for prefix, last in ((True, 0), (False, 10)):
@@ -160,7 +160,7 @@ def test_block_behind_a_gap_is_found_in_a_prefix_cache() -> None:
         policy = make_policy("lfu")
 
 
-def test_answer_is_found_before_it_was_given() -> None:
+def test_answer_is_found_once_it_was_given() -> None:
     first = Request(0.0, ("a", "b"), (8, 8), answer=1, finished=5.0)
     again = [Request(at, ("a", "b", "c"), (8, 8, 8)) for at in (1.0, 9.0)]
     trace = RequestTrace("answers", [first, *again], prefix=True, unit="tokens")
@@ -169,14 +169,14 @@ def test_answer_is_found_before_it_was_given() -> None:
     assert outcome.found.tolist() == [0, 0, 24]
 
 
-def test_chunk_larger_than_the_cache_empties_it() -> None:
+def test_chunk_larger_than_the_cache_need_not_empty_it() -> None:
     requests = [Request(float(at), (key,), (size,)) for at, (key, size) in enumerate([("a", 5), ("big", 50)])]
     trace = RequestTrace("large", [*requests, Request(2.0, ("a",), (5,))], prefix=False, unit="tokens")
     assert optimum(trace, 10).found.tolist() == [0, 0, 5]
     assert replay(trace, make_policy("lru"), 10).found.sum() <= 5
 
 
-def test_oracle_keeps_the_conversation_that_is_over() -> None:
+def test_oracle_gives_up_the_conversation_that_is_over() -> None:
     def turn(at: float, name: str, continues: bool) -> Request:
         return Request(at, (name,), (1,), conversation=name, continues=continues)
 
@@ -191,7 +191,9 @@ def test_oracle_keeps_the_conversation_that_is_over() -> None:
 
 
 @given(path_traces(), st.integers(1, 12), st.sampled_from(["lru", "lfu", "gdsf", "pgdsf"]))
-def test_node_is_left_without_what_it_stands_behind(trace: RequestTrace, capacity: int, name: str) -> None:
+def test_node_is_never_left_without_what_it_stands_behind(
+    trace: RequestTrace, capacity: int, name: str
+) -> None:
     policy = Watched(make_policy(name), capacity)
     outcome = replay(trace, policy, capacity)
     assert outcome.held == policy.held.keys() and sum(policy.held.values()) <= capacity
@@ -199,7 +201,7 @@ def test_node_is_left_without_what_it_stands_behind(trace: RequestTrace, capacit
 
 
 @given(path_traces())
-def test_node_is_kept_before_its_second_sighting_or_not_after_it(trace: RequestTrace) -> None:
+def test_node_is_kept_from_its_second_sighting_on(trace: RequestTrace) -> None:
     outcome = replay(trace, make_policy("lru"), 10_000)
     sightings = [key for request in trace.requests for key in request.keys]
     assert outcome.held == {key for key in sightings if sightings.count(key) > 1}
@@ -209,13 +211,13 @@ def test_node_is_kept_before_its_second_sighting_or_not_after_it(trace: RequestT
         assert outcome.found[number] == sum(twice)
 
 
-def test_chunk_behind_a_long_prefix_costs_no_more() -> None:
+def test_chunk_behind_a_long_prefix_costs_more() -> None:
     assert prefill_cost(0, 0) is None
     assert prefill_cost(1000, 10) > prefill_cost(0, 10) > 0  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
-def test_cache_without_room_is_replayed(capacity: int) -> None:
+def test_cache_without_room_is_refused(capacity: int) -> None:
     with pytest.raises(ConfigError, match="1 or more"):
         replay(blocks("a"), make_policy("lru"), capacity)
     with pytest.raises(ConfigError, match="1 or more"):

@@ -33,7 +33,7 @@ def by_conversation(requests: list[Request]) -> dict[str, list[Request]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_more_conversations_at_once_than_allowed(seed: int) -> None:
+def test_as_many_conversations_at_once_as_allowed(seed: int) -> None:
     spans = []
     for requests in by_conversation(list(dialog_trace(talks(60), LOAD, seed=seed).requests)).values():
         assert requests[-1].finished is not None
@@ -43,14 +43,14 @@ def test_more_conversations_at_once_than_allowed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_user_who_answers_before_the_answer_is_there(seed: int) -> None:
+def test_user_answers_only_when_the_answer_is_there(seed: int) -> None:
     for requests in by_conversation(list(dialog_trace(talks(60), LOAD, seed=seed).requests)).values():
         for before, after in pairwise(requests):
             assert before.finished is not None and before.at < before.finished < after.at
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=9), st.integers(0, 3 * BLOCK))
-def test_a_history_that_is_not_the_beginning_of_the_next(texts: list[str], system: int) -> None:
+def test_history_is_the_beginning_of_the_next(texts: list[str], system: int) -> None:
     load = DialogLoad(gap_s=1.0, active=1, seconds=1e9, system_tokens=system, decode_s=0.0)
     requests = dialog_trace([talk("c", *texts)], load, tokens=len).requests
     assert len(requests) == (len(texts) + 1) // 2
@@ -76,15 +76,15 @@ def test_only_the_system_prompt_is_shared() -> None:
     assert sum(map(len, own)) == len(set.union(*own))
 
 
-def test_one_seed_two_traces() -> None:
+def test_one_seed_gives_one_trace() -> None:
     assert dialog_trace(talks(40), LOAD, seed=3).requests == dialog_trace(talks(40), LOAD, seed=3).requests
 
 
-def test_two_seeds_one_trace() -> None:
+def test_two_seeds_give_two_traces() -> None:
     assert dialog_trace(talks(40), LOAD, seed=3).requests != dialog_trace(talks(40), LOAD, seed=4).requests
 
 
-def test_gaps_of_another_mean() -> None:
+def test_gaps_have_the_stated_mean() -> None:
     load = DialogLoad(gap_s=100.0, active=50, seconds=1e9)
     dialogs = [talk(f"c{i}", *["hi"] * 41) for i in range(100)]
     requests = by_conversation(list(dialog_trace(dialogs, load).requests))
@@ -93,7 +93,7 @@ def test_gaps_of_another_mean() -> None:
     assert sum(gaps) / len(gaps) == pytest.approx(100.0, rel=0.1)  # 4.5 standard errors
 
 
-def test_a_conversation_without_a_user() -> None:
+def test_conversation_without_a_user_is_left_out() -> None:
     silent = Dialog(id="silent", turns=(DialogTurn(role="assistant", text="hello?"),))
     trace = dialog_trace([silent, talk("c", "hi")], LOAD)
     assert [request.conversation for request in trace.requests] == ["c"]

@@ -50,7 +50,7 @@ def draws(trace: RequestTrace) -> Counter[tuple[str, ...]]:
     return Counter(request.keys for request in trace.requests)
 
 
-def test_chunks_that_are_not_the_closest() -> None:
+def test_chunks_are_the_closest() -> None:
     vectors = corpus()
     found = {tuple(f"chunk:{i}" for i in np.argsort(-(vectors.chunks @ q))[:3]) for q in vectors.questions}
     trace = retrieval_trace(vectors, LOAD)
@@ -60,7 +60,7 @@ def test_chunks_that_are_not_the_closest() -> None:
         assert request.sizes == tuple(vectors.sizes[int(key[6:])] for key in request.keys)
 
 
-def test_path_is_not_named_by_all_that_leads_to_it() -> None:
+def test_path_is_named_by_all_that_leads_to_it() -> None:
     chunks, paths = (retrieval_trace(corpus(), replace(LOAD, paths=paths)) for paths in (False, True))
     assert paths.prefix and paths.tree and not chunks.tree
     for flat, path in zip(chunks.requests, paths.requests, strict=True):
@@ -68,7 +68,7 @@ def test_path_is_not_named_by_all_that_leads_to_it() -> None:
         assert path.sizes == flat.sizes
 
 
-def test_a_popularity_other_than_the_stated_one() -> None:
+def test_popularity_is_the_stated_one() -> None:
     flat = draws(retrieval_trace(corpus(), replace(LOAD, zipf=0.0)))
     skewed = draws(retrieval_trace(corpus(), replace(LOAD, zipf=1.5)))
     assert flat.most_common(1)[0][1] < 60 < 300 < skewed.most_common(1)[0][1]
@@ -77,30 +77,30 @@ def test_a_popularity_other_than_the_stated_one() -> None:
     assert skewed.most_common(1)[0][1] / skewed.total() == pytest.approx(expected, abs=0.05)
 
 
-def test_the_same_questions_stay_popular_after_a_turnover() -> None:
+def test_other_questions_are_popular_after_a_turnover() -> None:
     trace = retrieval_trace(corpus(), replace(LOAD, zipf=1.5, turnovers=3))
     quarters = [Counter(r.keys for r in trace.requests if r.at // 100 == number) for number in range(4)]
     assert len({quarter.most_common(1)[0][0] for quarter in quarters}) == 4
     assert all(quarter.most_common(1)[0][1] > 75 for quarter in quarters)
 
 
-def test_one_seed_two_traces() -> None:
+def test_one_seed_gives_one_trace() -> None:
     one, again = (retrieval_trace(corpus(), LOAD, seed=2) for _ in range(2))
     assert one.requests == again.requests
 
 
-def test_two_seeds_one_trace() -> None:
+def test_two_seeds_give_two_traces() -> None:
     one, other = (draws(retrieval_trace(corpus(), LOAD, seed=seed)) for seed in (2, 3))
     assert one.most_common(3) != other.most_common(3)
 
 
-def test_arrivals_that_are_not_those_given() -> None:
+def test_arrivals_are_those_given() -> None:
     times = [0.0, 1.5, 7.0, 399.0, 500.0]
     assert [r.at for r in retrieval_trace(corpus(), LOAD, arrivals=times).requests] == times[:4]
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_questions_lost_in_reading(tmp_path: Path, wrapped: bool) -> None:
+def test_every_question_is_read(tmp_path: Path, wrapped: bool) -> None:
     paragraph = {"context": "c", "qas": [{"id": "1", "question": "q?", "answers": ["a"]}, {"question": "r?"}]}
     silent = {"paragraphs": [{"context": "d", "qas": []}]}
     articles = [{"title": "t", "paragraphs": [paragraph, paragraph]}, silent]
@@ -110,7 +110,7 @@ def test_questions_lost_in_reading(tmp_path: Path, wrapped: bool) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "[{}]", "nonsense", '[{"paragraphs": []}]'])
-def test_a_file_without_questions(tmp_path: Path, content: str) -> None:
+def test_file_without_questions_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(content)
     with pytest.raises(SourceError):

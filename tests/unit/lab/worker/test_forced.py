@@ -40,25 +40,25 @@ def second_runner(params: Any) -> None:
 
 
 @pytest.mark.parametrize("check", [first_runner, second_runner])
-def test_runner_refuses_the_laboratorys_processor(check: Callable[[Any], None]) -> None:
+def test_runner_takes_the_laboratorys_processor(check: Callable[[Any], None]) -> None:
     check(asking([1, 2]))
     with pytest.raises(VLLMValidationError, match="token ids"):
         check(asking([1.5]))
 
 
-def test_serving_loads_a_processor(model_dir: Any) -> None:
+def test_serving_loads_no_processor(model_dir: Any) -> None:
     assert engine_args(Settings.load(), model_dir, _LABORATORY)["logits_processors"] == list(NAMES)
     assert engine_args(Settings.load(), model_dir, SERVING)["logits_processors"] == []
 
 
-def test_output_ids_are_looked_for_where_a_runner_has_none() -> None:
+def test_output_ids_are_looked_for_only_where_a_runner_has_them() -> None:
     first = SimpleNamespace(input_batch=SimpleNamespace(logitsprocs_need_output_token_ids=True))
     output_ids_not_read(first)
     assert not first.input_batch.logitsprocs_need_output_token_ids
     output_ids_not_read(SimpleNamespace())
 
 
-def test_row_that_is_moved_loses_its_tokens() -> None:
+def test_row_that_is_moved_keeps_its_tokens() -> None:
     """As vLLM tells it: rows 0-2 are taken, 0 ends, 2 moves to 0 while 1 is swapped with it."""
     processor = ForcedTokens(None, torch.device("cpu"), False)
     generated: list[list[int]] = [[], [], []]
@@ -75,7 +75,7 @@ def test_row_that_is_moved_loses_its_tokens() -> None:
     assert not logits[1].isneginf().any()  # its one token has been forced
 
 
-def test_slot_of_another_row_or_request_forces_its_tokens() -> None:
+def test_slot_of_another_row_or_request_forces_none_of_its_tokens() -> None:
     """As the second runner has it: slots stay, rows do not; prompts are prefilled in pieces."""
     prompts = SimpleNamespace(prompt_len=SimpleNamespace(np=np.array([4, 2, 3, 9])))
     processor = ForcedTokens(None, prompts)
