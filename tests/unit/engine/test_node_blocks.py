@@ -210,7 +210,7 @@ def test_node_that_growth_loads_does_not_count_as_used() -> None:
 
 
 def test_use_of_a_tree_that_was_closed_is_reported_only_where_a_request_waits() -> None:
-    """vLLM ends the engine then."""
+    """Else vLLM ends the engine."""
     with opened(make_cache()) as (prefixes, _):
         order = NodeLoad("r", "t", "closed", (("node", 8),), [], [1, 2], 8)
         assert prefixes.load(order) is None

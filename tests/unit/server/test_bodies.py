@@ -33,7 +33,7 @@ def test_completion_with_messages_is_no_chat() -> None:
 
 @pytest.mark.parametrize("parts", [[], [IMAGE], [IMAGE, {"type": "x"}], [{"type": "text"}], ["text"]])
 def test_contents_can_be_read_again_after_they_were_looked_at(parts: list[Any]) -> None:
-    """Once, by whoever comes first: images would not be seen."""
+    """An iterator gives them once, to whoever comes first: images would not be seen."""
     try:
         request = read(CHAT, messages=[{"role": "user", "content": parts}])
     except ValidationError:

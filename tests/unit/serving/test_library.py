@@ -247,7 +247,7 @@ def test_no_prefixes_are_opened_behind_the_end(
 def test_tree_is_kept_while_it_is_opened(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a deletion, which goes through the opened one then."""
+    """Though something is deleted meanwhile, which goes through the opened one then."""
     library, node = (
         Library(tmp_path, Settings.load(tiers=tree_tiers(disk=1 << 20))),
         tmp_path / "tree" / "node",

@@ -140,7 +140,7 @@ Catalogue.open(Path(sys.argv[1]), None).close()
 
 
 def test_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
-    """Another process that closes its own would take the file for unused, and delete its log."""
+    """Else another process that closes its own takes the file for unused, and deletes its log."""
     first = Catalogue.open(tmp_path, IDENTITY)
     Catalogue.open(tmp_path, IDENTITY).close()
     subprocess.run([sys.executable, "-c", OTHER, str(tmp_path)], check=True)

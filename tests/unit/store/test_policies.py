@@ -124,7 +124,7 @@ def test_end_of_a_prompt_leaves_before_its_beginning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("policy", "leaves"), [("lpc", B), ("lru", A)])
 def test_forecast_changes_who_leaves(tmp_path: Path, policy: str, leaves: object) -> None:
-    """From RAM and from the disk; and it does change nothing for a policy that does not ask for it."""
+    """From RAM and from the disk; it changes nothing for a policy that does not ask for it."""
     store = opened(tmp_path, policy, ram=3, disk=3)
     for chunk in (A, B, C):
         put(store, chunk)
