@@ -97,7 +97,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``import blendrag`` stays quick."""
+    """Import a name on first use, so that ``import blendrag`` stays quick."""
     if name not in _HOMES:
         raise AttributeError(f"module 'blendrag' has no attribute {name!r}")
     import importlib

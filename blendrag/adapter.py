@@ -37,7 +37,7 @@ _OTHER_BASES = ("corda", "loftq", "olora", "pissa")
 
 
 class Adapter:
-    """One that can be merged: each of its weights is W + scale * B A, with A [rank, in] and B [out, rank].
+    """A LoRA adapter that can be merged: each weight is W + scale * B A, with A [rank, in] and B [out, rank].
 
     digest: of what it changes weights by, 32 hex digits. Raises ModelNotFoundError if the folder holds none,
     ModelError if it is another kind.
@@ -62,7 +62,8 @@ class Adapter:
             self._shapes = {name: _shape(factors, name) for name in sorted(weights)}
 
     def check(self, model: Path) -> None:
-        """Raise ModelError if it was not made for the model in this folder, or cannot be merged into it."""
+        """Raise ModelError if the adapter was not made for the model in this folder, or cannot be merged into
+        it."""
         shapes, types = {}, set()
         for file in weight_files(model):
             with safe_open(file, "np") as weights:
@@ -83,7 +84,7 @@ class Adapter:
                 )
 
     def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's weights by name, as they come; those that the adapter changes are float32. Raises
+        """Yield the model's weights by name, as they come; those that the adapter changes are float32. Raises
         ModelError if one of these does not come."""
         left = set(self._shapes)
         with safe_open(self._file, "pt") as factors:
@@ -98,8 +99,8 @@ class Adapter:
 
 
 def adapter_for(model: Path, name: str) -> Adapter:
-    """The adapter that ``name`` stands for, a folder or a hub id, for the model in folder ``model``. Raises
-    ModelNotFoundError or ModelError."""
+    """Return the adapter that ``name`` stands for, a folder or a hub id, for the model in folder ``model``.
+    Raises ModelNotFoundError or ModelError."""
     try:
         adapter = Adapter(resolve_adapter(name))
         adapter.check(model)
@@ -109,7 +110,7 @@ def adapter_for(model: Path, name: str) -> Adapter:
 
 
 def _more(config: dict[str, Any]) -> list[str]:
-    """Options of an adapter that its factors do not show."""
+    """Return the options of an adapter that its factors do not show."""
     more = [f"{name}={config[name]!r}" for name in _MORE if config.get(name)]
     begun = config.get("init_lora_weights")
     if str(begun).lower().startswith(_OTHER_BASES):
@@ -120,12 +121,12 @@ def _more(config: dict[str, Any]) -> list[str]:
 
 
 def _factors(weight: str) -> tuple[str, str]:
-    """The names of A and B in an adapter's file."""
+    """Return the names that A and B of a weight have in an adapter's file."""
     module = weight.removesuffix(".weight")
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
 def _shape(factors: Any, weight: str) -> tuple[int, int]:
-    """[out, in] of the weight that two factors change."""
+    """Return the shape [out, in] of the weight that two factors change."""
     a, b = (factors.get_slice(name).get_shape() for name in _factors(weight))
     return b[0], a[1]

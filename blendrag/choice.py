@@ -1,4 +1,4 @@
-"""How a choice of an axis is written, wherever it is: ``hkvd@0.15:metric=k``, ``512:ada:alpha=0.2``.
+"""The way a choice of an axis is written, wherever it is: ``hkvd@0.15:metric=k``, ``512:ada:alpha=0.2``.
 
 A name, ``@`` and a number, then, each behind a colon, words and arguments. What stands behind the name is up
 to the axis; each implementation declares its arguments, in its own file.
@@ -15,14 +15,15 @@ from blendrag.errors import ConfigError
 from blendrag.names import closest
 
 Reader = Callable[[str], Any]
-"""Reads an argument's value. Raises ValueError that says what it must be."""
+"""A function that reads an argument's value. Raises ValueError that says what it must be."""
 
 _MARKS = ":=@,"  # the comma separates arms
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was written. at: the number behind ``@``. words: what has no value; arguments: what has one."""
+    """A choice as it was written. at: the number behind ``@``. words: parts without a value; arguments: those
+    with one."""
 
     name: str
     at: float | None = None
@@ -31,7 +32,7 @@ class Choice:
 
     @classmethod
     def read(cls, text: str) -> Choice:
-        """Raises ConfigError for what is no choice, and for an argument that is given twice."""
+        """Read a choice. Raises ConfigError for what is none, and for an argument that is given twice."""
         head, *parts = text.split(":")
         name, mark, number = head.partition("@")
         words, arguments = [], dict[str, str]()
@@ -87,7 +88,7 @@ def written(number: float) -> str:
 
 
 def one_of(*names: str) -> Reader:
-    """Read one of these names."""
+    """Return a reader of one of these names."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -98,7 +99,7 @@ def one_of(*names: str) -> Reader:
 
 
 def number(most: float = inf) -> Reader:
-    """Read a number from 0 to ``most``."""
+    """Return a reader of a number from 0 to ``most``."""
 
     def read(text: str) -> float:
         wanted = "0 or more" if most == inf else f"between 0 and {most:g}"

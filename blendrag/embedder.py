@@ -1,4 +1,4 @@
-"""Texts to vectors, through sentence-transformers."""
+"""Embedding: texts to vectors, through sentence-transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Embedder:
         self.name = name or self._path
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector of length 1 per text. Raises ModelNotFoundError when the model cannot be loaded."""
+        """Return one vector of length 1 per text. Raises ModelNotFoundError when the model cannot be
+        loaded."""
         if not texts:
             return []
         vectors = self._load().encode(
@@ -45,7 +46,8 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens that the model reads of a text, special ones included; None: no limit is known."""
+        """Return how many tokens of a text the model reads, special ones included; None: no limit is
+        known."""
         return self._load().max_seq_length
 
     def _load(self) -> SentenceTransformer:

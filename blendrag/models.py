@@ -40,13 +40,14 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def model_window(model: Path) -> int | None:
-    """Tokens of the longest prompt that a model's ``config.json`` promises."""
+    """Return how many tokens the longest prompt has that a model's ``config.json`` promises."""
     window: int | None = _text_config(model).get("max_position_embeddings")
     return window
 
 
 def attention_heads(model: Path) -> int | None:
-    """Of a layer, by a model's ``config.json``; None where it does not say."""
+    """Return how many attention heads a layer has, by a model's ``config.json``; None where it does not
+    say."""
     heads: int | None = _text_config(model).get("num_attention_heads")
     return heads
 
@@ -57,8 +58,8 @@ def _text_config(model: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(model: Path) -> Any:
-    """The tokenizer, of transformers, in a model's folder: one for all who ask, so nobody may change it. Read
-    again when a file of the folder has changed. Raises what transformers does."""
+    """Return the tokenizer, of transformers, in a model's folder: one for all who ask, so nobody may change
+    it. Read again when a file of the folder has changed. Raises what transformers does."""
     files = ((file.name, file.stat()) for file in sorted(model.iterdir()) if file.is_file())
     return _load_tokenizer(model, tuple((name, facts.st_mtime_ns, facts.st_size) for name, facts in files))
 
@@ -71,7 +72,8 @@ def _load_tokenizer(model: Path, state: tuple[tuple[str, int, int], ...]) -> Any
 
 
 def quantisation(model: Path) -> str | None:
-    """How ``config.json`` says that a model's weights are quantised, such as "awq"; None: not at all."""
+    """Return how ``config.json`` says that a model's weights are quantised, such as "awq"; None: not at
+    all."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     method: str | None = (config.get("quantization_config") or {}).get("quant_method")
     return method
@@ -115,7 +117,8 @@ def resolve_embedder(name: str) -> str:
 
 
 def model_digest(path: Path) -> str:
-    """Digest (32 hex digits) of everything a chunk's KV depends on in a model folder: config and weights.
+    """Return a digest (32 hex digits) of all that a chunk's KV depends on in a model folder: config and
+    weights.
 
     Of each weights file it reads name, size, header and some bytes of every tensor, so it takes milliseconds
     for gigabytes and still tells a fine-tuned model from the one it came from.
@@ -130,8 +133,8 @@ def model_digest(path: Path) -> str:
 
 
 def weights_digest(config: dict[str, Any], files: Iterable[Path]) -> str:
-    """The same of what ``config`` says and of these safetensors files. Raises ModelNotFoundError if one of
-    them is damaged."""
+    """Return the digest of a model's ``config`` and of these safetensors files. Raises ModelNotFoundError if
+    one of them is damaged."""
     digest = xxhash.xxh3_128(json.dumps(config, sort_keys=True).encode())
     for weights in sorted(files):
         size = weights.stat().st_size
@@ -203,7 +206,7 @@ def _unpack_default(cache_dir: Path, tell: Tell) -> Path:
 
 @contextlib.contextmanager
 def _unpacking_into(models: Path) -> Iterator[None]:
-    """Raises ConfigError for an error of the system's inside."""
+    """Raise ConfigError for an error of the system's inside."""
     from safetensors import SafetensorError
 
     try:
@@ -276,7 +279,7 @@ def _missing_from(folder: Path) -> str | None:
 
 
 def _missing_from_adapter(folder: Path) -> str | None:
-    """The same of an adapter's folder."""
+    """Say what an adapter's folder lacks; None when it is complete."""
     if not folder.is_dir():
         return "it is a file" if folder.exists() else "it does not exist"
     absent = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
@@ -284,7 +287,8 @@ def _missing_from_adapter(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those that a model folder should have: its index says which, where there are several sets."""
+    """Return the weight files that a model folder should have: its index says which, where there are several
+    sets."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
@@ -293,7 +297,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class _Kind(NamedTuple):
-    """What a name may stand for. missing_from: says what a folder lacks to be one; None if nothing."""
+    """A kind of thing that a name may stand for. missing_from: says what a folder lacks to be one; None if
+    nothing."""
 
     name: str
     missing_from: Callable[[Path], str | None]

@@ -1,4 +1,4 @@
-"""Names that users give: of an axis's implementations, and of documents; what a wrong one may stand for."""
+"""Names that users give to implementations and to documents; and what a wrong one may stand for."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, type[T]], Generic[T]):
-    """An axis's implementations by name. Asking for one that there is not raises ConfigError."""
+    """A registry of an axis's implementations by name. Asking for one that there is not raises
+    ConfigError."""
 
     def __init__(self, axis: str) -> None:
-        """``axis``: what its implementations are called."""
+        """Begin with no implementation. axis: what implementations are called."""
         super().__init__()
         self._axis = axis
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator: make an implementation available under ``name``."""
+        """Decorate a class: make it available under ``name``."""
 
         def register(cls: type[T]) -> type[T]:
             self[name] = cls
@@ -30,7 +31,7 @@ class Registry(dict[str, type[T]], Generic[T]):
         return register
 
     def unknown(self, name: str) -> str:
-        """What is wrong with a name that is not registered."""
+        """Say what is wrong with a name that is not registered."""
         return f"unknown {self._axis} {name!r}; there are {', '.join(sorted(self))}{closest(name, self)}"
 
     def __missing__(self, name: str) -> type[T]:
@@ -38,7 +39,8 @@ class Registry(dict[str, type[T]], Generic[T]):
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the one that it may stand for, and others as close."""
+    """Return the end of a sentence about an unknown name: the one that it may stand for, and others as
+    close."""
     known = list(known)
     best = difflib.get_close_matches(name, known, n=1)
     matches = dict.fromkeys([*best, *difflib.get_close_matches(name, known, cutoff=0.7)])

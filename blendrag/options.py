@@ -1,4 +1,4 @@
-"""How a prompt is blended: what settings, requests, recipes and selectors hold, each option declared once."""
+"""Options of blending a prompt: what settings, requests, recipes and selectors hold, each declared once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Quality = Literal["fast", "balanced", "close"]
 
 
 class Step(NamedTuple):
-    """What a quality stands for (measured: docs/results.md)."""
+    """The options that a step of quality stands for (measured: docs/results.md)."""
 
     selector: str
     recompute_ratio: float
@@ -29,7 +29,7 @@ STEPS: dict[Quality, Step] = {
 
 
 def step_of(quality: object) -> Step:
-    """Raises ConfigError for one that there is not."""
+    """Return the step of this quality. Raises ConfigError for one that there is not."""
     for name, step in STEPS.items():
         if quality == name:
             return step
@@ -60,7 +60,7 @@ class BlendOverrides(BaseModel):
 
 
 class BlendKeywords(TypedDict, total=False):
-    """The same for calls, and ``trace``, which is for single requests."""
+    """Options of blending as calls take them: :class:`BlendOverrides`, and ``trace``, for single requests."""
 
     quality: Quality | None
     blend: bool | None
@@ -123,7 +123,7 @@ DEFAULTS = BlendOptions()
 
 
 def spelled_out(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same with selector and ratio each under its own name: what a quality stands for, where they
+    """Return options with selector and ratio each under its own name: what a quality stands for, where they
     are not said, and the ratio in ``hkvd@0.15``. Raises ConfigError for two ratios, and for a wrong quality.
     """
     given = dict(said)
@@ -143,7 +143,7 @@ def spelled_out(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolved(said: Mapping[str, Any], base: BlendOptions = DEFAULTS) -> BlendOptions:
-    """Return the options that ``said`` makes of others. None is not said. Raises ConfigError."""
+    """Return options, changed as ``said`` says. None is not said. Raises ConfigError."""
     given = spelled_out(said)
     names = (field.name for field in fields(BlendOptions))
     return replace(base, **{name: given[name] for name in names if given.get(name) is not None})

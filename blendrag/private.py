@@ -13,7 +13,7 @@ def make_folder(path: Path) -> None:
 
 
 def can_make(folder: Path) -> bool:
-    """Whether this user may write to a folder, or make it."""
+    """Return whether this user may write to a folder, or make it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

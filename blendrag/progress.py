@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Told what is being done, how much of it there is, and how much is done. This one is silent."""
+    """A listener that is told what is being done, how much there is of it, and how much is done. This one is
+    silent."""
 
     def note(self, what: str) -> None:
-        """This is being done now."""
+        """Say what is being done now."""
 
     def total(self, amount: int) -> None:
-        """So much there is to do, beside what was said before: steps, tokens or bytes."""
+        """Add to what there is to do: steps, tokens or bytes."""
 
     def advance(self, amount: int = 1) -> None:
-        """So much more of it is done."""
+        """Add to what is done."""
 
 
 SILENT = Progress()
 
 
 class ProgressBar(Progress):
-    """A rich progress bar."""
+    """A progress bar drawn by rich."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars, self._task = bars, bars.add_task("starting", total=None)
@@ -49,7 +50,8 @@ class ProgressBar(Progress):
 def progress_bar(
     show: Progress | bool | None = None, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Progress]:
-    """A bar on standard error if ``show``, or if it is None and that is a terminal; or the caller's own.
+    """Show a bar on standard error if ``show``, or if it is None and that is a terminal; or use the caller's
+    own.
 
     It redraws twice a second: drawing takes time from cores that compute.
     """

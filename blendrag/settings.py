@@ -1,4 +1,4 @@
-"""One settings object, filled from keyword arguments, ``BLENDRAG_*`` variables and a YAML file.
+"""The settings object, filled from keyword arguments, ``BLENDRAG_*`` variables and a YAML file.
 
 Priority, highest first: keyword arguments, environment, the YAML file named by ``BLENDRAG_CONFIG``
 (else ``blendrag.yaml`` in the working folder), defaults.
@@ -38,7 +38,7 @@ SharedPrefix = Literal["none", "start", "system"]
 # What `reasoning_parser` and `tool_parser` may be besides vLLM's names.
 AUTO_PARSER, NO_PARSER = "auto", "none"
 
-# What was called otherwise, and the sentence for whoever writes it still.
+# Former names of settings, each with the sentence for whoever still writes it.
 RENAMED = {
     "prices": "prices has gone with `blendrag plan`: `blendrag profile` says which tier adds no delay",
     "mode": "mode is called blend now: blend=False instead of mode='off'",
@@ -51,13 +51,13 @@ RENAMED = {
 }
 
 PREFIX_CACHING: dict[str, JsonValue] = {"enable_prefix_caching": True}
-"""Of vLLM's arguments: the default, for commands that compare with its own prefix cache."""
+"""vLLM's arguments that switch its own prefix cache on, for commands that compare with it."""
 
 DEFAULT_SYSTEM_PROMPT = "Answer the question from the documents. If they do not contain the answer, say so."
 
 
 class Settings(BlendOverrides, BaseSettings):
-    """All options; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
+    """All settings; those of blending are inherited, and None unless given: :attr:`blending` knows them all.
 
     Sizes are in bytes unless the name says otherwise.
     """
@@ -164,7 +164,7 @@ class Settings(BlendOverrides, BaseSettings):
 
     @property
     def blending(self) -> BlendOptions:
-        """How prompts are blended, unless a request says otherwise."""
+        """The options by which prompts are blended, unless a request says otherwise."""
         return resolved({name: getattr(self, name) for name in BlendOverrides.model_fields})
 
     @property
@@ -183,17 +183,17 @@ class Settings(BlendOverrides, BaseSettings):
 
     @property
     def tree_stays(self) -> bool:
-        """Whether the tree outlives the engine."""
+        """Return whether the tree outlives the engine."""
         return any(spec.kind == "disk" for spec in self.tree)
 
     @property
     def documents_first(self) -> bool:
-        """Whether documents go first into a prompt whose exact prefix is in the tree."""
+        """Return whether documents go first into a prompt whose exact prefix is in the tree."""
         return self._order[0] == "tree"
 
     @property
     def reorder_window(self) -> int:
-        """How often a waiting request may be overtaken by one of which more is cached; 0: never."""
+        """Return how often a waiting request may be overtaken by one of which more is cached; 0: never."""
         return self._order[1]
 
     @property
@@ -206,17 +206,17 @@ class Settings(BlendOverrides, BaseSettings):
 
     @property
     def revision(self) -> str | None:
-        """Which revision of the model, on the hub."""
+        """Return which revision of the model, on the hub."""
         return self._engine_argument("revision", str, None)
 
     @property
     def tensor_parallel_size(self) -> int:
-        """How many GPUs, or parts of a CPU, share the model."""
+        """Return how many GPUs, or parts of a CPU, share the model."""
         return self._engine_argument("tensor_parallel_size", int, 1) or 1
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether vLLM's own prefix cache is on."""
+        """Return whether vLLM's own prefix cache is on."""
         return bool(self._engine_argument("enable_prefix_caching", bool, True))
 
     def _engine_argument(self, name: str, kind: type[T], default: T | None) -> T | None:
@@ -281,7 +281,7 @@ def json_or_text(text: str) -> Any:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Options by name; none if there is no such file. What is in it is not shown, as of a variable."""
+    """Return options by name; none if there is no such file. What is in it is not shown, as of a variable."""
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):

@@ -1,4 +1,4 @@
-"""Tables: for people, and pasted into Markdown pages."""
+"""Tables for people, which can be pasted into Markdown pages, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TABLES = 9  # of a command
 
 
 def table_with(first: str, *columns: str, title: str = "") -> Table:
-    """An empty table: the first column to the left, the others, numbers, to the right."""
+    """Return an empty table: the first column to the left, the others, numbers, to the right."""
     table = Table(title=title or None, title_justify="left")
     table.add_column(first, overflow="fold")  # a name cut short would be another one
     for column in columns:
@@ -24,7 +24,7 @@ def table_with(first: str, *columns: str, title: str = "") -> Table:
 
 
 def markdown(table: Table) -> str:
-    """A table of texts as Markdown has it."""
+    """Return a table of texts as Markdown has it."""
     marks = ["---:" if column.justify == "right" else "---" for column in table.columns]
     cells = zip(*(column.cells for column in table.columns), strict=True)
     rows: list[Iterable[Any]] = [[column.header for column in table.columns], marks, *cells]
@@ -36,12 +36,13 @@ class Page(RenderHook):
     and ``<!-- /NAME-table -->``, the second ``NAME-table-2``."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """name: the command's. Raises ConfigError if the page cannot be read, or has no place for any."""
+        """Read the page. name: the command's. Raises ConfigError if it cannot be read, or has no place for a
+        table."""
         self._path, self._name, self._tables = path, name, list[Table]()
         self._places()
 
     def watch(self, console: Console) -> None:
-        """Take every table that is printed there."""
+        """Note every table that is printed on this console."""
         console.push_render_hook(self)
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

@@ -1,4 +1,4 @@
-"""What a server adds to the time to the first token.
+"""The time to the first token that a server adds.
 
     python integrations/served.py
 
@@ -55,7 +55,7 @@ def texts(model: str) -> list[str]:
 
 @contextlib.contextmanager
 def server(model: str, folder: Path) -> Iterator[str]:
-    """Its URL."""
+    """Start a server, and give its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     run = [sys.executable, "-c", "from blendrag.cli.app import main; main()", "serve", model]
@@ -80,7 +80,7 @@ def server(model: str, folder: Path) -> Iterator[str]:
 
 
 def ttft_ms(llm: Any, prompt: str) -> float:
-    """To the first chunk that has text. Fails unless the prompt was blended."""
+    """Return milliseconds to the first chunk that has text. Fails unless the prompt was blended."""
     time.sleep(REST_S)
     begin, first, whole = time.perf_counter(), 0.0, None
     for chunk in llm.stream(prompt):
@@ -97,7 +97,7 @@ def planned(headers: dict[str, str]) -> int:
 
 
 def measure(arms: dict[str, Any], prompts: Sequence[str]) -> dict[str, list[float]]:
-    """Milliseconds, by arm. The first prompt warms up."""
+    """Return milliseconds, by arm. The first prompt warms up."""
     found: dict[str, list[float]] = {name: [] for name in arms}
     for turn in in_turn(arms, prompts, SILENT):
         took = ttft_ms(turn.arm, turn.trial)

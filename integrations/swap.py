@@ -1,4 +1,4 @@
-"""What swapping the model class saves in a LangChain chain and in a LlamaIndex query engine.
+"""The time saved by swapping the model class in a LangChain chain and in a LlamaIndex query engine.
 
     python integrations/swap.py --squad dev-v1.1.json.gz        paragraphs and questions of a SQuAD file
     python integrations/swap.py                                 descriptions of installed packages
@@ -43,7 +43,7 @@ Ask = Callable[[str, bool], Reply]
 
 
 def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]]:
-    """Paragraphs, taking articles in turn, and a question on every n-th of them."""
+    """Return paragraphs, taking articles in turn, and a question on every n-th of them."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open() as file:
         loaded = json.load(file)
     articles = [article["paragraphs"] for article in (loaded if isinstance(loaded, list) else loaded["data"])]
@@ -55,7 +55,7 @@ def squad(path: Path, chunks: int, questions: int) -> tuple[list[str], list[str]
 
 
 def packages(chunks: int, questions: int) -> tuple[list[str], list[str]]:
-    """Parts of descriptions of installed packages, and what each of the first packages is for."""
+    """Return parts of descriptions of installed packages, and what each of the first packages is for."""
     from importlib import metadata
 
     texts: list[str] = []

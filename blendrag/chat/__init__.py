@@ -1,1 +1,1 @@
-"""Messages in, completions out: what every framework's LLM class is a shell of."""
+"""The chat model that every framework's LLM class is a shell of: messages in, completions out."""

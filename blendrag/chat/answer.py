@@ -1,4 +1,4 @@
-"""What comes back for a request: pieces of text, and the answer with the evidence of what was computed."""
+"""The answer to a request: pieces of text, and the whole with the evidence of what was computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blendrag.text import plain
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens.
+    """Tokens of one request.
 
     cache_read: prompt tokens whose KV came from the store or the prefix cache, as it was. recomputed: those
     that came from the store and were repaired. cache_creation: tokens whose KV this request put into the
@@ -70,15 +70,15 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Of the answer."""
+        """The number of the answer's tokens."""
         return self.usage.output
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {**asdict(self), "tokens": self.tokens}
 
     def facts(self) -> dict[str, Any]:
-        """The evidence and the times as JSON has them, with rows for documents only."""
+        """Return the evidence and the times as JSON has them, with rows for documents only."""
         evidence = asdict(self.evidence)
         evidence["documents"] = [row for row in evidence["documents"] if row["kind"] != "fresh"]
         facts: dict[str, Any] = plain({**evidence, "ttft_s": self.ttft_s, "total_s": self.total_s})
@@ -96,7 +96,7 @@ class Piece:
 
 
 def token_logprobs(tokenizer: Any, delta: Delta) -> tuple[TokenLogprob, ...]:
-    """The log probabilities of a piece, with tokens as text."""
+    """Return the log probabilities of a piece, with tokens as text."""
     return tuple(
         TokenLogprob(
             tokenizer.decode([token]),

@@ -33,7 +33,8 @@ if TYPE_CHECKING:  # what makes a wrapper object must be quick, and import neith
 
 
 class Chat(ChatModel):
-    """Starts nothing until it is used; then all chats of one configuration share one engine.
+    """A chat model on an engine. Starts nothing until it is used; then all chats of one configuration share
+    one engine.
 
     kv_dir: folder of the texts' KV; by default one per model in the cache folder. library: one that is open,
     and stays its owner's to close.
@@ -144,8 +145,8 @@ class Chat(ChatModel):
                     raise
 
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """An engine that died is started again; one that does not start would not, and what the program or
-        the clock has ended stays so."""
+        """Return in how many seconds to ask again: an engine that died is started again; one that does not
+        start would not, and what the program or the clock has ended stays so. None: never."""
         final = EngineStartError | EngineBusyError | EngineClosedError | GenerationTimeoutError
         return 0.0 if isinstance(error, EngineError) and not isinstance(error, final) else None
 

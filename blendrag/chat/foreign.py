@@ -1,4 +1,4 @@
-"""Options of calls by the names that clients of OpenAI's, vLLM's and others have for them."""
+"""Options of calls, by the names that clients of OpenAI's, vLLM's and others have for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALIASES = {
 """Other names of options."""
 
 _MEANT = ("reasoning_effort", "response_format", "structured_outputs", "top_logprobs")
-# Whose values are more options, by name; the last count most.
+# Options whose values are more options, by name; the last count most.
 _NESTED = ("additional_kwargs", "other", "model_kwargs", "extra_body", "blendrag")
 # Parameters of sampling that vLLM knows by the same name.
 _SAMPLING = frozenset(
@@ -38,7 +38,7 @@ _SAMPLING = frozenset(
 FORMER = RENAMED.keys() - _SAMPLING
 """Former names of options, of which a request says what they are called now."""
 FORMER_SETTINGS = {*FORMER, *_MOVED}
-"""Former names of settings, too, of which ``Settings`` say it."""
+"""Former names of options and settings, for which ``Settings`` say what they are called now."""
 _OURS = (*RequestOptions.__annotations__, *FORMER)
 WITHOUT_EFFECT = frozenset(
     {
@@ -51,7 +51,8 @@ WITHOUT_EFFECT = frozenset(
         "use_responses_api", "user", "verbose",
     }
 )  # fmt: skip
-"""Names of another provider's accounts, caches and interfaces; and of what holds here anyway."""
+"""Names without an effect: of another provider's accounts, caches and interfaces, and of what holds
+anyway."""
 TAKEN = frozenset({*_OURS, *ALIASES, *_MEANT, *_NESTED, *_SAMPLING})
 """Names of all options of a call."""
 
@@ -110,7 +111,7 @@ def request_options(options: Mapping[str, Any]) -> RequestOptions:
 
 
 def warn_about(unknown: Iterable[str], known: Iterable[str], stacklevel: int) -> None:
-    """Say of names without a meaning here that they are ignored, and what may have been meant."""
+    """Warn that names without a meaning here are ignored, and say what may have been meant."""
     for name in unknown:
         if name not in WITHOUT_EFFECT:
             meant = closest(name, {*known} - FORMER_SETTINGS)
@@ -125,12 +126,12 @@ def _layers(options: Mapping[str, Any], nested: bool) -> Iterator[tuple[Mapping[
 
 
 def _logprobs(wanted: bool | int | None, top: int | None) -> int | None:
-    """How many for each token, where some say whether, and how many beside."""
+    """Return how many log probabilities are wanted per token, where some say whether, and how many beside."""
     return top or (int(wanted) if wanted else None)
 
 
 def _answer_format(response_format: Any, structured_outputs: Any) -> dict[str, Any]:
-    """The schema asked for; or a grammar: of any JSON object, or the one that vLLM's field names."""
+    """Return the schema asked for; or a grammar: of any JSON object, or the one that vLLM's field names."""
     match response_format, structured_outputs:
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}, None:
             return {"schema": schema}

@@ -1,4 +1,4 @@
-"""What the classes of frameworks are shells of: messages in, answers out, whoever computes them."""
+"""The interface that classes of frameworks are shells of: messages in, answers out, whoever computes them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # what makes a wrapper object must be quick
 
 
 class ChatModel(ABC):
-    """Starts nothing until it is used. Thread-safe. All methods raise BlendragError and nothing else on
-    purpose.
+    """A chat model. Starts nothing until it is used. Thread-safe. All methods raise BlendragError and nothing
+    else on purpose.
 
     settings: the defaults of requests.
     """
@@ -32,21 +32,22 @@ class ChatModel(ABC):
     @property
     @abstractmethod
     def model_name(self) -> str:
-        """Of the model that answers."""
+        """The name of the model that answers."""
 
     @property
     @abstractmethod
     def context_window(self) -> int:
-        """Tokens of prompt and answer together; does not start the engine."""
+        """The most tokens of prompt and answer together; does not start the engine."""
 
     @abstractmethod
     def context_window_at_hand(self) -> int | None:
-        """``context_window``, if it can be told at once: without unpacking or downloading a model, or asking
-        a server."""
+        """Return ``context_window`` if it can be told without unpacking or downloading a model, or asking a
+        server; else None."""
 
     @abstractmethod
     def collection(self, name: str) -> KeptDocuments:
-        """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
+        """Return the collection of one vector store's documents, whose KV is kept. ``name`` tells it from
+        others."""
 
     @abstractmethod
     def prefetch(self, texts: Iterable[str]) -> None:
@@ -54,8 +55,8 @@ class ChatModel(ABC):
         nothing; returns at once."""
 
     def order(self, texts: Iterable[str]) -> list[int]:
-        """In which order texts that were found go into a prompt (setting ``order``): their places. Opens and
-        starts nothing."""
+        """Return the places of texts that were found, in the order in which they go into a prompt (setting
+        ``order``). Opens and starts nothing."""
         return [place for place, _ in enumerate(texts)]
 
     @abstractmethod
@@ -66,16 +67,16 @@ class ChatModel(ABC):
 
     @abstractmethod
     def request(self, messages: Messages | str, **options: Unpack[RequestOptions]) -> ChatRequest:
-        """What to ask: messages, or a rendered prompt. Raises ConfigError for a wrong option."""
+        """Make a request of messages, or of a rendered prompt. Raises ConfigError for a wrong option."""
 
     def complete(self, request: ChatRequest) -> Answer:
-        """The whole answer."""
+        """Return the whole answer."""
         *_, last = self.stream(request)
         assert last.answer is not None, "the last piece has the answer"
         return last.answer
 
     async def acomplete(self, request: ChatRequest) -> Answer:
-        """``complete`` for any event loop. Cancelling it stops the generation."""
+        """Do as ``complete`` in any event loop. Cancelling it stops the generation."""
         answer: Answer | None = None
         async for piece in self.astream(request):
             answer = piece.answer
@@ -83,7 +84,7 @@ class ChatModel(ABC):
         return answer
 
     def stream(self, request: ChatRequest) -> Generator[Piece]:
-        """The answer as it is generated. Closing the iterator stops the generation."""
+        """Yield the answer as it is generated. Closing the iterator stops the generation."""
         for left in range(request.max_retries, -1, -1):
             given = False
             try:
@@ -99,7 +100,7 @@ class ChatModel(ABC):
                 time.sleep(wait_s)
 
     async def astream(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        """``stream`` for any event loop, which is not blocked."""
+        """Do as ``stream`` in any event loop, which is not blocked."""
         for left in range(request.max_retries, -1, -1):
             given = False
             try:
@@ -124,37 +125,37 @@ class ChatModel(ABC):
         return Speculation(request)
 
     async def aspeculate(self, request: ChatRequest) -> Speculation:
-        """``speculate`` for any event loop, which is not blocked."""
+        """Do as ``speculate`` in any event loop, which is not blocked."""
         return await in_thread(lambda: self.speculate(request), Speculation.end)
 
     @abstractmethod
     def _pieces(self, request: ChatRequest) -> Generator[Piece]:
-        """One attempt."""
+        """Yield the pieces of one attempt."""
 
     @abstractmethod
     def _apieces(self, request: ChatRequest) -> AsyncGenerator[Piece]:
-        """One attempt."""
+        """Yield the pieces of one attempt."""
 
     @abstractmethod
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """In how many seconds a request is sent again that failed like this before anything was given out;
-        None: never."""
+        """Return in how many seconds a request is sent again that failed like this before anything was given
+        out; None: never."""
 
     # -- about prompts ------------------------------------------------------------------------------------
 
     @abstractmethod
     def render(self, request: ChatRequest) -> str:
-        """The prompt's text, as the model reads it."""
+        """Return the prompt's text, as the model reads it."""
 
     @abstractmethod
     def explain(self, request: ChatRequest) -> list[dict[str, Any]]:
-        """What would be reused, without asking: a row per segment of the prompt, then the documents that
-        are not in it; each with tokens, tokens reused, and why not more."""
+        """Return what would be reused, without asking: a row per segment of the prompt, then the documents
+        that are not in it; each with tokens, tokens reused, and why not more."""
 
     @abstractmethod
     def count_tokens(self, request: ChatRequest) -> int:
-        """Tokens of the whole prompt, with what the template adds."""
+        """Return how many tokens the whole prompt has, with what the template adds."""
 
     @abstractmethod
     def token_ids(self, text: str) -> list[int]:
-        """``text`` in the model's own tokens."""
+        """Return ``text`` in the model's own tokens."""

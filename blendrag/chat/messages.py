@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 
 def merge_runs(messages: Messages) -> list[Message]:
-    """Messages of the same role in a row become one, a line each; tool messages stay apart."""
+    """Merge messages of the same role in a row into one, a line each; tool messages stay apart."""
     merged: list[Message] = []
     for message in messages:
         last = merged[-1] if merged else None
@@ -34,7 +34,8 @@ def merge_runs(messages: Messages) -> list[Message]:
 
 
 def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any) -> list[Message]:
-    """Merged messages in the first form that the model's template takes; ModelError if it takes none."""
+    """Return merged messages in the first form that the model's template takes; ModelError if it takes
+    none."""
     first_error: ModelError | None = None
     for form in _FORMS:
         fitted = merge_runs(form(merge_runs(messages)))
@@ -49,8 +50,8 @@ def fit_template(tokenizer: Any, messages: Messages, /, **template_options: Any)
 
 
 def with_roles(messages: Messages, *, system: bool, welcome: bool) -> list[Message]:
-    """Merged messages for a template of which is known whether it takes a system message, and one of the
-    assistant's to begin with."""
+    """Return merged messages for a template of which it is known whether it takes a system message, and one
+    of the assistant's to begin with."""
     fitted = merge_runs(messages)
     if not system:
         fitted = merge_runs(_system_in_user(fitted))
@@ -63,12 +64,12 @@ def _as_they_are(messages: list[Message]) -> list[Message]:
 
 
 def _system_in_user(messages: list[Message]) -> list[Message]:
-    """System messages as user messages, so that they merge with what the user says next."""
+    """Return system messages as user messages, so that they merge with what the user says next."""
     return [{**message, "role": "user"} if message["role"] == "system" else message for message in messages]
 
 
 def _user_first(messages: list[Message]) -> list[Message]:
-    """The same, with every role but the assistant's given to the user, who begins."""
+    """Return messages with system ones and all roles but the assistant's given to the user, who begins."""
     turns = [
         message if message["role"] == "assistant" else {"role": "user", "content": message.get("content")}
         for message in messages

@@ -1,4 +1,4 @@
-"""What is asked, in plain data: the one vocabulary of options, and the request that they make."""
+"""Requests in plain data: the one vocabulary of options, and the request that they make."""
 
 from __future__ import annotations
 
@@ -103,19 +103,19 @@ class ChatRequest:
             raise ConfigError("tool_choice 'required' needs tools")
 
     def within(self, room: int) -> Self:
-        """The same request, whose answer has at most so many tokens, and one at least: that a prompt leaves
-        no room is the engine's to say."""
+        """Return the request with an answer of at most so many tokens, and of one at least: that a prompt
+        leaves no room is the engine's to say."""
         most = max(1, min(self.sampling.max_tokens or room, room))
         return replace(self, sampling=replace(self.sampling, max_tokens=most))
 
     @property
     def forced(self) -> bool:
-        """Whether the answer has to be a tool call."""
+        """Return whether the answer has to be a tool call."""
         return self.tool_choice not in (AUTO, NONE)
 
     @property
     def held(self) -> bool:
-        """Whether a grammar holds the answer."""
+        """Return whether a grammar holds the answer."""
         return self.forced or self.schema is not None or self.grammar is not None
 
     @property
@@ -172,14 +172,14 @@ def make_request(settings: Settings, messages: Messages | str, options: RequestO
 
 
 def _template_kwargs(settings: Settings, given: Any) -> dict[str, Any]:
-    """The setting's, with those of the request."""
+    """Return the setting's variables of the template, with those of the request."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"chat_template_kwargs must be variables by name, not {given!r}")
     return {**settings.chat_template_kwargs, **given}
 
 
 def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what templates get from elsewhere, and for what is no variable but says how to
+    """Raise ConfigError for what templates get from elsewhere, and for what is no variable but says how to
     apply them."""
     if chat_template_kwargs:
         from transformers import PreTrainedTokenizerBase
@@ -191,7 +191,7 @@ def check_variables(chat_template_kwargs: Mapping[str, Any]) -> None:
 
 
 def check_names(options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises ConfigError for an option that there is not, with the one that may be meant."""
+    """Raise ConfigError for an option that there is not, with the one that may be meant."""
     for name in [*options, *(options.get("other") or ())]:
         if name in RENAMED and (name in options or name != "top_k"):  # sampling's is one of the other ones
             raise ConfigError(RENAMED[name])

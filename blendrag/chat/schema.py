@@ -32,20 +32,20 @@ JOINTS = ("allOf", "anyOf", "oneOf", "$ref")
 OWN = ("additionalProperties", "patternProperties", "properties", "required")
 """Keywords that describe an object."""
 
-# What names a schema, or a place in it: nothing does, once its references are resolved.
+# Keywords that name a schema, or a place in it: not needed once its references are resolved.
 _NAMES = frozenset({"$anchor", "$defs", "$dynamicAnchor", "$id", "$schema", "definitions", "id"})
 _COUNTS = (("minItems", "maxItems"), ("minProperties", "maxProperties"))
-_NULLABLE = ("const", "default", "examples")  # other keywords are as good as away if they are null
-_FORMATS = frozenset(  # that llguidance knows; JSON schema calls all others notes for the reader
+_NULLABLE = ("const", "default", "examples")  # any other keyword that is null counts as absent
+_FORMATS = frozenset(  # those that llguidance knows; to JSON schema all others are annotations
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
 
-# JSON as models have mostly read it. White space of their own choice is where small ones lose themselves.
+# JSON as models have mostly read it. Small ones get lost in white space that they may choose.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def json_grammar(schema: Mapping[str, Any], max_tokens: int | None) -> Grammar:
-    """The grammar of answers that match ``schema`` within ``max_tokens``. Raises ConfigError as
+    """Return the grammar of answers that match ``schema`` within ``max_tokens``. Raises ConfigError as
     :meth:`Schemas.own` does."""
     schemas = Schemas(max_tokens)
     return schemas.grammar(schemas.own(schema, "the schema"))
@@ -65,7 +65,7 @@ class Schemas:
         self._found: list[Any] = []  # kept, so that no other object has their identity
 
     def own(self, schema: Mapping[str, Any], owner: str) -> dict[str, Any]:
-        """``schema`` with references to the common definitions. owner: whose it is, for errors.
+        """Return ``schema`` with references to the common definitions. owner: whose it is, for errors.
 
         Raises ConfigError for a reference to something that is not in the schema, and for what no answer
         matches or no grammar can hold one to.
@@ -94,7 +94,8 @@ class Schemas:
         return own
 
     def grammar(self, *alternatives: Mapping[str, Any]) -> Grammar:
-        """The grammar of answers that match one of several schemas, which are made of this one's own."""
+        """Return the grammar of answers that match one of several schemas, which are made of this one's
+        own."""
         own = dict(alternatives[0]) if len(alternatives) == 1 else {"anyOf": list(alternatives)}
         whole = self._closed(own)
         roomy = with_room(whole, self._max_tokens)
@@ -144,7 +145,7 @@ class Schemas:
         return self._names[place]
 
     def _ending(self) -> set[str]:
-        """Definitions that something finite matches."""
+        """Return the names of definitions that something finite matches."""
         ending: set[str] = set()
         while more := {
             name for name, schema in self._definitions.items() if name not in ending and _ends(schema, ending)
@@ -154,7 +155,7 @@ class Schemas:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether something finite matches a schema. ending: names of definitions that something does."""
+    """Return whether something finite matches a schema. ending: names of definitions that something does."""
     if not isinstance(schema, Mapping):
         return True
     if "$ref" in schema and str(schema["$ref"]).removeprefix("#/$defs/") not in ending:
@@ -173,7 +174,8 @@ def _ends(schema: Any, ending: set[str]) -> bool:
 
 
 def _refusal(schema: Mapping[str, Any]) -> str | None:
-    """Why the engine's grammars refuse a schema. None where they are not installed, as with a client."""
+    """Return why the engine's grammars refuse a schema. None where they are not installed, as with a
+    client."""
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:
@@ -185,7 +187,8 @@ def _refusal(schema: Mapping[str, Any]) -> str | None:
 
 
 def with_room(schema: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
-    """The schema, closed: what it names is all there is, and open strings share ``max_tokens`` equally.
+    """Return the schema, closed: what it names is all there is, and open strings share ``max_tokens``
+    equally.
 
     Small models add properties, and go on with a string, until ``max_tokens`` cuts them off; what is left is
     no JSON. Objects that name no properties, or say what others may be, stay as they are; so do those that a
@@ -215,7 +218,8 @@ def _levels(max_tokens: int) -> int:
 
 
 def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
-    """The schema with a definition for each level of those that contain themselves, none below the last."""
+    """Return the schema with a definition for each level of those that contain themselves, none below the
+    last."""
     definitions: Mapping[str, Any] = schema.get("$defs", {})
     leads = {name: _led_to(one, definitions) for name, one in definitions.items()}
     if not any(name in found for name, found in leads.items()):
@@ -223,7 +227,7 @@ def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
     made: dict[str, Any] = {}
 
     def at(part: Any, owner: str, level: int) -> Any:
-        """The part of a definition at a level; None if nothing matches it there."""
+        """Return the part of a definition at a level; None if nothing matches it there."""
         if not isinstance(part, dict):
             return part
         changed = _mapped(part, lambda _, inner: at(inner, owner, level))
@@ -248,7 +252,8 @@ def _unrolled(schema: dict[str, Any], levels: int) -> dict[str, Any]:
 
 
 def _without_impossible(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """A schema some of whose inner ones are None, as nothing matches them; None if nothing matches it."""
+    """Return the schema without inner ones that are None, as nothing matches them; None if nothing matches
+    it."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in ("properties", "patternProperties"):
@@ -273,7 +278,7 @@ def _without_impossible(schema: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _led_to(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Names of the definitions that a schema's references lead to, and theirs."""
+    """Return the names of the definitions that a schema's references lead to, and theirs."""
     found: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -315,14 +320,15 @@ def _types(schema: Mapping[str, Any]) -> set[Any]:
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas right inside of one, each with its keyword."""
+    """Yield the schemas right inside of one, each with its keyword."""
     found: list[tuple[str, Any]] = []
     _mapped(schema, lambda keyword, inner: found.append((keyword, inner)))
     yield from found
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """A schema whose inner schemas are replaced by what ``change`` makes of their keyword and of them."""
+    """Return a schema whose inner schemas are replaced by what ``change`` makes of their keyword and of
+    them."""
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in _NAMED and isinstance(value, Mapping):

@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SHARE = 0.125  # of the latest prompt in the running mean
-_VAIN = 0.25  # of a TTFT: what an answer begun in vain costs besides, so that it has to pay clearly
+_SHARE = 0.125  # weight of the latest prompt in the running mean
+_VAIN = 0.25  # cost of an answer begun in vain, in TTFTs, added so that speculation has to pay clearly
 
 
 class Speculation:
-    """What may soon be asked, as :meth:`ChatModel.speculate` gives it. Thread-safe."""
+    """A request that may soon come, as :meth:`ChatModel.speculate` gives it. Thread-safe."""
 
     def __init__(self, request: ChatRequest, lock: threading.RLock | None = None) -> None:
         # A copy: messages may be changed in place before they are asked.
         self.request, self._lock = copy.deepcopy(request), lock or threading.RLock()
         self.turn: Turn | None = None
-        """Its answer, if that was begun, until it is adopted."""
+        """The answer, if it was begun, until it is adopted."""
         self.over = False
         self.at = time.perf_counter()
 
     @property
     def begun(self) -> bool:
-        """Whether its answer is under way, or done, and nobody has asked for it yet."""
+        """Return whether the answer is under way, or done, and nobody has asked for it yet."""
         return self.turn is not None and not self.over
 
     def end(self) -> None:
-        """It will not be asked. Leaves an answer that was adopted alone; safe to call twice."""
+        """Give up the request: it will not come. Leaves an answer that was adopted alone; safe to call
+        twice."""
         with self._lock:
             self.over = True
             if self.turn is not None:
@@ -48,7 +49,8 @@ class Speculation:
 
 
 class Speculations:
-    """Of one chat: one at a time, ended by the next one and by any other prompt. Thread-safe.
+    """The speculations of one chat: one at a time, ended by the next one and by any other prompt.
+    Thread-safe.
 
     Whether answers are begun at all is measured, in seconds of time to first token. A prompt that was
     expected and came would have saved ``min(wait, TTFT)``. One that did not would have left the next one
@@ -62,7 +64,8 @@ class Speculations:
         self._saved_s = 0.0
 
     def expect(self, request: ChatRequest, begin: Callable[[ChatRequest, bool], Turn | None]) -> Speculation:
-        """begin: gives the answer, under way, if it can; told whether a running one was ended for it."""
+        """Expect a request. begin: gives the answer, under way, if it can; told whether a running one was
+        ended for it."""
         with self._lock:
             latest, freed = self._latest, False
             if latest is not None:
@@ -82,7 +85,7 @@ class Speculations:
         return expected
 
     def turn(self, request: ChatRequest, make: Callable[[ChatRequest], Turn]) -> Turn:
-        """For a request that is asked now: the one that was begun for it, or another."""
+        """Return a turn for a request that is asked now: the one that was begun for it, or another."""
         with self._lock:
             latest, self._latest = self._latest, None
             if latest is not None:
@@ -104,7 +107,7 @@ class Speculations:
         return turn
 
     def end(self) -> None:
-        """Nothing is expected any more."""
+        """Expect no request any more."""
         with self._lock:
             latest, self._latest = self._latest, None
             if latest is not None:
@@ -120,7 +123,7 @@ class Speculations:
 
 
 async def in_thread(work: Callable[[], T], undo: Callable[[T], Any]) -> T:
-    """Have a thread do this. undo: for a result that comes when nobody waits for it any more."""
+    """Run ``work`` in a thread. undo: told of a result that comes when nobody waits for it any more."""
     result = asyncio.ensure_future(asyncio.to_thread(work))
 
     def gone(done: asyncio.Future[T]) -> None:

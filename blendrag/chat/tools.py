@@ -55,7 +55,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class InvalidToolCall:
-    """What looks like a call and cannot be one."""
+    """Text that looks like a call and cannot be one."""
 
     text: str
     reason: str
@@ -63,7 +63,7 @@ class InvalidToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model's answer: what it says, and what it calls."""
+    """A model's answer, taken apart: what it says, and what it calls."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -71,7 +71,7 @@ class Reading:
 
 
 def template_knows_tools(tokenizer: Any) -> bool:
-    """Whether the model's template writes tools, calls and their results by itself."""
+    """Return whether the model's template writes tools, calls and their results by itself."""
     if tokenizer not in _known:
         tool = whole_tool({"function": {"name": "probe_a"}})
         call = {"type": "function", "function": {"name": "probe_b", "arguments": {}}}
@@ -90,10 +90,10 @@ def template_knows_tools(tokenizer: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """Of a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system, takes_welcome:
-    whether it takes a system message, and one of the assistant's to begin with. control_tokens: texts that
-    mean something in its markup. names: those in its code, variables among them; None: a server of an older
-    version, which does not say."""
+    """Facts about a model's chat template. knows_tools: see :func:`template_knows_tools`. takes_system,
+    takes_welcome: whether it takes a system message, and one of the assistant's to begin with.
+    control_tokens: texts that mean something in its markup. names: those in its code, variables among them;
+    None: a server of an older version, which does not say."""
 
     knows_tools: bool
     takes_system: bool
@@ -117,7 +117,7 @@ class TemplateFacts:
 
 
 def _names(template: Any) -> tuple[str, ...]:
-    """The names in the code of a template, or of several."""
+    """Return the names in the code of a template, or of several."""
     from jinja2 import Environment
 
     sources = template.values() if isinstance(template, Mapping) else [template or ""]
@@ -134,7 +134,8 @@ def _takes(tokenizer: Any, *messages: Message) -> bool:
 
 
 def with_tools(template: TemplateFacts, request: ChatRequest) -> tuple[list[Message], dict[str, Any]]:
-    """The request's messages, with tools and calls as this model reads them; options for its template."""
+    """Return the request's messages, with tools and calls as this model reads them, and options for its
+    template."""
     _warn_about_variables(template, request.chat_template_kwargs)
     tokens = template.control_tokens
     messages = [dict(message) for message in request.messages if isinstance(message, Mapping)]
@@ -167,7 +168,8 @@ def forced_schema(
 
 
 def _call_schema(schemas: Schemas, tool: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    """A call, as an object of the tool's name and, under the name ``arguments``, of those."""
+    """Return the schema of a call, an object of the tool's name and, under the name ``arguments``, of
+    those."""
     return {
         "type": "object",
         "properties": {"name": {"const": tool["function"]["name"]}, arguments: _arguments(schemas, tool)},
@@ -181,13 +183,14 @@ def _arguments(schemas: Schemas, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def offered_tools(template: TemplateFacts, request: ChatRequest) -> dict[str, Any]:
-    """The variable ``tools`` of a template."""
+    """Return the variable ``tools`` of a template."""
     tools = [whole_tool(tool) for tool in request.offered]
     return {"tools": _harmless(template.control_tokens, tools)}
 
 
 def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object; if it says nothing of them, there are none."""
+    """Return the schema of a tool's arguments, which are an object; if it says nothing of them, there are
+    none."""
     given = dict(tool["function"].get("parameters") or {})
     given = {name: value for name, value in given.items() if value is not None}
     given.setdefault("type", "object")
@@ -195,7 +198,7 @@ def parameters_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with all that templates ask for; what it has stays where it is."""
+    """Return a tool with all that templates ask for; what it has stays where it is."""
     function = {**tool["function"], "parameters": parameters_of(tool)}
     function.setdefault("description", "")
     return {"type": "function", **tool, "function": function}
@@ -226,13 +229,13 @@ def _native(message: Message) -> Message:
 
 
 def _short_id(call_id: str | None) -> str:
-    """Nine letters and digits, which is what Mistral's templates take; others take any."""
+    """Return nine letters and digits, which is what Mistral's templates take; others take any."""
     known = call_id or ""
     return known if len(known) == 9 and known.isalnum() else xxhash.xxh3_64_hexdigest(known.encode())[:9]
 
 
 def _harmless(control_tokens: Sequence[str], value: Any) -> Any:
-    """``value`` with the control tokens in its texts broken up by an invisible sign.
+    """Return ``value`` with the control tokens in its texts broken up by an invisible sign.
 
     Templates write tools, calls, names and thinking into their own markup, where control tokens count; what a
     user made a model call a tool with must not end a turn. Contents are kept apart already, and stay as they
@@ -249,7 +252,8 @@ def _harmless(control_tokens: Sequence[str], value: Any) -> Any:
 
 
 def without_control(control_tokens: Iterable[str], value: Any) -> Any:
-    """A text with the control tokens in it broken up by an invisible sign; any other value as it is."""
+    """Return a text with the control tokens in it broken up by an invisible sign; any other value as it
+    is."""
     if isinstance(value, str):
         for token in control_tokens:
             value = value.replace(token, f"{token[0]}\u2060{token[1:]}")
@@ -257,7 +261,7 @@ def without_control(control_tokens: Iterable[str], value: Any) -> Any:
 
 
 def _written(message: Message) -> Message:
-    """A message whose calls, or whose being a tool's result, are written out in its text."""
+    """Return a message whose calls, or whose being a tool's result, are written out in its text."""
     content = message.get("content") or ""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
@@ -289,7 +293,7 @@ def answer_grammar(request: ChatRequest) -> Grammar | None:
 
 
 def visible(text: str, request: ChatRequest, parser: ToolParser | None = None) -> str:
-    """The beginning of an unfinished answer that is certainly text, and no part of a call."""
+    """Return the beginning of an unfinished answer that is certainly text, and no part of a call."""
     if not request.offered or (parser is not None and parser.apart):
         return text
     marks = (_OPEN,) if parser is None else parser.marks
@@ -311,7 +315,7 @@ def _before(text: str, marks: Iterable[str]) -> str:
 def read_answer(
     text: str, request: ChatRequest, parser: ToolParser | None = None, token_ids: Sequence[int] = ()
 ) -> Reading:
-    """A finished answer, taken apart. parser: what reads its calls; what that one finds none in is read as
+    """Take a finished answer apart. parser: what reads its calls; what that one finds none in is read as
     without it, and nothing that looks like a call is lost. token_ids: of the answer, thinking included."""
     names = {tool["function"]["name"] for tool in request.offered}
     if not names:
@@ -322,7 +326,7 @@ def read_answer(
 
 
 def read_calls(text: str, written: Sequence[tuple[str, str]], request: ChatRequest) -> Reading:
-    """A finished answer whose calls a server has read. written: their names and arguments."""
+    """Return a finished answer whose calls a server has read. written: their names and arguments."""
     if not written:
         return read_answer(text, request)
     names = {tool["function"]["name"] for tool in request.offered}
@@ -376,7 +380,8 @@ def _parsed_by(parser: ToolParser, text: str, token_ids: Sequence[int], names: s
 
 
 def _said(before: str, content: str) -> str:
-    """Text from before the calls, of which some parsers leave out blanks, or all; and from behind them."""
+    """Return the text before the calls, of which some parsers leave out blanks, or all; and that behind
+    them."""
     head = before.strip()
     _, known, behind = content.partition(head) if head else ("", head, content)
     behind = content if head and not known else behind
@@ -384,14 +389,14 @@ def _said(before: str, content: str) -> str:
 
 
 def _tagged(text: str, names: set[str]) -> Reading:
-    """An answer with calls as Hermes models write them, or as JSON."""
+    """Read an answer with calls as Hermes models write them, or as JSON."""
     if _OPEN in text:
         return _reading(text[: text.index(_OPEN)], _CALL.findall(text), names)
     return _bare(text, names)
 
 
 def _bare(text: str, names: set[str]) -> Reading:
-    """An answer that is a call, or a list of them, as JSON."""
+    """Read an answer that is a call, or a list of them, as JSON."""
     value = _parsed(text)
     objects = value if isinstance(value, list) else [value]
     if objects and all(isinstance(one, dict) and _is_name(one.get("name"), names) for one in objects):

@@ -32,7 +32,8 @@ from blendrag.settings import Settings
 
 
 def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
-    """The prompt that a request becomes. Raises ModelError if the model's template takes no form of it."""
+    """Return the prompt that a request becomes. Raises ModelError if the model's template takes no form of
+    it."""
     if request.plan is not None:
         return request.plan
     if isinstance(request.messages, str):
@@ -44,7 +45,7 @@ def plan_request(library: Library, request: ChatRequest) -> PromptPlan:
 
 
 class Turn:
-    """Made for one request; fed with the engine's pieces, it gives those of the answer."""
+    """One request's turn on the engine: fed with the engine's pieces, it gives those of the answer."""
 
     def __init__(self, library: Library, settings: Settings, request: ChatRequest) -> None:
         self._library, self._settings = library, settings
@@ -77,7 +78,7 @@ class Turn:
         self._first_s: float | None = None
         self.speculation: Speculated = "none"
         self.on_first_token: Callable[[float], None] = lambda ttft_s: None
-        """Told of the engine's TTFT, in seconds."""
+        """Called with the engine's TTFT, in seconds."""
 
     def _tool_parser(self) -> ToolParser | None:
         """Return what reads calls that the model may make; calls held by a grammar are JSON."""
@@ -89,7 +90,7 @@ class Turn:
         return ToolParser.of(wanted, self._library.tokenizer, tools, variables)
 
     def _choose(self) -> None:
-        """How the prompt is prefilled."""
+        """Choose how the prompt is prefilled."""
         options = self._request.options or self._settings.blending
         self._budget = options.kv_budget
         recipe, self._plain = self._library.recipe(self.plan, options)
@@ -97,7 +98,8 @@ class Turn:
 
     @property
     def sampling(self) -> Sampling:
-        """The request's, held to the schema or the call that is asked for, once the model has thought."""
+        """The request's sampling, held to the schema or the call that is asked for, once the model has
+        thought."""
         request, grammar = self._request, answer_grammar(self._request)
         given = tuple(self._tokens)
         sampling = replace(request.sampling, path=self._path, given=given, grammar=grammar)
@@ -111,43 +113,43 @@ class Turn:
     # -- the engine's pieces ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Generate from now on, whoever reads it."""
+        """Begin to generate, whoever reads it."""
         self._pieces = self.engine.begin(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
 
     def adopt(self) -> None:
-        """What was begun is asked for now."""
+        """Take over an answer that was begun before it was asked for."""
         self._begin, self.speculation = time.perf_counter(), "adopted"
 
     def cancel(self) -> None:
-        """Stop what was begun."""
+        """Stop an answer that was begun."""
         if self._pieces is not None:
             self._pieces.cancel()
 
     @property
     def running(self) -> bool:
-        """Whether what was begun has not ended yet."""
+        """Return whether an answer that was begun has not ended yet."""
         return self._pieces is not None and self._pieces.running
 
     @property
     def failed(self) -> bool:
-        """Whether what was begun has ended with an error."""
+        """Return whether an answer that was begun has ended with an error."""
         return self._pieces is not None and self._pieces.failed
 
     def deltas(self) -> Generator[Delta]:
-        """Closing the iterator stops the generation."""
+        """Yield the engine's pieces. Closing the iterator stops the generation."""
         if self._pieces is not None:
             return self._pieces.stream()
         return self.engine.stream(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
 
     def adeltas(self) -> AsyncGenerator[Delta]:
-        """``deltas`` for any event loop."""
+        """Do as ``deltas`` in any event loop."""
         if self._pieces is not None:
             return self._pieces.astream()
         return self.engine.astream(self.plan.token_ids, self.sampling, self.recipe, self.namespace)
 
     def go_on(self, error: EngineError) -> bool:
-        """Have the rest of an answer that failed like this come from another engine, started if need be.
-        False: nothing was given out, or the rest would not be right."""
+        """Have another engine, started if need be, give the rest of an answer that failed like this. Returns
+        False if nothing was given out, or the rest would not be right."""
         if not self._tokens or self._request.offered or not can_go_on(self.sampling):
             return False
         self._resumed[str(error)] = len(self._tokens)
@@ -158,7 +160,8 @@ class Turn:
     # -- the answer's -------------------------------------------------------------------------------------
 
     def feed(self, delta: Delta) -> Piece:
-        """The part of the answer that is certain by now; with the last piece, the rest and the whole."""
+        """Return the part of the answer that is certain by now; with the last piece, the rest and the
+        whole."""
         if self._first_s is None:
             self._first_s = delta.ttft_s
             self.on_first_token(delta.ttft_s)
@@ -182,7 +185,7 @@ class Turn:
             evidence, fresh=evidence.fresh + again, speculation=self.speculation, resumed=self._resumed
         )
         stored = 0
-        with contextlib.suppress(BlendragError):  # the answer is there, whatever becomes of the KV
+        with contextlib.suppress(BlendragError):  # the answer is given, whatever becomes of the KV
             stored = self._library.repair(evidence.missing) if evidence.missing else 0
         if forecaster := self._library.forecaster:
             request, seconds = self._request, time.perf_counter() - self._begin

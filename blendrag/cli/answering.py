@@ -1,4 +1,4 @@
-"""How answers and plans are shown: by ``ask``, ``chat`` and ``demo``."""
+"""Output of answers and plans, for ``ask``, ``chat`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_stream(stream: AnswerStream, *, show_thinking: bool = False) -> Answer
 
 
 def print_sources(answer: Answer) -> None:
-    """Where the answer comes from, a line per document, and what was computed for it."""
+    """Print where the answer comes from, a line per document, and what was computed for it."""
     best: dict[str, list[float]] = {}
     for source in answer.sources:
         best.setdefault(source.source, []).append(source.score)
@@ -66,7 +66,7 @@ def write_trace_of(answer: Answer, path: Path | None) -> None:
 
 
 def evidence_line(answer: Answer) -> str:
-    """Which prompt tokens were reused, recomputed and computed fresh, and the time to the first token."""
+    """Say which prompt tokens were reused, recomputed and computed fresh, and the time to the first token."""
     evidence = answer.evidence
     parts = [
         f"{evidence.reused:,} tokens reused",
@@ -86,7 +86,7 @@ def evidence_line(answer: Answer) -> str:
 
 
 def print_plan(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The rows of ``BlendIndex.explain`` as a table."""
+    """Print the rows of ``BlendIndex.explain`` as a table."""
     table = Table(title="Plan of the prompt", title_justify="left")
     table.add_column("segment", no_wrap=True)
     table.add_column("source", overflow="fold")

@@ -46,7 +46,7 @@ def about(
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the ``blendrag`` command."""
     written = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:

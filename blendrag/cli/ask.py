@@ -98,7 +98,7 @@ def _converse(index: BlendIndex | ServedIndex, show_thinking: bool) -> None:
 def _ready(
     folder: Path, server: str | None, api_key: str | None, **options: Any
 ) -> Iterator[BlendIndex | ServedIndex]:
-    """An index with documents in it, and its engine running or a server to ask."""
+    """Open an index with documents in it, and have its engine running or a server to ask."""
     from blendrag.cli.opening import open_index, open_served, start_engine
 
     if server is not None:
@@ -120,13 +120,13 @@ def _length(given: int | None) -> int:
 
 
 def _refuse_empty(index: BlendIndex | ServedIndex) -> None:
-    """Before half a minute is spent on starting an engine."""
+    """Raise EmptyIndexError for an empty index, before half a minute is spent on starting an engine."""
     if not index.stats()["documents"]:
         raise EmptyIndexError(f"the index {str(index.root)!r} holds no documents: ingest some first")
 
 
 def _read() -> str | None:
-    """The next question; None at the end of the input."""
+    """Return the next question; None at the end of the input."""
     while True:
         try:
             return input("\n> ").strip()

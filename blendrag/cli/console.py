@@ -1,4 +1,4 @@
-"""What all commands share: where things are printed, and how an error ends a command."""
+"""Parts that all commands share: where things are printed, and how an error ends a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from blendrag.errors import BlendragError
 
 _WIDE, _PAGE = 1000, 80  # columns
-# What became of commands, for whoever types them still.
+# Former commands, each with what became of it.
 _RENAMED = {
     "chat": "'blendrag ask' without a question",
     "tree": "'stats --tree', 'gc --tree' and 'ingest --questions'",
@@ -34,39 +34,40 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def out() -> Console:
-    """Results."""
+    """Return the console of results."""
     return _console(sys.stdout)
 
 
 def err() -> Console:
-    """Notes, bars and errors: never mixed with results that a script reads."""
+    """Return the console of notes, bars and errors, which never mix with results that a script reads."""
     return _console(sys.stderr)
 
 
 def _console(file: TextIO) -> Console:
-    """Where nobody looks and nobody said how wide it is, no column of a table is cut off."""
+    """Return a console. Where nobody looks and nobody said how wide it is, no column of a table is cut
+    off."""
     narrow = file.isatty() or "COLUMNS" in os.environ
     return Console(file=file, highlight=False, width=None if narrow else _WIDE)
 
 
 def heading(title: str, console: Console) -> None:
-    """A rule of at most a page's width, where lines may be longer."""
+    """Print a rule of at most a page's width, where lines may be longer."""
     console.print(Rule(title, align="left"), width=min(console.width, _PAGE))
 
 
 def say(message: str) -> None:
-    """A note on standard error, as it is: brackets in it are not markup."""
+    """Print a note on standard error, as it is: brackets in it are not markup."""
     err().print(message, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False))
 
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Ctrl-C ends the command with one line and exit code 130.
+    """End the command with one line and exit code 130 on Ctrl-C.
 
     The terminal interrupts the engine's processes as well, so what an interrupt looks like here may be a
     failing engine: that is the interrupt's doing, not an error of its own.
@@ -104,7 +105,7 @@ class Commands(TyperGroup):
 
 
 def group(name: str | None = None, help: str | None = None) -> typer.Typer:
-    """A command that has others below it."""
+    """Return a command that has others below it."""
     return typer.Typer(
         name=name,
         help=help,
@@ -117,7 +118,7 @@ def group(name: str | None = None, help: str | None = None) -> typer.Typer:
 
 
 def shown(source: str) -> str:
-    """A source's name for people: files below the working folder without it."""
+    """Return a source's name for people: files below the working folder without it."""
     try:
         return str(Path(source).relative_to(Path.cwd()))
     except ValueError:

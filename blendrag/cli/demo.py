@@ -58,7 +58,7 @@ class Comparison:
 
 
 def _name(settings: Settings) -> str:
-    """Of the demo's folder: an index is opened only with what it was made with."""
+    """Return the name of the demo's folder: an index is opened only with what it was made with."""
     from blendrag.store.identity import LAYOUT_VERSION, prefix_name
 
     kind, prefix = settings.shared_prefix, ""
@@ -142,7 +142,8 @@ def _show_answers(index: BlendIndex) -> None:
 
 
 def _compare(index: BlendIndex, console: Console) -> list[Comparison]:
-    """The first question once more, before all others, to warm up."""
+    """Compare the questions' prompts, prefilled in full and blended. The first one is asked once more, before
+    all others, to warm up."""
     from blendrag.lab.experiment import in_turn
     from blendrag.progress import progress_bar
 

@@ -1,4 +1,5 @@
-"""What the demo reads: the project's own documentation, and what the installed packages brought along."""
+"""Documents that the demo reads: the project's own documentation, and what the installed packages brought
+along."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _ASKED_ABOUT = (
 
 
 def demo_documents() -> list[Document]:
-    """Documents in the same order every time; at least 30 wherever blendrag's own dependencies are."""
+    """Return documents in the same order every time; at least 30 wherever blendrag's own dependencies are."""
     found = list(_project_documents())
     room = _TOTAL_CHARACTERS - sum(len(document.text) for document in found)
     installed = package_names()
@@ -40,7 +41,7 @@ def demo_documents() -> list[Document]:
 
 
 def _project_documents() -> Iterator[Document]:
-    """README and docs, when blendrag runs from its repository."""
+    """Yield README and docs, when blendrag runs from its repository."""
     root = Path(blendrag.__file__).resolve().parents[1]
     if (root / "pyproject.toml").is_file():
         for path in (root / "README.md", *sorted(root.glob("docs/*.md"))):
@@ -57,7 +58,7 @@ def _descriptions(names: list[str]) -> Iterator[Document]:
 
 
 def _licences(names: list[str]) -> Iterator[Document]:
-    """A few licences that begin differently: most packages bring one of the same three texts."""
+    """Yield a few licences that begin differently: most packages bring one of the same three texts."""
     beginnings: set[str] = set()
     for name in names:
         text = _cut(next(licences(name), ""))
@@ -70,7 +71,7 @@ def _licences(names: list[str]) -> Iterator[Document]:
 
 
 def _cut(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """The beginning of a long text, up to the end of a paragraph."""
+    """Return the beginning of a long text, up to the end of a paragraph."""
     if len(text) <= most:
         return text
     end = text.rfind("\n\n", 0, most)

@@ -1,4 +1,4 @@
-"""``blendrag verify``, ``gc`` and ``purge``: what looks after an index. No engine."""
+"""``blendrag verify``, ``gc`` and ``purge``: commands that look after an index, without an engine."""
 
 from __future__ import annotations
 

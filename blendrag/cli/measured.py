@@ -1,4 +1,4 @@
-"""How the commands that measure do so, and show what they found."""
+"""Parts of the commands that measure: how they do so, and show what they found."""
 
 from __future__ import annotations
 

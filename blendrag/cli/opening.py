@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StatusLine(Progress):
-    """Tells on standard error what is being waited for."""
+    """A line on standard error that tells what is being waited for."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -29,7 +29,7 @@ class StatusLine(Progress):
 
 @contextmanager
 def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterator[BlendIndex]:
-    """The index in ``folder``. ``options``: settings, None where the user gave none."""
+    """Open the index in ``folder``. ``options``: settings, None where the user gave none."""
     with err().status("opening the index"):
         from blendrag.index.index import BlendIndex
 
@@ -42,7 +42,7 @@ def open_index(folder: Path, *, create: bool = False, **options: Any) -> Iterato
 def open_served(
     folder: Path, servers: Sequence[str], api_key: str | None, *, create: bool = False, **options: Any
 ) -> Iterator[ServedIndex]:
-    """The same, with KV and answers of servers."""
+    """Open the index in ``folder`` with KV and answers of servers."""
     with err().status("opening the index"):
         from blendrag.index.served import ServedIndex
         from blendrag.remote.chat import RemoteChat

@@ -90,7 +90,7 @@ def _blend_table(measured: Profile, estimate: Estimator) -> Table:
 
 
 def _tier_table(measured: Profile, estimate: Estimator, settings: Settings) -> Table:
-    """How fast each tier is, and what that makes of a prompt."""
+    """Return a table of how fast each tier is, and what that makes of a prompt."""
     from blendrag.control.choose import ratio_for
 
     cached, nbytes = _cached(measured, settings)
@@ -122,6 +122,6 @@ def _mode_b(measured: Profile, estimate: Estimator, settings: Settings) -> str:
 
 
 def _cached(measured: Profile, settings: Settings) -> tuple[int, int]:
-    """Tokens of a prompt's chunks, and bytes of their KV."""
+    """Return the tokens of a prompt's chunks, and the bytes of their KV."""
     tokens = settings.similarity_top_k * settings.chunk_tokens
     return tokens, tokens * measured.kv_bytes

@@ -106,7 +106,8 @@ def serve(
 
 
 def _check_blending(settings: Settings) -> None:
-    """Apart, since it imports torch: what is said before is said at once."""
+    """Raise ConfigError for a wrong selector or codec. Apart, since it imports torch: what is said before is
+    said at once."""
     from blendrag.select import make_selector
     from blendrag.store.codec import CODECS
 

@@ -54,7 +54,7 @@ def stats(
 
 
 def _eviction(facts: Mapping[str, Any]) -> str:
-    """Policies by tier, and the forecasts that they were given."""
+    """Return the policies by tier, and the forecasts that they were given, in a line."""
     policies, asked = facts["policies"], facts["forecasts"].get("asked", 0)
     named = ", ".join(f"{tier} {policy}" for tier, policy in policies.items()) or "no tier has a limit"
     if not asked:

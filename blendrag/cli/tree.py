@@ -53,7 +53,7 @@ def show_tree(index: Path, json: bool) -> None:
 
 
 def read_questions(path: Path) -> list[str]:
-    """One per line. Raises ConfigError."""
+    """Read questions, one per line. Raises ConfigError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +62,8 @@ def read_questions(path: Path) -> list[str]:
 
 
 def grow_tree(index: BlendIndex, questions: Sequence[str]) -> dict[str, Any]:
-    """Have the prefixes of questions on disk before they are asked: how many are new, and what there is."""
+    """Grow the prefixes of questions on disk before they are asked. Returns how many are new, and what there
+    is."""
     from blendrag.cli.opening import start_engine
 
     grown = 0
@@ -77,7 +78,7 @@ def grow_tree(index: BlendIndex, questions: Sequence[str]) -> dict[str, Any]:
 
 
 def remove_tree(index: ClosedIndex) -> int:
-    """Remove all exact prefixes from disk: their bytes."""
+    """Remove all exact prefixes from disk. Returns their bytes."""
     from blendrag.serving.prefixes import tree_folder
 
     folder = tree_folder(index.root)

@@ -1,1 +1,1 @@
-"""Documents in, answers out: what a user without a framework calls."""
+"""The index that a user without a framework calls: documents in, answers out."""

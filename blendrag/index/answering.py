@@ -36,7 +36,7 @@ class AnswerStream:
         return (piece.text for piece in self.pieces() if piece.text)
 
     def pieces(self) -> Iterator[Piece]:
-        """The same as :class:`Piece`."""
+        """Yield the answer as :class:`Piece`, thinking included."""
         for piece in self._pieces:
             self.answer = piece.answer
             yield piece
@@ -47,18 +47,19 @@ class AnswerStream:
 
 
 class Answering(ABC):
-    """A prompt is a question (a string), answered from the documents most like it; or messages,
-    ``{"role": ..., "content": ...}``, in which ingested texts are recognised by content."""
+    """An index that can be asked. A prompt is a question (a string), answered from the documents most like
+    it; or messages, ``{"role": ..., "content": ...}``, in which ingested texts are recognised by content."""
 
     _chat: ChatModel
 
     @abstractmethod
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
-        """A question becomes a prompt with what is retrieved for it; messages are one already."""
+        """Make a request of a prompt: a question gets what is retrieved for it; messages are a prompt
+        already."""
 
     def explain(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> list[dict[str, Any]]:
-        """What would be reused, without asking: a row per segment of the prompt, then the documents that
-        are not in it; each with tokens, tokens reused, and why not more."""
+        """Return what would be reused, without asking: a row per segment of the prompt, then the documents
+        that are not in it; each with tokens, tokens reused, and why not more."""
         return self._chat.explain(self._request(prompt, options))
 
     def ask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
@@ -66,7 +67,7 @@ class Answering(ABC):
         return self._chat.complete(self._request(prompt, options))
 
     def stream(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> AnswerStream:
-        """``ask``, piece by piece. Closing the stream stops the generation."""
+        """Do as ``ask``, piece by piece. Closing the stream stops the generation."""
 
         def pieces() -> Generator[Piece]:  # retrieves when it is read, as it generates
             yield from self._chat.stream(self._request(prompt, options))
@@ -74,13 +75,13 @@ class Answering(ABC):
         return AnswerStream(pieces())
 
     async def aask(self, prompt: str | Messages, **options: Unpack[AskOptions]) -> Answer:
-        """``ask`` for an event loop, which is not blocked. Cancelling it stops the generation."""
+        """Do as ``ask`` in an event loop, which is not blocked. Cancelling it stops the generation."""
         return await self._chat.acomplete(await asyncio.to_thread(self._request, prompt, options))
 
     async def astream(
         self, prompt: str | Messages, **options: Unpack[AskOptions]
     ) -> AsyncGenerator[str | Answer]:
-        """Pieces of text, and at the end the :class:`Answer`."""
+        """Yield pieces of text, and at the end the :class:`Answer`."""
         request = await asyncio.to_thread(self._request, prompt, options)
         async with contextlib.aclosing(self._chat.astream(request)) as pieces:
             async for piece in pieces:

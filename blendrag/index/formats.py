@@ -1,4 +1,5 @@
-"""From the bytes of one file to text. What a file is, its content says; the suffix says which kind of text.
+"""Formats of files: which reader makes text of a file's bytes. What a file is, its content says; the suffix
+says which kind of text.
 
 A reader raises :class:`Unusable` when the file holds no text it can use.
 """
@@ -14,21 +15,21 @@ from blendrag.index.office import read_archive
 from blendrag.index.text import Content, Unusable, decode
 
 READER_VERSION = 2
-"""Counts the changes of what the readers make of the same bytes: raise it with each."""
+"""The version of what the readers make of the same bytes: raise it with each change."""
 
 HEAD_BYTES = 1024
-"""The bytes of a file's beginning that :func:`find_reader` looks at."""
+"""The number of bytes of a file's beginning that :func:`find_reader` looks at."""
 
 Reader = Callable[[bytes], Content]
 
 
 def read_text(data: bytes) -> Content:
-    """Text, Markdown, data and code, as they are."""
+    """Read text, Markdown, data and code, as they are."""
     return Content(decode(data))
 
 
 def read_pdf(data: bytes) -> Content:
-    """The text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
+    """Return the text layer of a PDF, pages apart by a blank line. A scan without one is refused."""
     from pypdf import PdfReader
 
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it reports every repaired flaw of a file
@@ -61,7 +62,7 @@ READERS: dict[str, Reader] = {
     ".pdf": read_pdf,
     **dict.fromkeys((".docx", ".pptx", ".xlsx", ".epub"), read_archive),
 }
-"""By suffix: in lower case with its dot, "" for files without one."""
+"""Readers by suffix: in lower case with its dot, "" for files without one."""
 
 _BEGINNINGS: tuple[tuple[bytes, Reader], ...] = (
     (b"%PDF-", read_pdf),
@@ -76,7 +77,8 @@ _PAGE = (b"<!doctype html", b"<html")
 
 
 def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Reader | None:
-    """The reader for a file with this suffix that begins like this; the default where neither says enough."""
+    """Return the reader for a file with this suffix that begins like this; the default where neither says
+    enough."""
     bare = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     for beginning, reader in _BEGINNINGS:
         if bare.startswith(beginning):
@@ -87,7 +89,8 @@ def find_reader(suffix: str, head: bytes, default: Reader | None = None) -> Read
 
 
 def read(reader: Reader, data: bytes) -> Content:
-    """What the reader makes of a file. Whatever it fails with, a damaged or hostile file is Unusable."""
+    """Return what the reader makes of a file. Whatever it fails with, a damaged or hostile file is
+    Unusable."""
     try:
         return reader(data)
     except Unusable:

@@ -18,7 +18,7 @@ _DECLARED = re.compile(rb"""<(?:meta|\?xml)\b[^<>]*?\b(?:charset|encoding)\s*=\s
 
 
 def read_html(data: bytes) -> Content:
-    """A page as Markdown, under its title. Scripts, styles, templates and navigation are dropped."""
+    """Return a page as Markdown, under its title. Scripts, styles, templates and navigation are dropped."""
     content = markdown(markup(data))
     title = str(content.metadata.get("title", ""))
     if title in content.text[: 2 * len(title) + 100]:
@@ -27,13 +27,13 @@ def read_html(data: bytes) -> Content:
 
 
 def markup(data: bytes) -> str:
-    """A page's source. Raises Unusable for what is not text."""
+    """Return a page's source. Raises Unusable for what is not text."""
     declared = _DECLARED.search(data[:4096])
     return decode(data, declared[1].decode("ascii", "ignore") if declared else "")
 
 
 def markdown(markup: str) -> Content:
-    """What a page shows, as Markdown; its title is in the metadata."""
+    """Return what a page shows, as Markdown; its title is in the metadata."""
     page = _parse(_closed(markup))
     title = _take_title(page)
     _prepare(page)
@@ -50,7 +50,7 @@ _DROPPED = r"nav|template"
 _EMPTY = re.compile(rf"<({_READ})\b([^<>]*)/>", re.I)
 _OPENING = re.compile(rf"<(?:(!--)|(!\[CDATA\[)|({_READ}|{_DROPPED})(?=[\s/>]))", re.I)
 _CLOSING = re.compile(rf"(--!?>)|(\]\]>)|</({_READ}|{_DROPPED})(?=[\s/>])", re.I)
-# What a browser with scripts and frames does not show, but the page says.
+# Elements that a browser with scripts and frames does not show, but that have text of the page.
 _UNSEEN = re.compile(
     r"<(/?)(?:frameset|noframes|noembed|plaintext|datalist|rp|template(?=[^<>]*\sshadowroot))(?=[\s/>])", re.I
 )
@@ -58,7 +58,7 @@ _ROUNDS = 4
 
 
 def _closed(markup: str) -> str:
-    """The same page, in which nothing takes up to its end what was not meant."""
+    """Return the page with what is never closed made harmless: none of it takes the rest of the page."""
     head, end, tail = _text_of_cdata(markup).rpartition(">")
     markup = head + end + tail.replace("<", "&lt;")  # no tag is complete behind the last bracket
     markup = _UNSEEN.sub(r"<\1div", _EMPTY.sub(r"<\1\2></\1>", markup))
@@ -86,7 +86,7 @@ def _escaped_cdata(part: str) -> str:
 
 
 def _parse(markup: str) -> Document:
-    """The page; a tag that an open quote carries to the page's end is text."""
+    """Parse the page; a tag that an open quote carries to the page's end is text."""
     for last in (False,) * _ROUNDS + (True,):
         page = turbohtml.parse(markup, source_locations=True)
         if not any(error.code == "eof-in-tag" for error in page.errors):
@@ -150,7 +150,7 @@ def _prepare(page: Document) -> None:
 
 
 def _count_down(numbered: Element) -> None:
-    """Each item gets its number; the writer would count up."""
+    """Give each item its number, counting down; the writer would count up."""
     items = [item for item in numbered.children if isinstance(item, Element) and item.tag == "li"]
     number = _number(numbered.attr("start"), len(items))
     for item in items:
@@ -164,7 +164,7 @@ def _number(written: str | None, default: int) -> int:
 
 
 def _nearest(nodes: Iterable[N], tag: str) -> Iterator[tuple[N, Element | None]]:
-    """Each of these with the nearest element of this name around it. No node is looked at twice."""
+    """Yield each of these with the nearest element of this name around it. No node is looked at twice."""
     known: dict[Node, Element | None] = {}
     for inner in nodes:
         path: list[Node] = []
@@ -189,7 +189,7 @@ _SPARSE = 100  # times as many cells as there are: then rows are not filled up
 
 
 def _parts(table: Element) -> Iterator[Element]:
-    """Sections, rows and cells of this table, not of those inside it."""
+    """Yield the sections, rows and cells of this table, not of those inside it."""
     waiting = list(table.children)
     for part in waiting:
         if isinstance(part, Element) and part.tag in (*_ROWS, *_CELLS, "caption"):
@@ -199,13 +199,13 @@ def _parts(table: Element) -> Iterator[Element]:
 
 
 def _unfold(table: Element) -> None:
-    """A table whose cells hold code or tables has no rows of one line: its cells become paragraphs."""
+    """Make paragraphs of a table's cells if they hold code or tables: it has no rows of one line."""
     for part in (table, *_parts(table)):
         part.tag = "div"
 
 
 def _complete(table: Element) -> None:
-    """Every row gets as many cells as the longest, for only then is a table written as one."""
+    """Give every row as many cells as the longest, for only then is a table written as one."""
     rows: dict[Element, int] = {}
     for part in list(_parts(table)):
         if part.tag == "caption":
@@ -227,7 +227,7 @@ def _complete(table: Element) -> None:
 
 def _notation() -> Markdown:
     return Markdown(
-        # A word with a sign of Markdown before or in it is not found under what it was.
+        # Not escaped: a word with a sign of Markdown before or in it would no longer be found.
         inline=Markdown.Inline(ignore_emphasis=True),
         escaping=Markdown.Escaping(mode="none", asterisks=False, underscores=False),
         tables=Markdown.Tables(cell_blocks="text"),

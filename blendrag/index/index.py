@@ -35,7 +35,8 @@ _OF_CHUNKS = ("chunk_tokens", "chunk_overlap", "context_tokens")  # settings tha
 
 
 class BlendIndex(Answering):
-    """Open with :meth:`open`, close with :meth:`close` or ``with``. The engine starts when needed."""
+    """A folder of documents that answers questions. Open it with :meth:`open`, close it with :meth:`close` or
+    ``with``. The engine starts when needed."""
 
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
@@ -80,7 +81,8 @@ class BlendIndex(Answering):
         self._ledger.close()
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
-        """The engine, started if it is not running: half a minute that the first question need not pay."""
+        """Start the engine if it is not running, and return it: half a minute that the first question need
+        not pay."""
         return self._library.start(progress)
 
     # -- documents ----------------------------------------------------------------------------------------
@@ -133,12 +135,14 @@ class BlendIndex(Answering):
     # -- questions ----------------------------------------------------------------------------------------
 
     def retrieve(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
-        """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
+        """Return the chunks most like the question, best first. Raises EmptyIndexError without any
+        documents."""
         return self._retriever.search(question, similarity_top_k)
 
     def warm(self, question: str, similarity_top_k: int | None = None) -> int:
-        """Have the exact prefix of a question's prompt before it is asked, if there is room: the number of
-        nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model."""
+        """Store the exact prefix of a question's prompt before it is asked, if there is room. Returns the
+        number of nodes that are new. Raises ConfigError where exact prefixes are off, or not for this model.
+        """
         self._library.start()
         if (prefixes := self._library.prefixes) is None:
             raise ConfigError("exact prefixes are off, or not for this model: give a tier tree_bytes")
@@ -146,7 +150,8 @@ class BlendIndex(Answering):
         return prefixes.grow(plan)
 
     def _request(self, prompt: str | Messages, options: AskOptions) -> ChatRequest:
-        """A question becomes a prompt with what is retrieved for it; messages are one already."""
+        """Make a request of a prompt: a question gets what is retrieved for it; messages are a prompt
+        already."""
         check_names(options, AskOptions.__annotations__)
         asked: Any = dict(options)
         similarity_top_k, history = asked.pop("similarity_top_k", None), asked.pop("history", None) or ()
@@ -162,6 +167,7 @@ class BlendIndex(Answering):
     # -- about it -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Documents, chunks and bytes; what was counted per tier since the index was made; eviction and its
-        forecasts; the documents that were reused most; and what the tiers say now, when the engine runs."""
+        """Return documents, chunks and bytes; what was counted per tier since the index was made; eviction
+        and its forecasts; the documents that were reused most; and what the tiers say now, when the engine
+        runs."""
         return {"documents": len(self._ledger.sources()), **self._library.stats()}

@@ -24,7 +24,7 @@ from blendrag.store.contexts import Contexts
 
 @dataclass(slots=True, kw_only=True)
 class IngestReport(PrefillReport):
-    """What an ingest did, in documents and in chunks.
+    """A report of what an ingest did, in documents and in chunks.
 
     reread: the changed documents that an older version of the readers had read.
     """
@@ -42,10 +42,10 @@ class IngestReport(PrefillReport):
 
 
 class Chunks(Protocol):
-    """What makes chunks of documents."""
+    """An object that makes chunks of documents."""
 
     def register(self, document: Document) -> tuple[list[tuple[str, str]], list[str]]:
-        """Key and text of a document's chunks; and keys whose KV can go."""
+        """Register a document's chunks. Returns their keys and texts; and keys whose KV can go."""
 
     def release(self, source: str) -> list[str]:
         """Forget a document. Returns keys whose KV can go."""
@@ -53,7 +53,7 @@ class Chunks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Into the catalogue."""
+    """The making of chunks into the catalogue."""
 
     splitter: Splitter
     contexts: Contexts
@@ -71,7 +71,8 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPipeline:
-    """Takes documents into the ledger, what makes chunks of them, and the vector store; or out of them."""
+    """A pipeline that takes documents into the ledger, what makes chunks of them, and the vector store; or
+    out of them."""
 
     root: Path
     fingerprint: str

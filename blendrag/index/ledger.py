@@ -1,4 +1,5 @@
-"""What has been ingested: one row per document, so that a second ingest does only what has changed."""
+"""The ledger of what has been ingested: one row per document, so that a second ingest does only what has
+changed."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ class Ledger:
             raise StoreError(f"cannot open the list of documents {str(path)!r}: {error}") from error
 
     def unchanged(self, document: Document, fingerprint: str) -> bool:
-        """Whether this very text is in the index, made with these settings."""
+        """Return whether this very text is in the index, made with these settings."""
         rows = self._execute(
             "SELECT 1 FROM documents WHERE source = ? AND content_hash = ? AND fingerprint = ?",
             (document.source, document.content_hash, fingerprint),
@@ -92,7 +93,7 @@ class Ledger:
         self._execute("DELETE FROM documents WHERE source = ?", (source,))
 
     def read_by_older(self) -> set[str]:
-        """The sources whose texts an older version of the readers made."""
+        """Return the sources whose texts an older version of the readers made."""
         rows = self._execute("SELECT source FROM documents WHERE reader < ?", (READER_VERSION,))
         return {str(source) for (source,) in rows}
 
@@ -104,7 +105,7 @@ class Ledger:
         return {str(source) for (source,) in self._execute("SELECT source FROM documents")}
 
     def under(self, roots: Iterable[str]) -> set[str]:
-        """The sources that are one of these files, or files in one of these folders at any depth."""
+        """Return the sources that are one of these files, or files in one of these folders at any depth."""
         tops = [(root, root.rstrip(os.sep) + os.sep) for root in roots]
         return {
             source
@@ -113,7 +114,7 @@ class Ledger:
         }
 
     def documents(self) -> list[DocumentRecord]:
-        """All documents, by source."""
+        """Return all documents, by source."""
         rows = self._execute(
             "SELECT source, content_hash, fingerprint, chunk_keys, bytes, ingested_at"
             " FROM documents ORDER BY source"

@@ -1,4 +1,5 @@
-"""From what a user hands to ``ingest`` to documents: paths, folders, texts, our documents or a framework's.
+"""Documents, loaded from what a user hands to ``ingest``: paths, folders, texts, our documents or a
+framework's.
 
 A mistake in what was named directly is a SourceError before anything is read; a file inside a folder that
 cannot be used is reported as Skipped, and the walk goes on.
@@ -44,7 +45,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What could not be used, and why. ``transient``: it is there, but could not be read this time."""
+    """A source that could not be used, and why. ``transient``: it is there, but could not be read this
+    time."""
 
     source: str
     reason: str
@@ -72,7 +74,7 @@ def load_sources(
 
 
 def roots(items: Item | Iterable[Item]) -> tuple[str, ...]:
-    """The files and folders among ``items``, named as the sources of the documents below them are."""
+    """Return the files and folders among ``items``, named as the sources of the documents below them are."""
     targets = (_resolve(item) for item in _as_list(items))
     return tuple(_source(target) for target in targets if isinstance(target, Path))
 
@@ -86,7 +88,7 @@ def _as_list(items: Item | Iterable[Item]) -> list[Item]:
 
 
 def _resolve(item: Item) -> Path | Document:
-    """The real path or the document that an item stands for."""
+    """Return the real path or the document that an item stands for."""
     if isinstance(item, Document):
         if not isinstance(item.text, str):
             raise SourceError(f"a document's text is a string, not a {type(item.text).__name__}")
@@ -105,7 +107,8 @@ def _resolve(item: Item) -> Path | Document:
 
 
 def _from_framework(item: Any) -> Path | Document:
-    """A LangChain document. Page-wise loaders give every page of a file the same source, so it is named."""
+    """Make a document of LangChain's. Page-wise loaders give every page of a file the same source, so it is
+    named."""
     metadata = dict(item.metadata or {})
     source = str(getattr(item, "id", None) or metadata.get("source") or "")
     if source == str(metadata.get("source")) and "page" in metadata:
@@ -153,7 +156,8 @@ def _load(targets: list[Path | Document], max_bytes: int, excluded: set[str]) ->
 
 
 def _load_document(document: Document, names: dict[str, str]) -> Iterator[Loaded]:
-    """Different texts under one source are told apart by a number; the same text is given once."""
+    """Yield a document. Different texts under one source are told apart by a number; the same text is given
+    once."""
     source, number, text_hash = document.source, 1, document.content_hash
     while names.get(source, text_hash) != text_hash:
         number += 1
@@ -186,7 +190,8 @@ def _load_folder(folder: Path, max_bytes: int, seen: set[str], excluded: set[str
 
 
 def _walk(folder: Path, excluded: set[str]) -> Iterator[Path]:
-    """Files under a folder, sorted; a folder that cannot be listed stands for itself. Links are followed."""
+    """Yield the files under a folder, sorted; a folder that cannot be listed stands for itself. Links are
+    followed."""
     visited = set(excluded)
     stack = [folder]
     while stack:
@@ -237,5 +242,5 @@ def _load_file(path: Path, max_bytes: int, default: Reader | None = None) -> Loa
 
 
 def _source(path: Path) -> str:
-    """A path as a source. File names need not be valid text; what is kept in SQLite has to be."""
+    """Return a path as a source. File names need not be valid text; what is kept in SQLite has to be."""
     return os.fsencode(path).decode("utf-8", errors="replace")

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pptx.slide import Slide
 
 MAX_UNPACKED_BYTES = 100 << 20
-_MOST_TAGS = 1_000_000  # of a Word document: each costs up to a kilobyte and a tenth of a millisecond
-_MOST_CELLS = 50_000_000  # that a sheet's rows reach over: so many filled ones would unpack to more
+_MOST_TAGS = 1_000_000  # tags of a Word document: each costs up to a kilobyte and a tenth of a millisecond
+_MOST_CELLS = 50_000_000  # cells that a sheet's rows reach over: so many filled ones would unpack to more
 
 
 def read_archive(data: bytes) -> Content:
-    """A document of Word, PowerPoint or Excel, or an EPUB: which of them, its parts tell."""
+    """Read a document of Word, PowerPoint or Excel, or an EPUB: which of them, its parts tell."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         if (size := sum(member.file_size for member in members)) > MAX_UNPACKED_BYTES:
@@ -58,7 +58,7 @@ def _stream(archive: zipfile.ZipFile) -> IO[bytes]:
 
 
 def _read_docx(archive: zipfile.ZipFile) -> Content:
-    """Headings, lists, tables, links, notes, comments and pictures' descriptions."""
+    """Read headings, lists, tables, links, notes, comments and pictures' descriptions."""
     import mammoth
 
     parts = (member for member in archive.infolist() if member.filename.endswith(".xml"))
@@ -73,7 +73,7 @@ def _read_docx(archive: zipfile.ZipFile) -> Content:
 
 
 def _read_pptx(archive: zipfile.ZipFile) -> Content:
-    """Slides in their order: titles, texts, tables, pictures' descriptions, and the speaker's notes."""
+    """Read slides in their order: titles, texts, tables, pictures' descriptions, and the speaker's notes."""
     import pptx
 
     slides = pptx.Presentation(_stream(archive)).slides
@@ -107,7 +107,7 @@ def _lines(text: str) -> str:
 
 
 def _read_xlsx(archive: zipfile.ZipFile) -> Content:
-    """Every sheet as a table: values as last calculated, without rows and columns that are empty."""
+    """Read every sheet as a table: values as last calculated, without rows and columns that are empty."""
     import openpyxl
 
     with warnings.catch_warnings(action="ignore"):  # it reports all that it would lose in writing
@@ -142,7 +142,7 @@ def _value(value: object) -> str:
 
 
 def _table(rows: list[list[str]]) -> str:
-    """Cells as a table of Markdown; the first row is its head."""
+    """Return cells as a table of Markdown; the first row is its head."""
     lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
     lines[1:1] = [["---"] * len(row) for row in lines[:1]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -152,7 +152,7 @@ _CONTAINER = "META-INF/container.xml"
 
 
 def _read_epub(archive: zipfile.ZipFile) -> Content:
-    """Chapters in the order in which they are read."""
+    """Read chapters in the order in which they are read."""
     import turbohtml
 
     def parts(name: str, tag: str) -> list[Any]:

@@ -20,9 +20,9 @@ from blendrag.store.tiers.disk import QUARANTINE, SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What has left. chunks: with their KV. vectors: rows of the vector store. tiers: names of those that
-    were cleared besides the index's own folder. shared: chunks that stay, as other documents have them too.
-    """
+    """A report of what a purge removed. chunks: with their KV. vectors: rows of the vector store. tiers:
+    names of those that were cleared besides the index's own folder. shared: chunks that stay, as other
+    documents have them too."""
 
     source: str
     chunks: int
@@ -35,7 +35,8 @@ class Purged:
 
 
 def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
-    """Servers come first: if one cannot be reached, nothing has changed here, and the call can be repeated.
+    """Purge a document. Servers come first: if one cannot be reached, nothing has changed here, and the call
+    can be repeated.
 
     Raises SourceError for an unknown document, with the closest name; StoreError.
     """
@@ -69,7 +70,7 @@ def purge(source: str, library: Library, pipeline: DocumentPipeline) -> Purged:
 
 
 def _delete(tiers: Collection[Tier], keys: list[str]) -> list[str]:
-    """The names of the tiers that could not be reached."""
+    """Delete keys from tiers. Returns the names of those that could not be reached."""
     unreachable = []
     for tier in tiers:
         try:
@@ -80,7 +81,7 @@ def _delete(tiers: Collection[Tier], keys: list[str]) -> list[str]:
 
 
 def _delete_files(kv: Path, keys: Collection[str]) -> None:
-    """Records, and damaged ones that were put aside: they are made of the same text."""
+    """Delete the files of records, and damaged ones that were put aside: they are made of the same text."""
     with disk_errors(f"cannot delete from {str(kv)!r}"):
         for key in keys:
             for folder in (kv / key[:2], kv / QUARANTINE):
@@ -88,7 +89,7 @@ def _delete_files(kv: Path, keys: Collection[str]) -> None:
 
 
 def find_source(name: str, sources: Collection[str]) -> str:
-    """The document that is called so, or whose path this is from here. Raises SourceError."""
+    """Return the document that is called so, or whose path this is from here. Raises SourceError."""
     for candidate in (name, os.path.abspath(os.path.expanduser(name))):
         if candidate in sources:
             return candidate

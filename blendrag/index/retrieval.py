@@ -1,4 +1,4 @@
-"""From a question to a prompt: the chunks most like it, and the plan that they and the question make."""
+"""Retrieval for a question: the chunks most like it, and the prompt that they and the question make."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from blendrag.text import encodable, plain
 
 
 class Retriever:
-    """Thread-safe."""
+    """A retriever that also plans the prompt. Thread-safe."""
 
     def __init__(self, library: Library, vectors: VectorStore) -> None:
         self._library, self._vectors = library, vectors
 
     def search(self, question: str, similarity_top_k: int | None = None) -> list[Hit]:
-        """The chunks most like the question, best first. Raises EmptyIndexError without any documents."""
+        """Return the chunks most like the question, best first. Raises EmptyIndexError without any
+        documents."""
         hits = self._vectors.search(question, similarity_top_k or self._library.settings.similarity_top_k)
         if not hits:
             raise EmptyIndexError("the index holds no documents: ingest some first")
@@ -35,8 +36,8 @@ class Retriever:
         history: Messages,
         chat_template_kwargs: Mapping[str, Any],
     ) -> tuple[PromptPlan, tuple[Source, ...]]:
-        """System prompt, retrieved documents, question; and what was retrieved, best first. Documents that do
-        not fit the window are left out."""
+        """Plan a prompt of system prompt, retrieved documents and question. Returns what was retrieved, too,
+        best first. Documents that do not fit the window are left out."""
         library, settings = self._library, self._library.settings
         hits = self.search(question, similarity_top_k)
         entries = {entry.key: entry for entry in library.catalogue.entries_of(hit.key for hit in hits)}

@@ -30,14 +30,15 @@ from blendrag.text import encodable, plain
 
 
 class ServedIndex(Answering):
-    """Texts, vectors and the ledger are in the folder, as an index of ours has them; KV is the servers'.
+    """An index whose KV and answers are servers'. Texts, vectors and the ledger are in its folder, as an
+    index of ours has them.
 
     chats: one for each server. All are told of documents; the first splits them, and answers. An index that
     has KV of its own can be asked, but not ingested into: its chunks are others.
     """
 
     def __init__(self, root: Path, chats: Sequence[RemoteChat], *, create: bool = True) -> None:
-        """Raises StoreError if there is no index and ``create`` is False."""
+        """Open an index. Raises StoreError if there is none and ``create`` is False."""
         root = root.expanduser().resolve()
         if not create and not (root / "ledger.sqlite").is_file():
             raise no_index(root)
@@ -61,14 +62,14 @@ class ServedIndex(Answering):
             chat.close()
 
     def stats(self) -> dict[str, Any]:
-        """Documents."""
+        """Return how many documents there are."""
         return {"documents": len(self._ledger.sources())}
 
     # -- documents ----------------------------------------------------------------------------------------
 
     def ingest(self, items: Item | Iterable[Item], *, progress: bool | None = None) -> IngestReport:
-        """As :meth:`BlendIndex.ingest`, and every server keeps the KV of exactly the documents here. May be
-        interrupted and repeated, with other servers too."""
+        """Do as :meth:`BlendIndex.ingest`, and have every server keep the KV of exactly the documents here.
+        May be interrupted and repeated, with other servers too."""
         if (self.root / "catalogue.sqlite").exists():
             raise StoreError(
                 f"the index {str(self.root)!r} has KV of its own: name another folder for a server"
@@ -130,7 +131,7 @@ class ServedIndex(Answering):
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Made by a server, which knows the tokens."""
+    """Chunks that are made by a server, which knows the tokens."""
 
     chat: RemoteChat
 
@@ -143,8 +144,8 @@ class _Chunks:
 
 
 def _tell(kept: KeptDocuments, rows: Sequence[Hit], report: IngestReport, bar: Progress) -> None:
-    """Have a server keep these, and no others. A name stands for a place and a text, so one that is known is
-    not sent."""
+    """Have a server keep these documents, and no others. A name stands for a place and a text, so one that is
+    known is not sent."""
     wanted = {f"{row.source}#{row.ordinal}-{row.key}": row for row in rows}
     known = kept.ids()
     if missing := {id: row for id, row in wanted.items() if id not in known}:

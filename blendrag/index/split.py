@@ -31,7 +31,7 @@ class TextChunk:
 
 
 class Splitter:
-    """Splits texts into pieces of at most ``chunk_tokens`` tokens.
+    """A splitter of texts into pieces of at most ``chunk_tokens`` tokens.
 
     A full piece ends at the last paragraph in its second half, else at the last line, sentence or word there,
     else at any character. Nothing but white space around pieces is lost. Neighbours share about ``overlap``
@@ -57,7 +57,7 @@ class Splitter:
         self._backend.no_padding()
 
     def split(self, text: str) -> list[TextChunk]:
-        """The pieces of one document, in order; none when it holds only white space."""
+        """Return the pieces of one document, in order; none when it holds only white space."""
         return list(self._pieces(text))
 
     def _pieces(self, text: str) -> Iterator[TextChunk]:
@@ -76,7 +76,8 @@ class Splitter:
             start = end if end == len(text) else self._with_overlap(text, start, end, block)
 
     def _piece(self, text: str, start: int, starts: list[int]) -> tuple[TextChunk, int]:
-        """The piece at ``start``, and where it ends. ``starts``: of its tokens, and of the one after."""
+        """Return the piece at ``start``, and where it ends. ``starts``: of its tokens, and of the one
+        after."""
         budget = self._limit
         while True:
             end = self._end(text, start, starts, budget)
@@ -88,7 +89,7 @@ class Splitter:
             budget = min(budget - 1, budget * self._limit // len(token_ids))
 
     def _end(self, text: str, start: int, starts: list[int], budget: int) -> int:
-        """Where a piece of about ``budget`` tokens, at most, best ends."""
+        """Return where a piece of about ``budget`` tokens, at most, best ends."""
         if starts[-1] == len(text) and len(starts) - 1 <= budget:
             return len(text)
         # A character of several tokens is one position to all of them, so that no cut falls inside it.
@@ -100,7 +101,7 @@ class Splitter:
         return last
 
     def _with_overlap(self, text: str, start: int, end: int, block: list[int]) -> int:
-        """Where the next piece starts: at a word, if there is one among the tokens to be repeated."""
+        """Return where the next piece starts: at a word, if there is one among the tokens to be repeated."""
         if not self._overlap:
             return end
         repeated = block[max(bisect_left(block, end) - self._overlap, 0)]
@@ -110,7 +111,7 @@ class Splitter:
         return max(word.start() if word else repeated, start + 1)
 
     def _token_starts(self, text: str, start: int) -> list[int]:
-        """Where the tokens from ``start`` on begin: more than a piece holds, unless the text ends.
+        """Return where the tokens from ``start`` on begin: more than a piece holds, unless the text ends.
 
         The length of the text stands at the end of the list when its last token is in it.
         """

@@ -1,4 +1,4 @@
-"""From bytes to text: what a reader of a file's format gives back, and the decoding that several share."""
+"""Text from bytes: what a reader of a file's format gives back, and the decoding that several share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 
 class Unusable(Exception):
-    """Why a file cannot be used. Never leaves the package: it becomes ``Skipped`` or ``SourceError``."""
+    """A file cannot be used; the message says why. Never leaves the package: it becomes ``Skipped`` or
+    ``SourceError``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a reader found: the text, and what it knows about the file (JSON-able)."""
+    """The content that a reader found: the text, and what it knows about the file (JSON-able)."""
 
     text: str
     metadata: dict[str, str | int] = field(default_factory=dict)
@@ -58,8 +59,8 @@ def _decode(data: bytes, declared: str) -> str:
 
 
 def _decode_16_bit(data: bytes) -> str:
-    """Text of two bytes a character without a mark. In most of its characters the one is zero (other than in
-    Chinese, Japanese and Korean), and the other never is."""
+    """Decode text of two bytes a character without a mark, or return "". In most of its characters the one is
+    zero (other than in Chinese, Japanese and Korean), and the other never is."""
     for encoding, high in (("utf-16-le", 1), ("utf-16-be", 0)):
         if data[1 - high :: 2].count(0) == 0 and 2 * data[high::2].count(0) > len(data) // 2:
             with contextlib.suppress(UnicodeDecodeError):

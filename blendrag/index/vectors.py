@@ -1,4 +1,4 @@
-"""The chunks' texts and vectors, in a Chroma collection on disk."""
+"""The vector store: chunks' texts and vectors, in a Chroma collection on disk."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from blendrag.text import encodable
 _COLLECTION = "chunks"
 _PAGE = 1000  # rows read at once: Chroma holds a whole answer in memory
 
-# What the store itself keeps in a row's metadata, beside what the document brings.
+# Keys that the store itself adds to a row's metadata, beside what the document brings.
 _SOURCE, _KEY, _ORDINAL = "source", "chunk_key", "ordinal"
 
 
 class Embeds(Protocol):
-    """What turns texts into vectors; ``name`` tells stores apart whose vectors do not compare."""
+    """An object that turns texts into vectors; ``name`` tells stores apart whose vectors do not compare."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Hit:
 
 
 class VectorStore:
-    """Rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
+    """A store of rows (source, ordinal, chunk key, text, vector), searched by cosine similarity.
 
     Raises StoreMismatchError when the store was made with another embedding model, StoreError when Chroma
     cannot open it.
@@ -100,7 +100,8 @@ class VectorStore:
         self._delete_ids(sorted(self._ids_of(source)))
 
     def purge(self, source: str) -> int:
-        """:meth:`delete`, and overwrite what Chroma would keep of the texts; how many rows there were.
+        """Do as :meth:`delete`, and overwrite what Chroma would keep of the texts. Returns how many rows
+        there were.
 
         Chroma's log has a row's text until a thousand later changes, its word index until the next merge,
         and SQLite in its free pages. Raises StoreError if the file cannot be rewritten; the rows are gone.
@@ -114,7 +115,8 @@ class VectorStore:
         return len(ids)
 
     def search(self, query: str, k: int, where: Mapping[str, Any] | None = None) -> list[Hit]:
-        """The ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma filter."""
+        """Return the ``k`` chunks most like the query, best first, each key once. ``where``: a Chroma
+        filter."""
         total = self._rows.count()
         if k < 1 or not total:
             return []
@@ -139,11 +141,11 @@ class VectorStore:
 
     @property
     def id(self) -> str:
-        """Tells this store from all others."""
+        """A name that tells this store from all others."""
         return str(self._rows.id)
 
     def rows(self) -> list[Hit]:
-        """All rows, in the order of their documents."""
+        """Yield all rows, in the order of their documents."""
         found: list[Hit] = []
         for offset in range(0, self._rows.count(), _PAGE):
             page = self._rows.get(limit=_PAGE, offset=offset, include=["documents", "metadatas"])
@@ -154,7 +156,7 @@ class VectorStore:
         return sorted(found, key=lambda row: (row.source, row.ordinal))
 
     def sources(self) -> set[str]:
-        """The sources that have rows."""
+        """Return the sources that have rows."""
         found: set[str] = set()
         for offset in range(0, self._rows.count(), _PAGE):
             page = self._rows.get(limit=_PAGE, offset=offset, include=["metadatas"])
@@ -162,7 +164,7 @@ class VectorStore:
         return found
 
     def count(self) -> int:
-        """Rows; a chunk that occurs in two documents has two."""
+        """Return the number of rows; a chunk that occurs in two documents has two."""
         return int(self._rows.count())
 
     def _ids_of(self, source: str) -> set[str]:
@@ -179,7 +181,7 @@ def _row_id(source: str, ordinal: int) -> str:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """What Chroma takes as metadata: no nested values, no None."""
+    """Return what Chroma takes as metadata: no nested values, no None."""
     return {
         encodable(str(name)): value if isinstance(value, int | float | bool) else encodable(str(value))
         for name, value in metadata.items()

@@ -43,7 +43,7 @@ class Sample:
 
     @property
     def fused_ms(self) -> float:
-        """Of the time, what the blend took; the rest is the engine's."""
+        """Milliseconds that the blend took; the rest is the engine's."""
         return sum(self.split_ms.get(part, 0.0) for part in PARTS)
 
 
@@ -57,7 +57,7 @@ class Arm(ABC):
         self.rounds = rounds
 
     async def prepare(self, engine: Engine, trials: Sequence[Trial]) -> None:
-        """Before the clock starts: nothing of earlier requests is left in the prefix cache."""
+        """Prepare, before the clock starts: nothing of earlier requests is left in the prefix cache."""
         reset(engine)
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Arm(ABC):
         """Time ``trial.prompt``."""
 
     def run(self, engine: Engine, number: int) -> list[Sample]:
-        """The prompts of a round: prepared, then all asked at once."""
+        """Ask the prompts of a round: prepared, then all at once."""
 
         async def all_at_once() -> list[Sample]:
             await self.prepare(engine, self.rounds[number])
@@ -89,8 +89,7 @@ class FullPrefill(Arm):
 
 
 class PrefixCaching(FullPrefill):
-    """vLLM's prefix caching after what was asked before, the same chunks in another order: the common prefix
-    hits."""
+    """vLLM's prefix caching, after the same chunks were asked in another order: the common prefix hits."""
 
     name = "prefix"
 
@@ -102,8 +101,8 @@ class PrefixCaching(FullPrefill):
 
 
 class ExactPrefix(Arm):
-    """The prompt's own KV up to its question, as full prefill has made it before. cold: from disk, instead
-    of RAM."""
+    """Loading of the prompt's own KV up to its question, as full prefill has made it before. cold: from disk,
+    instead of RAM."""
 
     def __init__(self, rounds: Sequence[Sequence[Trial]], tree: ScratchTree, *, cold: bool = False) -> None:
         super().__init__(rounds)
@@ -127,7 +126,7 @@ class ExactPrefix(Arm):
 
 
 class BlendedPrefill(Arm):
-    """Stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
+    """Blended prefill: stored KV, with the recompute ratio of it recomputed. Ratio 0 is full reuse.
 
     recipe: but for its spans. store: read cold, where that is not RAM; None: as it comes. name: instead of
     one that says the ratio.
@@ -158,7 +157,7 @@ class BlendedPrefill(Arm):
 
 
 def check_blended(name: str, report: BlendReport | None) -> BlendReport:
-    """The report; raises EngineError unless it says that the request was blended, all chunks of it.
+    """Return the report; raises EngineError unless it says that the request was blended, all chunks of it.
 
     What was prefilled plainly instead has a time and an answer, too, and they are not those of ``name``.
     """
@@ -169,7 +168,8 @@ def check_blended(name: str, report: BlendReport | None) -> BlendReport:
 
 
 def recipe_of(settings: Settings, store: str, ratio: float | None = None) -> Recipe:
-    """The settings' recipe but for its spans, over the opened store of this id. ratio: instead of theirs."""
+    """Return the settings' recipe but for its spans, over the opened store of this id. ratio: instead of
+    theirs."""
     options = settings.blending
     return Recipe(store, (), options if ratio is None else replace(options, recompute_ratio=ratio))
 

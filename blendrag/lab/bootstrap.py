@@ -1,4 +1,4 @@
-"""How sure a mean, a difference or a ratio is, from the questions that were measured: the paired bootstrap.
+"""Intervals of a mean, a difference or a ratio, from the questions that were measured: the paired bootstrap.
 
 Rows are drawn again with replacement, all numbers of a row together (Efron and Tibshirani, An Introduction
 to the Bootstrap, chapters 8 and 13); an interval holds 95 % of what is found so.
@@ -30,29 +30,29 @@ class Interval:
 
     @property
     def within_noise(self) -> bool:
-        """Of a difference: whether it may as well be none."""
+        """Return whether a difference may as well be none."""
         return self.low <= 0.0 <= self.high
 
 
 def mean(values: npt.ArrayLike) -> Interval:
-    """The mean of one number per row; at least one row."""
+    """Return the mean of one number per row; at least one row."""
     (column,) = _columns(values)
     return _interval(float(column.mean()), _means(column))
 
 
 def difference(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
-    """The mean of values - reference, row by row: what is hard about a row does not count as noise."""
+    """Return the mean of values - reference, row by row: what is hard about a row does not count as noise."""
     return mean(np.subtract(values, reference))
 
 
 def ratio(values: npt.ArrayLike, reference: npt.ArrayLike) -> Interval:
-    """mean(values) / mean(reference), both means over the same draws; all numbers above 0."""
+    """Return mean(values) / mean(reference), both means over the same draws; all numbers above 0."""
     above, below = _columns(values, reference)
     return _interval(float(above.mean() / below.mean()), _means(above) / _means(below))
 
 
 def gap_closed(arm: npt.ArrayLike, full: npt.ArrayLike, reuse: npt.ArrayLike) -> Interval | None:
-    """1 - mean(arm - full) / mean(reuse - full), both means over the same draws; 1 is as good as full.
+    """Return 1 - mean(arm - full) / mean(reuse - full), both means over the same draws; 1 is as good as full.
 
     None if reuse does not differ from full. Draws in which it does not are left out.
     """
@@ -66,20 +66,21 @@ def gap_closed(arm: npt.ArrayLike, full: npt.ArrayLike, reuse: npt.ArrayLike) ->
 
 
 def _columns(*columns: Any) -> list[_Floats]:
-    """The columns with their rows in an order of their own: that of the file must not matter."""
+    """Return the columns with their rows in an order of their own: that of the file must not matter."""
     arrays = [np.asarray(column, dtype=np.float64) for column in columns]
     order = np.lexsort(arrays)
     return [array[order] for array in arrays]
 
 
 def _means(column: _Floats) -> _Floats:
-    """[RESAMPLES]: the mean over each draw."""
+    """Return the mean over each draw, [RESAMPLES]."""
     return _draws(len(column)) @ column / len(column)
 
 
 @lru_cache(maxsize=4)
 def _draws(rows: int) -> _Floats:
-    """[RESAMPLES, rows]: how often each row is in each draw. The same for all numbers, drawn together."""
+    """Return how often each row is in each draw, [RESAMPLES, rows]. The same for all numbers, drawn
+    together."""
     counts = np.random.default_rng(_SEED).multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES)
     return counts.astype(np.float64)
 

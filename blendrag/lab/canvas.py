@@ -1,4 +1,4 @@
-"""How the pictures look: opaque white, so that they are as readable on a dark page; quiet axes."""
+"""The look of the pictures: opaque white, so that they are as readable on a dark page; quiet axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_plot_path(path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, inches."""
+    """Return an empty figure of this size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
-    """Title, labels and grid."""
+    """Set title, labels and grid."""
     axes.set_facecolor("white")
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
     axes.set_xlabel(x, color=INK, fontsize=9)
@@ -50,7 +50,7 @@ def finish_axes(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def add_legend(figure: Any, axes: Any) -> None:
-    """Above, of what ``axes`` show: below is where :func:`save` says what was measured on."""
+    """Add a legend above, of what ``axes`` show: below is where :func:`save` says what was measured on."""
     columns = int(figure.get_figwidth() / 1.75)
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, labelcolor=INK,

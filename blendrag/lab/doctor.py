@@ -56,9 +56,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """``unsupported``: why the model cannot be blended at all; it is then served without. layers, attention:
-    as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the model. tool_parser:
-    vLLM's name of the one that reads calls; empty if blendrag does."""
+    """The doctor's report. unsupported: why the model cannot be blended at all; it is then served without.
+    layers, attention: as :class:`ModelCheck` has them. notes: what is amiss on this machine, whatever the
+    model. tool_parser: vLLM's name of the one that reads calls; empty if blendrag does."""
 
     model: str
     architecture: str
@@ -74,7 +74,7 @@ class DoctorReport:
         return bool(self.rows) and all(row.ok for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self) | {"passed": self.passed}
 
 
@@ -103,8 +103,8 @@ def run_doctor(settings: Settings, note: Callable[[str], None] | None = None) ->
 
 
 def linked_data() -> str | None:
-    """What to do if LlamaIndex's splitter, where it is installed, would refuse its own data: they are hard
-    links, as uv installs files by default."""
+    """Return what to do if LlamaIndex's splitter, where it is installed, would refuse its own data: they are
+    hard links, as uv installs files by default. None: nothing."""
     if find_spec("llama_index") is None or (core := find_spec("llama_index.core")) is None:
         return None
     own = Path(core.origin or "").parent / "_static" / "nltk_cache"
@@ -163,7 +163,7 @@ class _Check:
         return rows, found
 
     def _behind_a_hit(self, store: ScratchStore, prompt: Prompt, more: Sequence[tuple[int, ...]]) -> Check:
-        """The next turn of a chat, with more chunks."""
+        """Check the next turn of a chat, with more chunks, behind a prefix hit."""
         turn = self._prompt(store, more, _PROMPTS[1][1], prompt)
         full = self._first_token(turn, None)
         self._first_token(prompt, self._recipe(store, prompt, 1.0))
@@ -172,7 +172,7 @@ class _Check:
         return _if(hit.report is not None and hit.report.prefix > 0, row)
 
     def _restored(self, prompt: Prompt, full: Delta) -> Check:
-        """From a tree of its own, into which the prompt was stored before."""
+        """Check a prompt that is restored from a tree of its own, into which it was stored before."""
         with scratch_tree(self.engine, self.settings) as scratch:
             scratch.hold([prompt])
             path = scratch.path(prompt)
@@ -182,7 +182,7 @@ class _Check:
         return _if(restored.report is not None and restored.report.exact == path.held_end, row)
 
     def _in_slices(self, store: ScratchStore, prompt: Prompt, full: Delta) -> Check:
-        """While another answer is being generated."""
+        """Check a prompt that is blended in slices, while another answer is being generated."""
         self.engine.reset_prefix_cache()
         other = self.engine.stream(self._encode(_OPENING), Sampling(256, 0.0, other={"ignore_eos": True}))
         next(other)
@@ -198,8 +198,8 @@ class _Check:
         question: str,
         before: Prompt | None = None,
     ) -> Prompt:
-        """The chunks with blank lines between them, behind another prompt, or what they were prefilled
-        behind."""
+        """Make a prompt of the chunks with blank lines between them, behind another prompt, or what they were
+        prefilled behind."""
         before = before or Prompt(self.prefix or tuple(self.tokenizer(_OPENING).input_ids), ())
         ids, spans = before.token_ids, before.spans
         keys = {chunk.token_ids: chunk.key for chunk in store.chunks}
@@ -223,7 +223,8 @@ class _Check:
 
 
 def _blended(answers: Sequence[Delta]) -> Check:
-    """Everything below means nothing if the engine quietly prefilled plainly, or missed chunks."""
+    """Check that all prompts were blended: everything below means nothing if the engine quietly prefilled
+    plainly, or missed chunks."""
     good = sum(answer.report is not None and not answer.report.problem for answer in answers)
     return Check(
         "prompts blended, no chunk missing", f"{good} of {len(answers)}", "all", good == len(answers)
@@ -248,12 +249,12 @@ def _largest_kl(full: Sequence[Delta], others: Sequence[Delta]) -> float:
 
 
 def _gap(logprobs: dict[int, float], token: int) -> float:
-    """How much less likely ``token`` is than the likeliest. 0: the same token; tiny: a tie."""
+    """Return how much less likely ``token`` is than the likeliest. 0: the same token; tiny: a tie."""
     return max(logprobs.values()) - logprobs.get(token, min(logprobs.values()))
 
 
 def _largest_change(before: Sequence[Delta], after: Sequence[Delta]) -> float:
-    """Largest difference in log probability between two runs that should be the same."""
+    """Return the largest difference in log probability between two runs that should be the same."""
     changes = [
         abs(logp - other.logprobs[0].get(token, float("-inf")))
         for one, other in zip(before, after, strict=True)
@@ -267,7 +268,7 @@ def _at_most(check: str, value: float, limit: float) -> Check:
 
 
 def _if(happened: bool, row: Check) -> Check:
-    """A check of something that has to have happened."""
+    """Return a check that fails unless its case has happened."""
     return row if happened else replace(row, value="did not happen", ok=False)
 
 

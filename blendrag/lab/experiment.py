@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArmTurn(Generic[K, A, T]):
-    """``arm``, called ``key``, is to be asked ``trial``. number: of the trial, from 0; below, it warms up."""
+    """A turn: ``arm``, called ``key``, is to be asked ``trial``. number: of the trial, from 0; below, it
+    warms up."""
 
     number: int
     trial: T
@@ -53,7 +54,8 @@ def in_turn(
     warm_up: int = 1,
     done: Callable[[T, K], bool] = lambda trial, key: False,
 ) -> Iterator[ArmTurn[K, A, T]]:
-    """All trials of all arms, in the order of the trials; a turn is over when the next one is asked for.
+    """Yield all trials of all arms, in the order of the trials; a turn is over when the next one is asked
+    for.
 
     warm_up: how many of the first trials are not to be kept. done: what need not be asked any more.
     """
@@ -73,7 +75,8 @@ def in_turn(
 
 
 def measure(engine: Engine, arms: Mapping[K, Arm], progress: Progress) -> dict[K, list[Sample]]:
-    """Per arm its samples, in the order of the trials, several per trial where prompts are sent at once.
+    """Return per arm its samples, in the order of the trials, several per trial where prompts are sent at
+    once.
 
     All arms have as many trials. Each request begins with an empty prefix cache. Raises EngineError, also
     for a prompt that was not answered in the arm's way.

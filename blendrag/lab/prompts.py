@@ -28,20 +28,20 @@ _USER = 1  # the message of the user, behind that of the system
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and (key, start, length) of every chunk in them."""
+    """A prompt's token ids, and (key, start, length) of every chunk in them."""
 
     token_ids: tuple[int, ...]
     spans: tuple[tuple[str, int, int], ...]
 
     def chunk_tokens(self, begin: int = 0) -> int:
-        """Tokens of chunks from position ``begin`` on."""
+        """Return how many tokens of chunks are at position ``begin`` and after it."""
         return sum(max(0, start + length - max(start, begin)) for _, start, length in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What every arm of trial ``number`` is given: the same prompt. before: what prefix caching is asked
-    before it, its chunks in another order."""
+    """A trial: the same prompt for every arm of trial ``number``. before: what prefix caching is asked before
+    it, its chunks in another order."""
 
     number: int
     prompt: Prompt
@@ -49,7 +49,7 @@ class Trial:
 
 
 class PromptMaker:
-    """Makes prompts for one tokenizer, in the model's chat template if it has one."""
+    """A maker of prompts for one tokenizer, in the model's chat template if it has one."""
 
     def __init__(self, tokenizer: Any, *, system_prompt: str, separator: str) -> None:
         self.tokenizer, self._system = tokenizer, system_prompt
@@ -57,17 +57,18 @@ class PromptMaker:
 
     @classmethod
     def of(cls, engine: Engine, settings: Settings, system_prompt: str | None = None) -> PromptMaker:
-        """For the engine's model. system_prompt: another than that of the settings."""
+        """Make one for the engine's model. system_prompt: another than that of the settings."""
         tokenizer = load_tokenizer(engine.model_path)
         system = settings.system_prompt if system_prompt is None else system_prompt
         return cls(tokenizer, system_prompt=system, separator=settings.separator)
 
     def make(self, chunks: Sequence[NewChunk], question: str) -> Prompt:
-        """Every chunk is a document."""
+        """Make a prompt of chunks, each of which is a document."""
         return self.make_of([[chunk] for chunk in chunks], question)
 
     def make_of(self, documents: Sequence[Sequence[NewChunk]], question: str) -> Prompt:
-        """A document may be several chunks, with nothing between them; behind it stands the separator."""
+        """Make a prompt of documents. One may be several chunks, with nothing between them; behind it stands
+        the separator."""
         ids: list[int] = []
         spans: list[tuple[str, int, int]] = []
         for part in self._parts(question):
@@ -84,7 +85,7 @@ class PromptMaker:
         return Prompt(tuple(ids), tuple(spans))
 
     def _parts(self, question: str) -> list[Part]:
-        """The question is message ``_USER``; documents go before it."""
+        """Return the parts of a prompt. The question is message ``_USER``; documents go before it."""
         system = {"role": "system", "content": self._system}
         user = {"role": "user", "content": question}
         if not getattr(self.tokenizer, "chat_template", None):  # a base model
@@ -107,7 +108,8 @@ class PromptMaker:
         number: int,
         questions: Sequence[str] = QUESTIONS,
     ) -> Trial:
-        """A random choice of at least two chunks from ``pool``, in two different random orders."""
+        """Make a trial of at least two chunks, a random choice from ``pool``, in two different random
+        orders."""
         chosen = rng.sample(pool, chunks)
         other = list(chosen)
         while other == chosen:
@@ -116,7 +118,7 @@ class PromptMaker:
         return Trial(number, self.make(chosen, question), self.make(other, question))
 
     def trials(self, pool: Sequence[NewChunk], chunks: int, count: int, seed: int) -> list[Trial]:
-        """``count`` of them, the same ones for the same ``seed``."""
+        """Make ``count`` trials, the same ones for the same ``seed``."""
         rng = random.Random(seed)
         return [self.trial(pool, chunks, rng, number) for number in range(count)]
 

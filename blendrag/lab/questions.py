@@ -47,8 +47,8 @@ class Questions:
 
 
 def read_questions(path: Path, most: int | None = None) -> Questions:
-    """SQuAD's JSON, gzipped or not, with or without its outermost ``{"data": ...}``; of the first ``most``
-    articles. Raises SourceError."""
+    """Read SQuAD's JSON, gzipped or not, with or without its outermost ``{"data": ...}``; of the first
+    ``most`` articles. Raises SourceError."""
     articles = []
     for place, record in read_records(path)[:most]:
         try:
@@ -80,7 +80,7 @@ class Embedded:
 
 
 def embedded(questions: Questions, embedder: str) -> Embedded:
-    """A corpus and its questions as vectors."""
+    """Return a corpus and its questions as vectors."""
     asked = [question for article in questions.asked for question in article]
     model = Embedder(resolve_embedder(embedder), name=embedder)
     vectors = np.array(model.embed([*questions.paragraphs, *asked]), np.float32)
@@ -91,17 +91,17 @@ def embedded(questions: Questions, embedder: str) -> Embedded:
 
 
 def four_characters(text: str) -> int:
-    """Tokens of a text, where no tokenizer is at hand: one for every 4 characters."""
+    """Return the tokens of a text, where no tokenizer is at hand: one for every 4 characters."""
     return (len(text) + 3) // 4
 
 
 def retrieved(corpus: Embedded, top_k: int) -> NDArray[np.int64]:
-    """[questions, top_k]: the chunks closest (cosine) to each, closest first."""
+    """Return the chunks closest (cosine) to each question, closest first, [questions, top_k]."""
     return np.argsort(-(corpus.questions @ corpus.chunks.T), axis=1, kind="stable")[:, :top_k]
 
 
 class Popularity:
-    """Which question is asked next. article: of each question, from 0."""
+    """The popularity of questions, which says which one is asked next. article: of each question, from 0."""
 
     def __init__(self, article: NDArray[np.int64], zipf: float, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -116,7 +116,7 @@ class Popularity:
 
 
 def _zipf(ranks: NDArray[np.int64], exponent: float) -> NDArray[np.float64]:
-    """Cumulated probabilities of rank**-exponent."""
+    """Return cumulated probabilities of rank**-exponent."""
     weights = ranks.astype(np.float64) ** -exponent
     total = np.cumsum(weights) / weights.sum()
     total[-1] = 1.0
@@ -124,7 +124,7 @@ def _zipf(ranks: NDArray[np.int64], exponent: float) -> NDArray[np.float64]:
 
 
 def read_azure(path: Path) -> list[float]:
-    """When requests came, seconds since the first: what was in them has to be drawn (:mod:`.workloads`).
+    """Read when requests came, seconds since the first: what was in them has to be drawn (:mod:`.workloads`).
 
     Raises SourceError, naming file and line, for what is no such record, for times that run backwards, and
     for a file without requests.

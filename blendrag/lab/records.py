@@ -22,14 +22,15 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_text(path: Path) -> str:
-    """Of a text file."""
+    """Read a text file."""
     with _readable(path):
         data = path.read_bytes()
         return decode(gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data)
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number, line) of those that are not blank, of a file that may be too long to be read at once."""
+    """Yield (number, line) of the lines that are not blank, of a file that may be too long to be read at
+    once."""
     with _readable(path), path.open("rb") as file:
         magic = file.read(2)
         file.seek(0)
@@ -40,7 +41,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_records(path: Path) -> list[tuple[str, Any]]:
-    """The items of a JSON list or the lines of JSON Lines, and where each is ("line 3").
+    """Return the items of a JSON list or the lines of JSON Lines, and where each is ("line 3").
 
     A file whose first line is an object by itself is JSON Lines. SQuAD's outer object is looked through.
     """
@@ -58,12 +59,12 @@ def read_records(path: Path) -> list[tuple[str, Any]]:
 
 
 def wrong_line(path: Path, number: int, why: str) -> SourceError:
-    """The error that names a line."""
+    """Return the error that names a line."""
     return SourceError(f"{str(path)!r}, line {number}: {why}")
 
 
 def problem_of(error: Exception) -> str:
-    """In a line: where a record is not what it should be first, and what is wrong there."""
+    """Say in a line where a record is not what it should be first, and what is wrong there."""
     if not isinstance(error, ValidationError):
         return str(error)
     problem = error.errors(include_url=False, include_input=False)[0]

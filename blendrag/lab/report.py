@@ -1,4 +1,4 @@
-"""What commands that measure have in common: results as JSON, and their tables on pages."""
+"""Parts that commands which measure have in common: results as JSON, and their tables on pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blendrag.tables import Page
 
 
 class Results(Protocol):
-    """What a command has measured. ``to_dict``: for JSON; of an engine, with its ``machine``."""
+    """The results of a command that measures. ``to_dict``: for JSON; of an engine, with its ``machine``."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -22,8 +22,8 @@ R = TypeVar("R", bound=Results)
 
 
 def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) -> Callable[[R, Console], None]:
-    """``table``, whose tables are pasted into a page, too, if there is one. Raises ConfigError if it has no
-    place for any."""
+    """Return a ``table`` whose tables are pasted into a page, too, if there is one. Raises ConfigError if it
+    has no place for any."""
     if path is None:
         return table
     page = Page(path, name)
@@ -38,5 +38,5 @@ def pasted(table: Callable[[R, Console], None], name: str, path: Path | None) ->
 
 
 def where(machine: Machine) -> str:
-    """A machine in a line, for a footnote."""
+    """Return a machine in a line, for a footnote."""
     return f"{Path(machine.model).name} on {machine.cpu}, {machine.threads} threads"

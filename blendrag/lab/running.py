@@ -17,13 +17,13 @@ _LABORATORY = WorkerExtension(
 
 
 def lab_engine(settings: Settings, note: Callable[[str], None] | None = None) -> Engine:
-    """As :meth:`Engine.shared`. Who asks for an engine of these settings afterwards gets this one."""
+    """Do as :meth:`Engine.shared`. Who asks for an engine of these settings afterwards gets this one."""
     return Engine.shared(settings, note, _LABORATORY)
 
 
 @contextmanager
 def blending_engine(settings: Settings, progress: Progress) -> Iterator[Engine]:
-    """An engine that blends. Raises ModelNotSupportedError if this model is not blended, EngineError."""
+    """Open an engine that blends. Raises ModelNotSupportedError if this model is not blended, EngineError."""
     engine = lab_engine(settings, progress.note)
     try:
         if not engine.blends:

@@ -36,7 +36,8 @@ from blendrag.tree.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class ScratchStore:
-    """Made by :func:`scratch_store`. chunks: those it was opened with. tier: the one below RAM, or RAM.
+    """A store made by :func:`scratch_store`. chunks: those it was opened with. tier: the one below RAM, or
+    RAM.
 
     A chunk is kept as long as an owner registered it.
     """
@@ -51,12 +52,12 @@ class ScratchStore:
 
     @property
     def id(self) -> str:
-        """For recipes; also the folder of its catalogue and files."""
+        """The store's id, for recipes; also the folder of its catalogue and files."""
         return self.client.id
 
     def document(self, pieces: Iterable[Ids], before: Ids = ()) -> list[NewChunk]:
-        """The chunks of a document, in order, as an index would prefill them. before: text before the first
-        of them, that no chunk has."""
+        """Return the chunks of a document, in order, as an index would prefill them. before: text before the
+        first of them, that no chunk has."""
         preceding = NewChunk("", "", before) if before else None
         return self.contexts.document((("", ids) for ids in pieces), preceding)
 
@@ -65,11 +66,11 @@ class ScratchStore:
         self.catalogue.register(owner, chunks)
 
     def batches(self, chunks: Iterable[NewChunk]) -> Iterator[list[NewChunk]]:
-        """As a real ingest would have them computed."""
+        """Return batches of chunks, as a real ingest would have them computed."""
         return batches(chunks, self.batch_tokens)
 
     def fill(self, chunks: Iterable[NewChunk]) -> None:
-        """Prefill those that are not stored; all are on disk when it returns.
+        """Prefill the chunks that are not stored; all are on disk when it returns.
 
         Raises StoreFullError, EngineError.
         """
@@ -86,8 +87,8 @@ class ScratchStore:
             self.client.delete(over)
 
     def read_back(self, chunks: Iterable[NewChunk], dtype: str) -> list[torch.Tensor]:
-        """KV of chunks that are on disk, from the files that the engine wrote: [layers, 2 (K before RoPE, V),
-        tokens, heads, size] each. dtype: the engine's."""
+        """Return the KV of chunks that are on disk, from the files that the engine wrote: [layers, 2 (K
+        before RoPE, V), tokens, heads, size] each. dtype: the engine's."""
         layout = Layout(self.identity, dtype)
         disk = DiskTier(TierSpec(kind="disk", write="never"), layout, Path(self.id) / "kv")
         found = []
@@ -117,7 +118,7 @@ def scratch_store(
     *,
     filled: bool = True,
 ) -> Iterator[ScratchStore]:
-    """A store for KV as the settings want it (codec, shared prefix), of chunks of these tokens, a
+    """Open a store for KV as the settings want it (codec, shared prefix), of chunks of these tokens, a
     document in order; gone afterwards, whatever happens.
 
     tier: in a tier like this, below RAM if it is another; None: RAM over disk. filled: whether the chunks are
@@ -155,19 +156,20 @@ def scratch_store(
 
 @dataclass(frozen=True, slots=True)
 class ScratchTree:
-    """Made by :func:`scratch_tree`. tiers: that it was opened with."""
+    """A tree made by :func:`scratch_tree`. tiers: that it was opened with."""
 
     tree: Tree
     client: TreeClient
     tiers: tuple[TierSpec, ...]
 
     def path(self, prompt: Prompt, *, held: bool = True) -> PrefixPath:
-        """Of all nodes of a prompt, which are there; or are to be stored when they are computed."""
+        """Return the path of all nodes of a prompt, which are there; or are to be stored when they are
+        computed."""
         named = tuple((node.key, node.end) for node in self._nodes(prompt))
         return PrefixPath(self.client.id, named, len(named) if held else 0, len(named))
 
     def hold(self, prompts: Sequence[Prompt]) -> None:
-        """Have all nodes of these, and none of other documents. Raises EngineError, StoreError."""
+        """Have all nodes of these prompts, and none of other documents. Raises EngineError, StoreError."""
         documents = {key for prompt in prompts for key, _, _ in prompt.spans}
         self.client.delete(self.tree.forget(self.tree.documents() - documents))
         for prompt in prompts:
@@ -193,8 +195,8 @@ class ScratchTree:
 def scratch_tree(
     engine: Engine, settings: Settings, blocks: int | None = None, *, disk: bool = False
 ) -> Iterator[ScratchTree]:
-    """An empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most. disk: over
-    one."""
+    """Open an empty tree of exact prefixes, in RAM; gone afterwards. blocks: of the engine's, at most. disk:
+    over one."""
     identity = kv_identity(settings, engine.model_path, prefix_ids(settings, engine.model_path))
     row = Layout(replace(identity, codec="raw"), engine.facts.dtype).row_bytes(engine.facts.block_size, 1)
     limit = None if blocks is None else blocks * row * engine.facts.num_layers
@@ -218,7 +220,8 @@ def ram_of(settings: Settings) -> TierSpec:
 
 @contextlib.contextmanager
 def temporary_folder(settings: Settings, tier: TierSpec) -> Iterator[Path]:
-    """A folder for a while, on the disk that the tier uses: its own, else the one with the cache folder."""
+    """Make a folder for a while, on the disk that the tier uses: its own, else the one with the cache
+    folder."""
     beside = (tier.path or settings.cache_dir).expanduser()
     try:
         beside.mkdir(parents=True, exist_ok=True)

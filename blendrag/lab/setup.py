@@ -1,4 +1,4 @@
-"""What results were measured with."""
+"""The setup that results were measured with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SETTINGS = {"codec", "tiers", "blend_share"}
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[Options]):
-    """options: the command's. prompt_tokens: lengths of the prompts, each once, ascending."""
+    """The setup of a measurement. options: the command's. prompt_tokens: lengths of the prompts, each once,
+    ascending."""
 
     options: Options
     settings: Settings
@@ -34,7 +35,7 @@ class Setup(Generic[Options]):
         return cls(options, settings, engine.facts.machine(settings.model), lengths)
 
     def to_dict(self) -> dict[str, Any]:
-        """``machine`` and ``config``, for JSON."""
+        """Return ``machine`` and ``config``, for JSON."""
         blending = self.settings.blending
         config = {"ratio": blending.recompute_ratio, "selector": blending.selector}
         config |= self.settings.model_dump(mode="json", include=_SETTINGS) | asdict(self.options)

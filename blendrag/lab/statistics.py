@@ -1,4 +1,4 @@
-"""From samples to the numbers that are shown."""
+"""Statistics of samples: the numbers that are shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Spread:
     p90: float
 
     def shown(self, form: str = ",.0f") -> tuple[str, str]:
-        """Two cells: the median, and the range."""
+        """Return two cells: the median, and the range."""
         return format(self.median, form), f"{self.p10:{form}}-{self.p90:{form}}"
 
 
@@ -64,7 +64,7 @@ class Summary:
 
     @property
     def blended(self) -> bool:
-        """Whether its time has parts; plain prefill is the engine's alone."""
+        """Return whether its time has parts; plain prefill is the engine's alone."""
         return any(self.split_ms[part] for part in PARTS)
 
 
@@ -79,7 +79,7 @@ def percentiles(values: Sequence[float]) -> Percentiles[float]:
 
 
 def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], top: int = TOP) -> float:
-    """KL(reference, other) in nats over the reference's ``top`` tokens, all others as one bucket.
+    """Return KL(reference, other) in nats over the reference's ``top`` tokens, all others as one bucket.
 
     Arguments are {token: log probability} of each side's most likely tokens. A token ``other`` does not
     list shares, evenly with the bucket, what its listed tokens leave over; it never gets more than the
@@ -98,7 +98,7 @@ def next_token_kl(reference: Mapping[int, float], other: Mapping[int, float], to
 
 
 def mean_kl(own: Sequence[Sample], reference: Sequence[Sample]) -> float:
-    """Of the first tokens, request by request."""
+    """Return the mean KL of the first tokens, request by request."""
     pairs = zip(own, reference, strict=True)
     return float(np.mean([next_token_kl(there.logprobs, here.logprobs) for here, there in pairs]))
 
@@ -106,7 +106,7 @@ def mean_kl(own: Sequence[Sample], reference: Sequence[Sample]) -> float:
 def summarise(
     samples: Mapping[str, Sequence[Sample]], rivals: Sequence[str] = ("full",)
 ) -> dict[str, Summary]:
-    """The numbers of each arm, by name, ``full`` among them. rivals: whose times are compared."""
+    """Return the numbers of each arm, by name, ``full`` among them. rivals: whose times are compared."""
     each = {name: _by_trial(own) for name, own in samples.items()}
     means = {name: np.array([np.mean(times) for times in own]) for name, own in each.items()}
     full = samples["full"]

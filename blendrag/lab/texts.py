@@ -23,18 +23,18 @@ _BADGE = re.compile(r"^\s*(\[?!\[|\.\. (image|_|\|)|:\w+:|<).*$\n?", re.MULTILIN
 
 
 def package_names() -> list[str]:
-    """Installed packages, each once, by name."""
+    """Return the names of installed packages, each once."""
     names = (dist.name for dist in metadata.distributions())  # each is read from a file
     return sorted({str(name).lower() for name in names if name})
 
 
 def description(package: str) -> str:
-    """What a package says of itself; "" if nothing."""
+    """Return what a package says of itself; "" if nothing."""
     return str(metadata.metadata(package)["Description"] or "").strip()
 
 
 def licences(package: str) -> Iterator[str]:
-    """The package's licence files."""
+    """Yield the package's licence files."""
     for file in metadata.files(package) or ():
         if _IS_LICENCE.search(str(file)):
             with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -42,7 +42,7 @@ def licences(package: str) -> Iterator[str]:
 
 
 def installed_texts() -> Iterator[str]:
-    """Descriptions, then licences, of the installed packages."""
+    """Yield descriptions, then licences, of the installed packages."""
     names = package_names()
     for name in names:
         yield _BADGE.sub("", description(name)).strip()
@@ -51,8 +51,8 @@ def installed_texts() -> Iterator[str]:
 
 
 def file_texts(path: Path) -> list[str]:
-    """The texts in ``path``: a whole text file, or per record of a ``.jsonl`` file its field ``text`` (one
-    text) or ``documents`` (several texts, or objects with a ``text``).
+    """Return the texts in ``path``: a whole text file, or per record of a ``.jsonl`` file its field ``text``
+    (one text) or ``documents`` (several texts, or objects with a ``text``).
 
     Raises SourceError, naming the file and the line.
     """
@@ -81,7 +81,7 @@ def _texts_of(record: Any) -> list[str]:
 def cut_chunks(
     texts: Iterator[str] | Sequence[str], encode: Encode, chunk_tokens: int, *, least: int, most: int
 ) -> list[tuple[int, ...]]:
-    """Up to ``most`` different chunks of exactly ``chunk_tokens`` tokens.
+    """Return up to ``most`` different chunks of exactly ``chunk_tokens`` tokens.
 
     First the first chunk of every text, then the second of every text, and so on: chunks of one prompt
     should be about different things, as retrieved ones are. Raises ConfigError for fewer than ``least``.
@@ -110,8 +110,8 @@ def cut_chunks(
 def text_pieces(
     tokenizer: Any, count: int, tokens: int, texts: Sequence[str] | None = None, least: int | None = None
 ) -> list[tuple[int, ...]]:
-    """``count`` different chunks of real text: which tokens deviate, and how scattered they are, depends on
-    it. texts: others than those of the installed packages. least: so many are enough.
+    """Return ``count`` different chunks of real text: which tokens deviate, and how scattered they are,
+    depends on it. texts: others than those of the installed packages. least: so many are enough.
 
     Raises ConfigError if there is too little text.
     """
@@ -124,7 +124,7 @@ def text_pieces(
 
 
 def questions_of(tokenizer: Any, tokens: int) -> list[str]:
-    """Up to eight texts of exactly ``tokens`` tokens, to stand where the question does.
+    """Return up to eight texts of exactly ``tokens`` tokens, to stand where the question does.
 
     Raises ConfigError if the installed packages have too little text.
     """

@@ -74,7 +74,7 @@ def open_chat(
     api_key: str | None = None,
     **http: Any,
 ) -> ChatModel:
-    """A chat on this process's own engine; or, with ``base_url``, on a server. settings: those given, by
+    """Open a chat on this process's own engine; or, with ``base_url``, on a server. settings: those given, by
     name; None: not given. http: as :class:`Server` takes it. A key without a URL is another provider's, and
     so is how to reach one. Raises ConfigError for settings that are not for the one that it is."""
     if base_url is not None:
@@ -86,14 +86,15 @@ def open_chat(
 
 @dataclass(frozen=True, slots=True)
 class _Request(ChatRequest):
-    """said: what the field ``blendrag`` says of blending; the rest is as the server has it."""
+    """A request to a server. said: what the field ``blendrag`` says of blending; the rest is as the server
+    has it."""
 
     said: tuple[tuple[str, Any], ...] = ()
 
 
 class RemoteChat(ChatModel):
-    """Answers as :class:`Chat` does, with the same evidence; the engine, the texts and their KV are the
-    server's, which renders prompts and recognises documents in them.
+    """A chat model on a server. Answers as :class:`Chat` does, with the same evidence; the engine, the texts
+    and their KV are the server's, which renders prompts and recognises documents in them.
 
     http: headers, query, client and async_client, as :class:`Server` takes them.
     settings: those of requests; what they do not say of blending, and the model if none is named, is as the
@@ -118,7 +119,7 @@ class RemoteChat(ChatModel):
     # -- about the server ---------------------------------------------------------------------------------
 
     def _model(self, **more: Any) -> dict[str, Any]:
-        """What the server says of its model: asked once."""
+        """Return what the server says of its model: asked once."""
         if self._known is None:
             found = self.server.call("GET", "v1/kb/model", **more)
             with understood(self.server):
@@ -145,13 +146,13 @@ class RemoteChat(ChatModel):
 
     @property
     def tool_parser(self) -> str:
-        """What the server reads calls with that the model may make: vLLM's name of it; empty where it reads
-        none, and they are read here."""
+        """vLLM's name of the parser with which the server reads calls that the model may make; empty where it
+        reads none, and they are read here."""
         return str(self._model()["tool_parser"])
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template writes tools itself."""
+        """Return whether the chat template writes tools itself."""
         template: TemplateFacts = self._model()["template"]
         return template.knows_tools
 
@@ -219,7 +220,7 @@ class RemoteChat(ChatModel):
                 reader.check()
 
     def _repeated_after(self, error: BlendragError) -> float | None:
-        """A server that is full, starts again, or broke off."""
+        """Return in how many seconds to ask again a server that is full, starts again, or broke off."""
         if isinstance(error, ServerBusyError):
             after = _BETWEEN_ATTEMPTS_S if error.retry_after_s is None else error.retry_after_s
             return after if after <= _LONGEST_WAIT_S else None
@@ -258,14 +259,16 @@ class RemoteChat(ChatModel):
         return {name: value for name, value in body.items() if value is not None}
 
     def _grammar(self, request: ChatRequest) -> Grammar | None:
-        """What the answer has to match; what the prompt leaves of the window is taken for half of it."""
+        """Return what the answer has to match; what the prompt leaves of the window is taken for half of
+        it."""
         if request.sampling.max_tokens is None and (request.forced or request.schema or request.grammar):
             request = request.within(self.context_window // 2)
         return answer_grammar(request)
 
     def _prompt(self, request: ChatRequest) -> dict[str, Any]:
-        """Messages and tools as embedded engines' models get them, but for control tokens, which the server
-        would take for markup. Calls that the model may make are read by the server, if it has a parser."""
+        """Return messages and tools as embedded engines' models get them, but for control tokens, which the
+        server would take for markup. Calls that the model may make are read by the server, if it has a
+        parser."""
         if isinstance(request.messages, str):
             return {"prompt": request.messages}
         about = self._model(**_timeout(request))
@@ -325,7 +328,8 @@ class RemoteChat(ChatModel):
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text in parts that a request may hold, cut behind a paragraph, a line or a word if there is one."""
+    """Yield a text in parts that a request may hold, cut behind a paragraph, a line or a word if there is
+    one."""
     while len(text) > _TEXT_CHARACTERS:
         ends = (text.rfind(gap, 0, _TEXT_CHARACTERS) + len(gap) for gap in ("\n\n", "\n", " "))
         at = next((end for end in ends if end > _TEXT_CHARACTERS // 2), _TEXT_CHARACTERS)
@@ -344,7 +348,7 @@ def _timeout(request: ChatRequest) -> dict[str, Any]:
 
 
 def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of calls as text."""
+    """Return a message with the arguments of its calls as text."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
@@ -354,7 +358,7 @@ def _as_openai(message: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _clear(reader: Reader) -> Generator[None]:
-    """What fails after the beginning of an answer says so; what takes too long, that it does."""
+    """Say of what fails inside that the answer had begun, or that it took too long."""
     try:
         yield
     except (BrokenAnswerError, GenerationTimeoutError):
@@ -369,7 +373,8 @@ def _clear(reader: Reader) -> Generator[None]:
 
 
 class _Background:
-    """For what nobody waits for, the end of the process neither: the latest few, one after the other."""
+    """A thread for what nobody waits for, the end of the process neither: the latest few, one after the
+    other."""
 
     def __init__(self) -> None:
         self._latest: deque[Callable[[], None]] = deque(maxlen=_PREFETCHES)
@@ -388,5 +393,5 @@ class _Background:
 
 @functools.cache
 def _background(process: int) -> _Background:
-    """A fork has no threads of its parent's."""
+    """Return the thread of this process: a fork has none of its parent's."""
     return _Background()

@@ -40,8 +40,8 @@ _ERRORS: dict[int, type[BlendragError]] = {400: ConfigError, 503: ServerBusyErro
 
 
 class RemoteCollection(KeptDocuments):
-    """A collection under ``/v1/kb/collections``. What a client does not wait for any more, the server goes on
-    with."""
+    """A collection on a server, under ``/v1/kb/collections``. What a client does not wait for any more, the
+    server goes on with."""
 
     def __init__(self, server: Server, name: str) -> None:
         self._server, self.name = server, encodable(name)
@@ -90,8 +90,8 @@ class RemoteCollection(KeptDocuments):
         return report
 
     def _forget_others(self, texts: Texts, sources: Sources, report: SyncReport, bar: Progress) -> None:
-        """In one request with all documents, which is one change for the server; or, where it takes none so
-        large, in several."""
+        """Forget other documents: in one request with all documents, which is one change for the server; or,
+        where it takes none so large, in several."""
         named = {id: source for id, source in sources.items() if id in texts}
         try:
             self._count(report, self._put({"documents": texts, "sources": named, "sync": True}, bar))
@@ -128,7 +128,7 @@ class RemoteCollection(KeptDocuments):
             self._server.call("DELETE", self._path, **which)
 
     def _put(self, body: Mapping[str, Any], bar: Progress) -> SyncReport:
-        """Waits for a server that is busy with others' documents, and says for how long."""
+        """Put documents. Waits for a server that is busy with others' documents, and says for how long."""
         for _ in range(_WAITS):
             try:
                 return self._put_once(body, bar)
@@ -162,7 +162,8 @@ class RemoteCollection(KeptDocuments):
 
 
 def _parts(texts: Texts, sources: Sources) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
-    """Few enough for one request each, with the text again that the first of a source is prefilled behind."""
+    """Yield documents few enough for one request each, with the text again that the first of a source is
+    prefilled behind."""
     part: dict[str, Any] = {}
     last: dict[str, str] = {}
     size = 0
@@ -199,7 +200,8 @@ def _forget_at_exit(server: Server, name: str, process: int) -> None:
 
 
 def _as_path(name: str) -> str:
-    """Names are of any kind, such as paths; those of the server's collections are not."""
+    """Return a name for a path: names are of any kind, such as paths; those of the server's collections are
+    not."""
     if _NAME.fullmatch(name):
         return name
     readable = re.sub(r"[^\w.-]+", ".", name, flags=re.ASCII).strip(".")[-64:]

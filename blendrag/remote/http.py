@@ -39,8 +39,8 @@ class NoCollectionError(ConfigError):
 
 
 class Server:
-    """At one address. Connects when it is first used, in every process and event loop anew: it may be copied,
-    pickled and forked. Thread-safe.
+    """A server at one address. Connects when it is first used, in every process and event loop anew: it may
+    be copied, pickled and forked. Thread-safe.
 
     All methods raise ServerError, and what the server's own error stands for.
     """
@@ -56,10 +56,10 @@ class Server:
         client: httpx2.Client | None = None,
         async_client: httpx2.AsyncClient | None = None,
     ) -> None:
-        """base_url: with ``/v1`` at its end, as OpenAI's clients have it, or without. timeout_s: how long it
-        may be silent. headers, query: sent with every request. client, async_client: what requests go
-        through, with limits, timeouts, proxies and certificates of their own; they stay their owner's to
-        close. Raises ConfigError if it is no URL, or they are no clients."""
+        """Connect to nothing yet. base_url: with ``/v1`` at its end, as OpenAI's clients have it, or without.
+        timeout_s: how long it may be silent. headers, query: sent with every request. client, async_client:
+        what requests go through, with limits, timeouts, proxies and certificates of their own; they stay
+        their owner's to close. Raises ConfigError if it is no URL, or they are no clients."""
         for given, kind in ((client, httpx2.Client), (async_client, httpx2.AsyncClient)):
             if given is not None and not isinstance(given, kind):
                 raise ConfigError(f"requests go through an httpx2.{kind.__name__}, not {given!r}")
@@ -100,7 +100,7 @@ class Server:
             self._connect()
 
     def call(self, method: str, path: str, json: Any = None, **params: Any) -> Any:
-        """The JSON that it answers."""
+        """Return the JSON that the server answers."""
         with self.answer(method, path, json, **params) as response:
             response.read()
             try:
@@ -110,7 +110,7 @@ class Server:
 
     @contextlib.contextmanager
     def answer(self, method: str, path: str, json: Any = None, **more: Any) -> Iterator[httpx2.Response]:
-        """A response whose status is 200, to be read inside. more: ``params``, ``timeout``."""
+        """Open a response whose status is 200, to be read inside. more: ``params``, ``timeout``."""
         with self._errors(), self._sync().stream(method, **self._asked(path, json=json, **more)) as response:
             if response.status_code != 200:
                 response.read()
@@ -121,7 +121,7 @@ class Server:
     async def aanswer(
         self, method: str, path: str, json: Any = None, **more: Any
     ) -> AsyncIterator[httpx2.Response]:
-        """``answer`` for an event loop."""
+        """Do as ``answer`` in an event loop."""
         with self._errors():
             async with self._async().stream(method, **self._asked(path, json=json, **more)) as response:
                 if response.status_code != 200:
@@ -132,7 +132,7 @@ class Server:
     # -- connections --------------------------------------------------------------------------------------
 
     def _asked(self, path: str, **more: Any) -> dict[str, Any]:
-        """What a client of anybody's is told of one request."""
+        """Return what any HTTP client is told of one request."""
         headers = httpx2.Headers({"authorization": f"Bearer {self._key}"} if self._key else {})
         headers.update(self._headers)
         more["params"] = {**self._query, **more.get("params", {})} or None
@@ -225,12 +225,12 @@ class Server:
 
 
 def without_password(url: str | httpx2.URL) -> str:
-    """The URL as it may be shown."""
+    """Return the URL as it may be shown."""
     return str(httpx2.URL(url).copy_with(username=None, password=None, query=None))
 
 
 def refusal(said: str) -> PromptTooLongError | ConfigError:
-    """What a refusal in vLLM's words stands for."""
+    """Return the error that a refusal in vLLM's words stands for."""
     return (PromptTooLongError if "maximum context length" in said else ConfigError)(said)
 
 
@@ -251,7 +251,7 @@ def _no_server(server: Server) -> ServerNotFoundError:
 
 
 def _said(response: httpx2.Response) -> tuple[str | None, str | None]:
-    """The server's own words, in one line, and the error's type."""
+    """Return the server's own words, in one line, and the error's type."""
     try:
         found = response.json()
     except ValueError:
@@ -264,7 +264,7 @@ def _said(response: httpx2.Response) -> tuple[str | None, str | None]:
 
 @contextlib.contextmanager
 def understood(server: object) -> Iterator[None]:
-    """For reading what a server said. Raises ServerError if it is not what was asked for."""
+    """Raise ServerError if what is read inside is not what was asked for."""
     try:
         yield
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -274,11 +274,11 @@ def understood(server: object) -> Iterator[None]:
 
 
 def made(kind: type[Made], said: Mapping[str, Any]) -> Made:
-    """Of a server's words; a newer one says more."""
+    """Make an object of a server's words; a newer server says more."""
     return kind(**{name: value for name, value in said.items() if name in kind.__dataclass_fields__})
 
 
 def require_blendrag(server: Server, response: httpx2.Response) -> None:
-    """Raises ServerNotFoundError for an answer of a server without blendrag."""
+    """Raise ServerNotFoundError for an answer of a server without blendrag."""
     if "x-blendrag" not in response.headers:
         raise _no_server(server)

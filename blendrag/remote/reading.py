@@ -17,7 +17,7 @@ _END = "[DONE]"
 
 
 class Reader:
-    """Of one answer.
+    """A reader of one answer's stream.
 
     begun: whether something of it came. ended: whether all of it did.
     """
@@ -35,7 +35,7 @@ class Reader:
         self.begun = self.ended = False
 
     def feed(self, data: str) -> Piece | None:
-        """What an event adds that is certain by now; at the end, the rest and the whole.
+        """Return what an event adds that is certain by now; at the end, the rest and the whole.
 
         Raises ServerBusyError, or BrokenAnswerError if the answer has begun, for an error in the stream;
         GenerationTimeoutError; ServerError for what is no answer.
@@ -110,7 +110,7 @@ class Reader:
         return Piece(read.text[self._shown :], answer)
 
     def _evidence(self) -> Evidence:
-        """The server's; of a prompt that it has not planned, it knows only why."""
+        """Return the server's evidence; of a prompt that it has not planned, it knows only why."""
         prompt = self._usage.get("prompt_tokens", 0)
         facts = dict(self._facts)
         if "prompt" not in facts:
@@ -126,7 +126,8 @@ class Reader:
         )
 
     def check(self) -> None:
-        """To be called at the end of the stream. Raises as :meth:`feed` does, if it is not the answer's."""
+        """Check, at the end of the stream, that it is the answer's. Raises as :meth:`feed` does, if it is
+        not."""
         if not self.ended:
             said = "the server ended the stream before the answer's end"
             raise (BrokenAnswerError if self.begun else ServerBusyError)(said)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may hold, unless the server is told otherwise: an option of ``serve`` each.
+    """Limits of one request, unless the server is told otherwise: an option of ``serve`` each.
 
     body_mib: of its body; 64 are some 20,000 pages. items: messages of a chat, and documents that it names;
     of a body's JSON, 16 values each, or 256 where documents are put. text_mib: of texts that are tokenised to
@@ -20,7 +20,7 @@ class Limits:
     text_mib: int = 2
 
     def values(self, method: str) -> int:
-        """Of the body of a request with this method."""
+        """Return how many values the body of a request with this method may hold."""
         return self.items * (256 if method == "PUT" else 16)
 
 

@@ -1,4 +1,4 @@
-"""Whether a server can listen where it is told to, before it takes minutes to start."""
+"""A check that a server can listen where it is told to, before it takes minutes to start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Options(argparse.ArgumentParser):
 
 
 def check_address(options: Sequence[str]) -> None:
-    """Bind, as vLLM's server will, what its options (``--host``, ``--port``, ``--uds``) name, and let go.
+    """Bind the address of these options (``--host``, ``--port``, ``--uds``) as vLLM's server will; let go.
     Raises ConfigError."""
     parser = _Options(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="")

@@ -1,4 +1,4 @@
-"""From a request of vLLM's server to a blended one: planned over the text that vLLM renders of it."""
+"""Blending of requests to vLLM's server: planned over the text that vLLM renders of them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from blendrag.text import encodable
 _log = logging.getLogger(__name__)
 
 FIELD_NAME = "blendrag"
-"""Of the field, in the body of a request."""
+"""The name of blendrag's field, in the body of a request."""
 
 _COUNTS = ("prompt", "mode", "reused", "exact", "recomputed", "fresh", "prefix", "plain")
 _ROWS = ("documents", "missing", "ms", "tiers", "decision", "trace", "kv_kept", "kv_freed", "kv_whole")
 
-_MOST_INGESTS = 8  # of a tenant, with the one that is being done
+_MOST_INGESTS = 8  # ingests of a tenant, with the one that is being done
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ Text = Annotated[str, AfterValidator(encodable)]
 
 
 class BlendFields(BlendOverrides):
-    """What a request says of blending; all of it may be left out. What is not said here is as the embedded
+    """Fields of blending in a request; all of them may be left out. What is not said here is as the embedded
     classes have it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -92,10 +92,10 @@ class BlendFields(BlendOverrides):
 
 @dataclass(frozen=True, slots=True)
 class Blended:
-    """What was planned of a request. recipe: None if it is prefilled plainly; plain says why. path: through
-    the tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
-    ``time.monotonic``. budget: of KV, if there is to be one. unplanned: what is counted if there is no
-    plan."""
+    """A request as it was planned. recipe: None if it is prefilled plainly; plain says why. path: through the
+    tree of exact prefixes, if it is not blended. prompt, conversation: as the client said them. begun: by
+    ``time.monotonic``. budget: of KV, if there is to be one. unplanned: what is counted if there is no plan.
+    """
 
     plan: PromptPlan | None = None
     recipe: Recipe | None = None
@@ -110,7 +110,7 @@ class Blended:
 
     @property
     def planned(self) -> dict[str, Any]:
-        """For whoever sees the answer's beginning only."""
+        """Counts of the plan, for whoever sees the answer's beginning only."""
         if self.plan is not None and self.path is not None and self.path.held:
             return {"prompt": len(self.plan.token_ids), "exact": self.path.held_end}
         if self.plan is None or self.recipe is None:
@@ -119,7 +119,8 @@ class Blended:
 
 
 class Blending:
-    """Of one server's tenant. Used in its event loop; what takes longer than a moment runs in threads."""
+    """The blending of one server's tenant. Used in its event loop; what takes longer than a moment runs in
+    threads."""
 
     def __init__(
         self,
@@ -130,8 +131,8 @@ class Blending:
         seal: str,
         tool_parser: str = "",
     ) -> None:
-        """name: what clients may call the model. seal: the secret that the connector knows recipes of ours
-        by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
+        """Begin for a tenant. name: what clients may call the model. seal: the secret that the connector
+        knows recipes of ours by. tool_parser: vLLM's name of the one that reads calls; empty for none."""
         self.library, self.settings, self.name, self.tool_parser = library, settings, name, tool_parser
         self._engine, self._seal = engine, seal
         self._planner = ThreadPoolExecutor(2, thread_name_prefix="blendrag-planner")
@@ -148,12 +149,13 @@ class Blending:
         self.library.stop_ingest()
 
     def check_going_on(self) -> None:
-        """Raises EngineClosedError after :meth:`end`."""
+        """Raise EngineClosedError after :meth:`end`."""
         if self._ending:
             raise EngineClosedError("the server is about to end: put these documents again")
 
     def close(self) -> None:
-        """Before the engine ends: nothing grows any more, and what was noted of prompts is written down."""
+        """Close before the engine ends: nothing grows any more, and what was noted of prompts is written
+        down."""
         self.library.stop_beside()
 
     async def prepare(self, request: Any, fields: BlendFields, renderer: Any) -> Blended:
@@ -187,9 +189,9 @@ class Blending:
         return about
 
     async def explain(self, request: Any, fields: BlendFields, renderer: Any) -> dict[str, Any]:
-        """What would become of vLLM's ``request``: text and tokens of the prompt, how many of these are
-        stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be blended.
-        Raises ConfigError as :meth:`prepare` does."""
+        """Return what would become of vLLM's ``request``: text and tokens of the prompt, how many of these
+        are stored, and rows as the embedded classes' ``explain()`` has them; plain: why nothing would be
+        blended. Raises ConfigError as :meth:`prepare` does."""
         about = await self._planned(request, fields, renderer)
         plan = about.plan
         if plan is None:
@@ -231,48 +233,49 @@ class Blending:
 
     @property
     def context_window(self) -> int:
-        """Tokens of prompt and answer together."""
+        """The most tokens of prompt and answer together."""
         return self._engine.max_model_len
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What takes longer than a moment, and waits for nothing."""
+        """Run in a thread what takes longer than a moment, and waits for nothing."""
         return await asyncio.get_running_loop().run_in_executor(self._planner, work)
 
     async def read(self, work: Callable[[], T]) -> T:
-        """What may take seconds, of many texts; no prompt is planned behind it, and what vLLM does when the
-        server is told to end does not wait for it."""
+        """Run in a thread what may take seconds, of many texts; no prompt is planned behind it, and what vLLM
+        does when the server is told to end does not wait for it."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def ask(self, work: Callable[[], T]) -> T:
-        """What waits for the engine; no prompt is planned behind it."""
+        """Run in a thread what waits for the engine; no prompt is planned behind it."""
         return await asyncio.get_running_loop().run_in_executor(self._asker, work)
 
     async def change(self, work: Callable[[], T]) -> T:
-        """What waits for its turn at changing the catalogue; nothing but other changes waits behind it."""
+        """Run in a thread what waits for its turn at changing the catalogue; nothing but other changes waits
+        behind it."""
         return await asyncio.get_running_loop().run_in_executor(self._changer, work)
 
     def ingest(self, work: Callable[[], None]) -> bool:
-        """What waits for prefills, after all that was given before; no request waits behind it. False, and
-        nothing is done, if too much is waiting."""
+        """Run in a thread what waits for prefills, after all that was given before; no request waits behind
+        it. Returns False, and nothing is done, if too much is waiting."""
         if not self._room.acquire(blocking=False):
             return False
         self._writer.submit(work).add_done_callback(lambda _: self._room.release())
         return True
 
     def _namespace(self, salt: str | None) -> str:
-        """The tenant's, apart from others' with another salt."""
+        """Return the tenant's namespace, apart from others' with another salt."""
         own = self.library.identity.namespace  # which cannot hold a tilde
         return f"{own}~{xxhash.xxh3_64_hexdigest(salt.encode())}" if salt else own
 
     def _plan(self, ids: Sequence[int], documents: Sequence[str]) -> PromptPlan | None:
-        """None if its ids would be another text than vLLM's."""
+        """Plan a prompt; None if its ids would be another text than vLLM's."""
         text = decode(self.library.tokenizer, ids)
         plan = self.library.plan(text, documents)
         return plan if decode(self.library.tokenizer, plan.token_ids) == text else None
 
     async def evidence(self, about: Blended, answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Counts of tokens, and what became of the documents. answer: what is known of vLLM's. KV that was
-        found damaged is prefilled again. An answer is given whatever becomes of this."""
+        """Return counts of tokens, and what became of the documents. answer: what is known of vLLM's. KV that
+        was found damaged is prefilled again. An answer is given whatever becomes of this."""
         if about.plan is None:
             return {"plain": about.plain}, {}
         try:
@@ -291,7 +294,7 @@ class Blending:
         }
 
     async def _answered(self, about: Blended, plan: PromptPlan) -> None:
-        """Tell who forecasts whether the prompt's conversation goes on."""
+        """Tell the forecaster of whether conversations go on that the prompt was answered."""
         if (forecaster := self.library.forecaster) is None:
             return
         seconds = time.monotonic() - about.begun
@@ -299,7 +302,8 @@ class Blending:
         await self.run(lambda: forecaster.answered(*whose, seconds))
 
     async def _report(self, about: Blended, answer: dict[str, Any]) -> Delta:
-        """What the engine said of the prompt, as embedded engines have it in an answer's last piece."""
+        """Return what the engine said of the prompt, as embedded engines have it in an answer's last
+        piece."""
         plain = (answer.get("kv_transfer_params") or {}).get(FIELD)
         exact = about.path is not None and about.path.held > 0
         if plain is None and (about.recipe is not None or exact):
@@ -312,18 +316,20 @@ class Blending:
 
 
 def blending_of(request: Request, namespace: str | None = None) -> Blending:
-    """That of the request's tenant, or of another. Raises KeyError for one that there is not."""
+    """Return the blending of the request's tenant, or of another. Raises KeyError for one that there is
+    not."""
     tenants: dict[str, Blending] = request.app.state.blendrag
     return tenants[key_of(request).namespace if namespace is None else namespace]
 
 
 def is_chat(kind: type[BaseModel]) -> bool:
-    """Whether requests of this kind have messages; any may have a field of that name which means nothing."""
+    """Return whether requests of this kind have messages; any may have a field of that name which means
+    nothing."""
     return "messages" in kind.model_fields
 
 
 def _unplanned(request: Any) -> str | None:
-    """Why a request goes to vLLM as it is."""
+    """Say why a request goes to vLLM as it is."""
     from blendrag.engine.compat.requests import has_other_than_text
 
     if (request.n or 1) != 1 or getattr(request, "use_beam_search", False):
@@ -340,31 +346,31 @@ def _unplanned(request: Any) -> str | None:
 
 
 def _usage(answer: dict[str, Any]) -> dict[str, Any]:
-    """Empty in a stream whose client did not ask for it."""
+    """Return the usage; empty in a stream whose client did not ask for it."""
     return answer.get("usage") or {}
 
 
 def _said(request: Any) -> Messages | str:
-    """What the client has sent, before vLLM's route or ours changes it."""
+    """Return what the client has sent, before vLLM's route or ours changes it."""
     if not is_chat(type(request)):
         return str(request.prompt)
     return [message for message in request.messages if isinstance(message, dict)]
 
 
 def _asked(request: Any) -> int | None:
-    """For how many tokens."""
+    """Return for how many tokens a request asks."""
     return getattr(request, "max_completion_tokens", None) or request.max_tokens
 
 
 def _parts(request: Any) -> Iterator[dict[str, Any]]:
-    """The parts of its messages' contents, where they are not plain texts."""
+    """Yield the parts of its messages' contents, where they are not plain texts."""
     for message in request.messages if is_chat(type(request)) else ():
         content = message.get("content") if isinstance(message, dict) else getattr(message, "content", None)
         yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, dict))
 
 
 async def _rendered(request: Any, renderer: Any) -> list[int]:
-    """The token ids that vLLM makes of the request. Raises what it does if it refuses it."""
+    """Return the token ids that vLLM makes of the request. Raises what it does if it refuses it."""
     copy = request.model_copy(deep=True)
     if is_chat(type(request)):
         rendered = await renderer.render_chat(copy, skip_mm_cache=True)

@@ -31,9 +31,9 @@ from blendrag.serving.lease import default_kv_dir
 from blendrag.settings import Settings, json_or_text
 
 SERVED = "BLENDRAG__SERVED"
-"""In the environment of a server: what its plugin is told, as JSON. ``settings``: those given, by name.
-``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of :class:`Limits`.
-``tool_parser``: vLLM's name of the one that reads calls, or nothing."""
+"""The variable of a server's environment that tells its plugin, as JSON, what it needs. ``settings``: those
+given, by name. ``folder``: of the texts' KV, or null. ``keys``: the file, or null. ``limits``: those of
+:class:`Limits`. ``tool_parser``: vLLM's name of the one that reads calls, or nothing."""
 
 # vLLM's short names of options that are read here.
 _SHORT = {"-tp": "--tensor-parallel-size"}
@@ -49,23 +49,23 @@ _FLAGS = frozenset(
 )  # fmt: skip
 
 _PLUGINS = "VLLM_PLUGINS"
-# Whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
+# Groups whose plugins vLLM loads unless the variable names others. It has to name ours: they add routes.
 _OTHER_PLUGINS = (
     "vllm.general_plugins", "vllm.io_processor_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins",
 )  # fmt: skip
 
-# Seconds from the word to end until all is gone: so long Kubernetes waits.
+# Seconds from the signal to end until all is gone: so long Kubernetes waits.
 _ENDING_S = 30
 
-# Of an only API server, seconds from the end of its engine's start to its word of it, which is there already.
-# vLLM loses the exception by which a signal ends that start, and goes on to wait for the word, by default for
-# ten minutes. Several API servers wait for it from the beginning of the start.
+# Seconds that a server with one API process waits for its engine's report once the engine has started: it is
+# there already. If a signal ends that start, vLLM loses the exception, and goes on to wait for the report, by
+# default for ten minutes. Several API processes wait for it from the beginning of the start.
 _READY_S = 5
 
 # What clients may call the model besides its name.
 _ALIASES = frozenset({"served_model_name"})
 
-# Engines without a front end here, or with one for each: nobody would tell all of them the same.
+# Options for engines without a front end here, or with one for each: nobody would tell all of them the same.
 _APART = (
     "data_parallel_external_lb", "data_parallel_hybrid_lb", "data_parallel_multi_port_external_lb",
     "data_parallel_rank", "data_parallel_start_rank", "grpc", "headless",
@@ -90,7 +90,7 @@ CLIENTS = frozenset(
 
 
 def settings_among(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return those of ``--name value`` that are settings, by name; and all others. vLLM's own that are read
+    """Return the settings among ``--name value``, by name; and all other options. vLLM's own that are read
     here, too, are in ``engine_args``."""
     given: dict[str, Any] = {}
     engine: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def check_given(given: Mapping[str, Any]) -> None:
 
 
 def _value(text: str) -> Any:
-    """Lists and tables as JSON; anything else as it stands."""
+    """Return lists and tables as JSON; anything else as it stands."""
     if not text.startswith(("[", "{")):
         return text
     try:
@@ -134,7 +134,8 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
-    """variables: of the environment, beside those that are there. words: the command."""
+    """The command of a server. variables: of the environment, beside those that are there. words: the
+    command."""
 
     variables: dict[str, str]
     words: tuple[str, ...]
@@ -151,8 +152,8 @@ def serve_command(
     keys: Path | None = None,
     limits: Limits = LIMITS,
 ) -> ServeCommand:
-    """given: the settings that were named. folder: of the texts' KV. more: options of vLLM's own. on_cpu:
-    whether its machine has no GPU; None: as this one. keys: the file of them.
+    """Make a server's command. given: the settings that were named. folder: of the texts' KV. more: options
+    of vLLM's own. on_cpu: whether its machine has no GPU; None: as this one. keys: the file of them.
 
     Raises ConfigError for what a server cannot have, and for options that neither blendrag nor vLLM knows.
     """
@@ -194,8 +195,8 @@ def serve_command(
 def tenants(
     given: Mapping[str, Any], folder: Path | None, keys: Keys | None
 ) -> dict[str, tuple[Settings, Path]]:
-    """Settings and folder of the texts' KV by namespace; without keys, of one tenant, named "". folder: with
-    keys, that of theirs. Raises ConfigError."""
+    """Return settings and folder of the texts' KV by namespace; without keys, of one tenant, named "".
+    folder: with keys, that of theirs. Raises ConfigError."""
     if keys is None:
         settings = Settings.load(**given)
         return {"": (settings, folder or default_kv_dir(settings))}
@@ -215,8 +216,8 @@ def _check(settings: Settings, keys: bool) -> None:
 
 
 def _checked_options(more: Sequence[str], ours: Collection[str], keys: bool) -> dict[str, Any]:
-    """vLLM's options, by name. Raises ConfigError for what it does not know; what makes other KV of the
-    model, takes another one, changes ``ours``, or passes by our routes and ``keys``."""
+    """Return vLLM's options, by name. Raises ConfigError for what it does not know; what makes other KV of
+    the model, takes another one, changes ``ours``, or passes by our routes and ``keys``."""
     from blendrag.engine.compat.platform import front_end_in_rust
     from blendrag.engine.compat.start import server_options
 
@@ -248,7 +249,7 @@ def _checked_options(more: Sequence[str], ours: Collection[str], keys: bool) -> 
 
 
 def _plugins() -> list[str]:
-    """By name: those that vLLM would load without us, and ours."""
+    """Return plugins by name: those that vLLM would load without us, and ours."""
     if _PLUGINS in os.environ:
         others = [name for name in os.environ[_PLUGINS].split(",") if name]
     else:

@@ -35,7 +35,7 @@ Evidence = Callable[[dict[str, Any]], Awaitable[tuple[dict[str, Any], dict[str, 
 
 
 def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
-    """What ``stock`` takes, with a field that is ours."""
+    """Return the body that ``stock`` takes, with a field that is ours."""
     model: type[BaseModel] = get_type_hints(stock)["request"]
 
     def understood(cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
@@ -50,8 +50,8 @@ def body_of(stock: Endpoint, limits: Limits = LIMITS) -> type[BaseModel]:
 
 
 def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[[Any], Any]) -> Any:
-    """vLLM's own checks stumble over kinds of values that they do not expect: no error of the server's. And
-    contents that it would read later, once, are read here."""
+    """Read a body. vLLM's own checks stumble over kinds of values that they do not expect: no error of the
+    server's. And contents that it would read later, once, are read here."""
     if isinstance(body, dict):
         _check_amount(body, limits)
     try:
@@ -76,7 +76,7 @@ def _understood(limits: Limits, cls: type[BaseModel], body: Any, read: Callable[
 
 
 def _check_amount(body: dict[str, Any], limits: Limits) -> None:
-    """Raises ValueError."""
+    """Raise ValueError for more messages or documents than are taken."""
     ours = body.get(FIELD_NAME)
     named = ours.get("documents") if isinstance(ours, dict) else None
     for what, items in (("messages", body.get("messages")), ("documents", named)):
@@ -89,8 +89,8 @@ def _check_amount(body: dict[str, Any], limits: Limits) -> None:
 
 
 def _readable(message: Any) -> Any:
-    """A message without parts of kinds that vLLM does not know: of these, their text. Histories come from
-    other providers too, and one part would end every later turn of a conversation."""
+    """Return a message without parts of kinds that vLLM does not know: of these, their text. Histories come
+    from other providers too, and one part would end every later turn of a conversation."""
     from blendrag.engine.compat.requests import content_parts
 
     if not isinstance(message, dict) or not isinstance(content := message.get("content"), list):
@@ -110,7 +110,7 @@ def _readable(message: Any) -> Any:
 
 
 def _with_parameters(tool: Any) -> Any:
-    """A tool that says what parameters it has, if it has none, too: some templates look into them."""
+    """Return a tool that says what parameters it has, if it has none, too: some templates look into them."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or function.get("parameters"):
         return tool
@@ -118,7 +118,8 @@ def _with_parameters(tool: Any) -> Any:
 
 
 def _text_of(part: Any, depth: int = 2) -> str:
-    """Of a part, or of the parts that are its content, as search results and tools' results have them."""
+    """Return the text of a part, or of the parts that are its content, as search results and tools' results
+    have them."""
     if isinstance(part, str):
         return part
     if isinstance(part, list):
@@ -130,7 +131,7 @@ def _text_of(part: Any, depth: int = 2) -> str:
 
 
 def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
-    """``stock`` for prompts whose documents are blended, and for all others as it is."""
+    """Return a route that is ``stock`` with documents blended where there are any."""
 
     async def endpoint(request: Any, raw_request: Request) -> Response:
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
@@ -148,11 +149,11 @@ def blended(stock: Endpoint, body: type[BaseModel]) -> Endpoint:
 
 
 def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
-    """Takes the body of either route."""
+    """Return the route that says what would become of a request; it takes the body of either route."""
 
     async def explain(request: Any, raw_request: Request) -> Response:
-        """What would become of a request, which is not asked. `rows`: one per part of the prompt, then one
-        per document that is not in it. `plain`: why nothing would be blended."""
+        """Say what would become of a request, which is not asked. `rows`: one per part of the prompt, then
+        one per document that is not in it. `plain`: why nothing would be blended."""
         blending, fields = blending_of(raw_request), request.blendrag or BlendFields()
         _once(request)
         try:
@@ -169,7 +170,7 @@ def explained(chat: type[BaseModel], completion: type[BaseModel]) -> Endpoint:
 
 
 def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
-    """An endpoint whose body FastAPI reads as ``body``, which is known when the server starts only."""
+    """Return an endpoint whose body FastAPI reads as ``body``, which is known when the server starts only."""
     endpoint.__signature__ = Signature(  # type: ignore[attr-defined]
         [
             Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=body),
@@ -182,14 +183,14 @@ def _taking(body: Any, endpoint: Endpoint) -> Endpoint:
 async def _evidence(
     blending: Blending, about: Blended, key: Key, answer: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As :meth:`Blending.evidence` has it, for the holder of this key."""
+    """Return the evidence as :meth:`Blending.evidence` has it, for the holder of this key."""
     counts, rows = await blending.evidence(about, answer)
     return counts, rows | ({"documents": key.shown(rows["documents"])} if "documents" in rows else {})
 
 
 def _once(request: Any) -> int:
-    """How often an answer is to be given. vLLM refuses to make several at temperature 0: they would be equal,
-    so one is made."""
+    """Return how often an answer is to be given. vLLM refuses to make several at temperature 0: they would be
+    equal, so one is made."""
     times = request.n or 1
     greedy = request.temperature is not None and request.temperature < _LEAST_TEMPERATURE
     if not (greedy and 1 < times <= _MOST_ANSWERS) or request.use_beam_search:
@@ -199,7 +200,7 @@ def _once(request: Any) -> int:
 
 
 def _repeated(answer: dict[str, Any], times: int) -> dict[str, Any]:
-    """vLLM's answer, or a chunk of one, so often."""
+    """Repeat vLLM's answer, or a chunk of one, so often."""
     choices = [
         {**choice, "index": choice["index"] * times + copy}
         for choice in answer.get("choices") or ()
@@ -237,7 +238,7 @@ async def _with_evidence(
 async def _followed(
     chunks: AsyncIterable[Any], evidence: Evidence, wanted: bool, times: int
 ) -> AsyncIterator[Any]:
-    """The stream, with a chunk of evidence before the line that ends it, if that is wanted."""
+    """Yield the stream, with a chunk of evidence before the line that ends it, if that is wanted."""
     last = ""
     async for chunk in chunks:
         if isinstance(chunk, str) and chunk.startswith(_DONE):
@@ -259,7 +260,7 @@ async def _followed(
 
 
 def _read(chunk: str) -> dict[str, Any]:
-    """What is in a chunk of a stream: of the last one, perhaps usage."""
+    """Return what is in a chunk of a stream: of the last one, perhaps usage."""
     try:
         found = json.loads(chunk.removeprefix(_DATA))
     except ValueError:

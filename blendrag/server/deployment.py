@@ -36,9 +36,9 @@ def container_command(
     keys: Path | None = None,
     limits: Limits = LIMITS,
 ) -> ServeCommand:
-    """The command in a container with GPUs, without its first words. All settings that are not the default,
-    and that a server has use for, travel with it, since no ``blendrag.yaml`` does; of tiers, the place only.
-    folder, keys: in the container.
+    """Return the command in a container with GPUs, without its first words. All settings that are not the
+    default, and that a server has use for, travel with it, since no ``blendrag.yaml`` does; of tiers, the
+    place only. folder, keys: in the container.
 
     Raises ConfigError for a model that is not on the hub, and for what is secret.
     """
@@ -65,8 +65,8 @@ def container_command(
 
 
 def image_file(command: ServeCommand, vllm: str) -> str:
-    """For ``docker build`` in a checkout. vllm: the version of the image that it is built on. No index is
-    asked for blendrag: whoever has its name there would be in the image."""
+    """Return an image file for ``docker build`` in a checkout. vllm: the version of the image that it is
+    built on. No index is asked for blendrag: whoever has its name there would be in the image."""
     secret = [name for name, value in command.variables.items() if not value]
     lines = [
         f"# Run it with --gpus all, a volume at {_DATA}, and in its environment {' and '.join(secret)}.",
@@ -83,12 +83,12 @@ def image_file(command: ServeCommand, vllm: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """For ``ENV``, which puts variables into what it reads."""
+    """Quote a text for ``ENV``, which puts variables into what it reads."""
     return json.dumps(value).replace("$", "\\$")
 
 
 def chart_values(settings: Settings, command: ServeCommand) -> str:
-    """YAML for ``helm install ... vllm/vllm-stack -f``; the image is that of :func:`image_file`."""
+    """Return YAML for ``helm install ... vllm/vllm-stack -f``; the image is that of :func:`image_file`."""
     model, *options = command.words
     gpus = settings.tensor_parallel_size
     engine: dict[str, Any] = {
@@ -122,7 +122,7 @@ def chart_values(settings: Settings, command: ServeCommand) -> str:
 
 
 def _literal(value: str) -> str:
-    """For Kubernetes, which puts variables into ``$(NAME)`` and reads ``$$`` as one ``$``."""
+    """Quote a text for Kubernetes, which puts variables into ``$(NAME)`` and reads ``$$`` as one ``$``."""
     return value.replace("$", "$$")
 
 

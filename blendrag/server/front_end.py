@@ -1,4 +1,5 @@
-"""What is ours in the front end of vLLM's server: routes that blend, in place of its own, and their state."""
+"""blendrag's part of the front end of vLLM's server: routes that blend, in place of its own, and their
+state."""
 
 from __future__ import annotations
 
@@ -40,14 +41,15 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _CLOSING_S = 3.0
-_CHILDREN_S = 3.0  # from the end of a server to that of its engine's processes
-_DEAD_S = 5.0  # for what is left when those have ended before
+_CHILDREN_S = 3.0  # seconds from the end of a server to that of its engine's processes
+_DEAD_S = 5.0  # seconds for what is left when those processes have ended before
 _BLENDED = ("/v1/chat/completions", "/v1/completions")
 _EXPLAIN = "/v1/kb/explain"
 
 
 def attach_router(app: FastAPI) -> None:
-    """Raises ConfigError if the server was not started for blending, or its model gives no answers."""
+    """Put in blendrag's routes. Raises ConfigError if the server was not started for blending, or its model
+    gives no answers."""
     served = _served()
     limits, bodies = Limits(**served["limits"]), list[type[BaseModel]]()
     for path in _BLENDED:
@@ -78,7 +80,8 @@ def attach_router(app: FastAPI) -> None:
 
 
 async def init_state(engine_client: Any, state: Any, args: Namespace) -> None:
-    """Raises BlendragError if the folder cannot be used: the port is not opened then."""
+    """Set up blendrag's state. Raises BlendragError if the folder cannot be used: the port is not opened
+    then."""
     served, alone = _served(), (args.api_server_count or 1) == 1
     settings, engines = Settings.load(**served["settings"]), args.data_parallel_size
     engine = await _Engine.of(settings, engine_client, alone=alone, engines=engines)
@@ -111,10 +114,10 @@ class _Engine(RunningEngine):
         return engine
 
     def end_in_order(self, tenants: Mapping[str, Blending], requests: Requests, state: Any) -> None:
-        """When the server is told to end, let in no request, stop ingest behind what is being prefilled, and
-        let running answers end; those that go on after half of the time (``--shutdown-timeout``) end
-        with what there is of them. Then take no more calls, or whoever waits for one would hold it up.
-        tenants: closed before the engine. state: of the app."""
+        """Have the server end in order, when it is to: let in no request, stop ingest behind what is being
+        prefilled, and let running answers end; those that go on after half of the time
+        (``--shutdown-timeout``) end with what there is of them. Then take no more calls, or whoever waits for
+        one would hold it up. tenants: closed before the engine. state: of the app."""
         llm, close = self._llm, self._llm.shutdown
 
         def shutdown(timeout: float | None = None) -> None:
@@ -152,7 +155,7 @@ class _Engine(RunningEngine):
 
 
 def exit_after(seconds: float) -> None:
-    """End this process then, whatever its threads still wait for."""
+    """End this process after ``seconds``, whatever its threads still wait for."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -164,7 +167,7 @@ def _close(tenants: Sequence[Blending]) -> None:
 
 
 def _served() -> dict[str, Any]:
-    """What the command says. Raises ConfigError for a server that another one has started."""
+    """Return what the command says. Raises ConfigError for a server that another one has started."""
     if SERVED not in os.environ or SECRET not in os.environ:
         raise ConfigError("this server was not started for blending: `blendrag serve --print` shows how")
     served: dict[str, Any] = json.loads(os.environ[SERVED])
@@ -194,7 +197,8 @@ def _open(settings: Settings, folder: Path, engine: _Engine) -> Library:
 
 
 def _prefill_pending(library: Library) -> None:
-    """What an earlier server, or another program, left undone. What fails is tried again by the next."""
+    """Prefill what an earlier server, or another program, left undone. What fails is tried again by the
+    next."""
     try:
         library.prefill(PrefillReport(), SILENT)
     except BlendragError as error:

@@ -1,5 +1,5 @@
-"""What every request to the server passes first: who it is from, what its key may do, how large it is, and
-whether the server is about to end."""
+"""The gate that every request to the server passes first: who it is from, what its key may do, how large it
+is, and whether the server is about to end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from blendrag.server.keys import ADMIN, ASK, INGEST, RIGHTS, Key, Keys
 
 _EVERYBODY = Key("", RIGHTS)
 
-# Where a server has keys, these are its routes: all that reach the engine are planned and salted. With which
-# right; None: any.
+# The routes of a server that has keys, each with the right it takes; None: any. All that reach the engine are
+# planned and salted.
 _COLLECTION = "/v1/kb/collections/{name}"
 _ROUTES = {
     ("POST", "/v1/chat/completions"): ASK,
@@ -42,28 +42,28 @@ _ROUTES = {
 _OPEN = ("GET", "/health")
 _PATHS = tuple((method, compile_path(path)[0], right) for (method, path), right in _ROUTES.items())
 
-_TOKENISED = "/tokenize"  # of vLLM's routes, one that takes texts that are longer than the model's window
+_TOKENISED = "/tokenize"  # the route of vLLM's that takes texts longer than the model's window
 
 _RETRY_S = "5"
 
 _WITHIN_VALUES = bytes(set(range(256)) - set(b'"[{,'))
-_NUMBERS = 16  # count as one value
+_NUMBERS = 16  # so many numbers count as one value
 
 
 def key_of(request: Request) -> Key:
-    """Whose request it is; of all namespaces of one tenant, where the server has no keys."""
+    """Return the key of a request; where the server has no keys, one for all namespaces of one tenant."""
     key: Key = request.state.key
     return key
 
 
 def limits_of(request: Request) -> Limits:
-    """What a request may hold."""
+    """Return the limits of a request."""
     limits: Limits = request.state.limits
     return limits
 
 
 class Requests:
-    """Those that are being answered. No more are let in once the server is about to end."""
+    """Requests that are being answered. No more are let in once the server is about to end."""
 
     def __init__(self) -> None:
         self.under_way, self.ending = 0, False
@@ -96,7 +96,7 @@ class Gate:
             self._requests.under_way -= 1
 
     def _admitted(self, scope: Scope, headers: Headers) -> Key | JSONResponse:
-        """The request's key, or the refusal."""
+        """Return the request's key, or the refusal."""
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         route = scope.get("method", ""), path
         if self._keys is None or route == _OPEN:
@@ -113,7 +113,7 @@ class Gate:
         return _refusal(404, "there is no such route for holders of keys")
 
     def _limited(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """Gives a body as a whole, once it is known that it can be read quickly."""
+        """Return a receiver that gives a body as a whole, once it is known that it can be read quickly."""
         tokenised = scope["path"].endswith(_TOKENISED)  # by vLLM, whatever it has of it
         limit, option = (
             (self._limits.text_mib, "--max-text-mib")
@@ -151,8 +151,8 @@ class Gate:
 
 
 def has_more_values(body: bytes, most: int) -> bool:
-    """Whether JSON holds more than so many strings, lists and objects, keys among them, and sixteenths of
-    numbers: what takes long to read, whatever it means. Takes a moment itself."""
+    """Return whether JSON holds more than so many strings, lists and objects, keys among them, and sixteenths
+    of numbers: what takes long to read, whatever it means. Takes a moment itself."""
     rest = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _WITHIN_VALUES)
     if rest.count(b'"') > 2 * most:
         return True
@@ -162,7 +162,7 @@ def has_more_values(body: bytes, most: int) -> bool:
 
 
 def _refusal(status: int, message: str) -> JSONResponse:
-    """As vLLM words its own."""
+    """Return a refusal, as vLLM words its own."""
     kinds = {401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 503: "Service Unavailable"}
     error = {"message": message, "type": kinds[status], "param": None, "code": status}
     return JSONResponse(

@@ -22,23 +22,23 @@ _NAMESPACE = re.compile(r"[\w-][\w.-]{0,63}")  # the name of a folder, too
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """namespace: the tenant, whose documents it reaches and no others."""
+    """A client's key. namespace: the tenant, whose documents it reaches and no others."""
 
     namespace: str
     rights: frozenset[str]
 
     @property
     def names(self) -> bool:
-        """Whether it may know what the documents of its namespace are called."""
+        """Return whether it may know what the documents of its namespace are called."""
         return INGEST in self.rights
 
     def shown(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What its holder sees of rows about documents, whose name is their ``source``."""
+        """Return what its holder sees of rows about documents, whose name is their ``source``."""
         return [row if self.names else {**row, "source": None} for row in rows]
 
 
 class Keys:
-    """Of one server. Known by their SHA-256: who reads the file can ask nothing."""
+    """The keys of one server's clients, known by their SHA-256: who reads the file can ask nothing."""
 
     def __init__(self, by_digest: Mapping[bytes, Key]) -> None:
         self._by_digest = by_digest
@@ -48,7 +48,7 @@ class Keys:
         return sorted({key.namespace for key in self._by_digest.values()})
 
     def find(self, secret: bytes) -> Key | None:
-        """Takes as long for a wrong key as for a right one."""
+        """Find the key of a secret. Takes as long for a wrong one as for a right one."""
         digest, found = hashlib.sha256(secret).digest(), None
         for known, key in self._by_digest.items():
             if hmac.compare_digest(known, digest):
@@ -57,8 +57,8 @@ class Keys:
 
 
 def read_keys(file: Path) -> Keys:
-    """A key per line: its SHA-256, namespace and rights, ``HASH customer-42 ask,ingest``; ``#`` begins a
-    comment. Raises ConfigError, which shows no first word: it may be a key itself."""
+    """Read keys, one per line: its SHA-256, namespace and rights, ``HASH customer-42 ask,ingest``; ``#``
+    begins a comment. Raises ConfigError, which shows no first word: it may be a key itself."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

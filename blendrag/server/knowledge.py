@@ -43,7 +43,7 @@ def known_parameters(request: Request) -> None:
 
 
 class _Apart(APIRoute):
-    """Reads long bodies apart from the event loop."""
+    """A route that reads long bodies apart from the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -105,7 +105,7 @@ async def put(name: Name, body: Documents, request: Request) -> Response:
 
 @router.get("/collections/{name}")
 async def get(name: Name, request: Request) -> Response:
-    """The ids of a collection's documents. One without any is not found."""
+    """Return the ids of a collection's documents. One without any is not found."""
     ids = await _run(request, lambda library: Collection(library, name).ids())
     return await to_thread(JSONResponse, {"ids": sorted(ids)}) if ids else _no_collection(name)
 
@@ -136,8 +136,8 @@ async def prefetch(body: Texts, request: Request) -> dict[str, Any]:
 
 @router.get("/model")
 async def model(request: Request) -> dict[str, Any]:
-    """What clients have to know of the model: its name, the tokens of prompt and answer together, what its
-    chat template does with tools, and vLLM's name of the parser that reads its calls."""
+    """Return what clients have to know of the model: its name, the tokens of prompt and answer together, what
+    its chat template does with tools, and vLLM's name of the parser that reads its calls."""
     blending = blending_of(request)
     template = await _run(request, lambda library: TemplateFacts.of(library.tokenizer))
     return {
@@ -150,7 +150,7 @@ async def model(request: Request) -> dict[str, Any]:
 
 @router.post("/tokens")
 async def tokens(body: Texts, request: Request) -> Response:
-    """The model's own tokens of texts, as documents have them."""
+    """Return the model's own tokens of texts, as documents have them."""
     _check_length(request, body.texts)
 
     def encode(library: Library) -> Response:
@@ -162,7 +162,7 @@ async def tokens(body: Texts, request: Request) -> Response:
 
 @router.post("/split")
 async def split(body: Whole, request: Request) -> Response:
-    """Documents in chunks, measured in the model's own tokens, as an index splits them."""
+    """Return documents in chunks, measured in the model's own tokens, as an index splits them."""
     _check_length(request, body.texts)
 
     def pieces(library: Library) -> Response:
@@ -178,7 +178,7 @@ async def stats(
     request: Request,
     namespace: Annotated[str | None, Query(description="Another tenant, for keys that may `admin`.")] = None,
 ) -> dict[str, Any]:
-    """Texts, tiers and eviction, as ``blendrag stats`` has them."""
+    """Return texts, tiers and eviction, as ``blendrag stats`` has them."""
     key = key_of(request)
     if namespace is not None and namespace != key.namespace and ADMIN not in key.rights:
         raise _no_namespace(namespace)
@@ -207,7 +207,7 @@ def _no_namespace(name: str | None) -> HTTPException:
 
 
 def _no_collection(name: str) -> JSONResponse:
-    """Not a gateway's, nor another 404 of ours."""
+    """Return the 404 of a missing collection, which is neither a gateway's nor another 404 of ours."""
     message = f"no collection {name!r}"
     error = {"message": message, "type": NO_COLLECTION, "param": None, "code": 404}
     return JSONResponse({"error": error}, 404)
@@ -226,7 +226,7 @@ async def _answered(work: Awaitable[T]) -> T:
 
 
 def status_of(error: BlendragError) -> int:
-    """Of an answer that fails by it."""
+    """Return the status of an answer that fails by this error."""
     if isinstance(error, StoreFullError):
         return 507
     if isinstance(error, EngineClosedError):  # the server is about to end
@@ -235,7 +235,7 @@ def status_of(error: BlendragError) -> int:
 
 
 class _Lines(Progress):
-    """Tells what is being done to a queue of the server's loop."""
+    """A listener that tells a queue of the server's loop what is being done."""
 
     def __init__(self, put: Callable[[dict[str, Any]], None]) -> None:
         self._put, self._done, self._total = put, 0, 0
@@ -251,8 +251,8 @@ class _Lines(Progress):
 
 
 async def _told(blending: Blending, work: Callable[[Progress], PrefillReport]) -> Response:
-    """``work`` by the one thread that writes, and what it tells as lines of JSON, each again while there is
-    no other. An error before the first line is the answer's status; a later one, its last line."""
+    """Run ``work`` by the one thread that writes, and answer what it tells as lines of JSON, each again while
+    there is no other. An error before the first line is the answer's status; a later one, its last line."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
 
     def put(line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM loads by its entry points, which a server names in ``VLLM_PLUGINS``.
+"""Plugins that vLLM loads by its entry points, which a server names in ``VLLM_PLUGINS``.
 
 vLLM goes on without a plugin that cannot be imported or made, and a server would go on without its keys. So
 nothing is imported here that can fail; what fails later stops the start.
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class BlendPlugin:
-    """Of ``vllm.endpoint_plugins``: see ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin``."""
+    """The plugin of ``vllm.endpoint_plugins``: see
+    ``vllm.plugins.endpoint_plugins.interface.EndpointPlugin``."""
 
     name = "blendrag"
     required_tasks = None  # whatever the server can do, it is not skipped
@@ -33,8 +34,8 @@ class BlendPlugin:
 
 
 def end_with_server() -> None:
-    """Of ``vllm.general_plugins``, which every process of vLLM's loads before anything that takes long. Those
-    that a server has started end with it; any other goes on."""
+    """Have the processes that a server has started end with it; any other goes on. A plugin of
+    ``vllm.general_plugins``, which every process of vLLM's loads before anything that takes long."""
     from blendrag.engine.client.watchdog import exit_with_parent
     from blendrag.engine.recipe import SECRET
 

@@ -24,7 +24,8 @@ Sources = Mapping[str, str]
 
 @dataclass(slots=True, kw_only=True)
 class SyncReport(PrefillReport):
-    """What it took to make the library hold what the vector store does, in documents, and in chunks."""
+    """A report of what it took to make the library hold what the vector store does, in documents, and in
+    chunks."""
 
     added: int = 0
     removed: int = 0
@@ -54,7 +55,7 @@ class KeptDocuments(ABC):
 
     @abstractmethod
     def ids(self) -> set[str]:
-        """The documents it has."""
+        """Return the ids of the documents."""
 
     @abstractmethod
     def add(
@@ -91,19 +92,19 @@ class KeptDocuments(ABC):
         sources: Sources | None = None,
         progress: Progress | bool | None = False,
     ) -> SyncReport:
-        """Make exactly ``documents`` be kept, and all of their KV: of two at once, one is as if it came after
-        the other. ``sources``: as :meth:`add`."""
+        """Keep exactly ``documents``, and all of their KV: of two at once, one is as if it came after the
+        other. ``sources``: as :meth:`add`."""
 
 
 class Collection(KeptDocuments):
-    """In a library of this process."""
+    """A collection in a library of this process."""
 
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, encodable(name)
 
     @staticmethod
     def volatile(name: str) -> str:
-        """The name of a collection that ends with this process, as in-memory stores do."""
+        """Return the name of a collection that ends with this process, as in-memory stores do."""
         return volatile(name)
 
     def ids(self) -> set[str]:

@@ -18,7 +18,7 @@ Speculated = Literal["adopted", "discarded", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Which of the prompt's tokens were computed, in tokens, and why not fewer.
+    """The evidence of a prompt: which of its tokens were computed, in tokens, and why not fewer.
 
     mode: how the prompt was prefilled. exact: all of its documents' KV was to come from the tree of
     prefixes; mixed: that of its first ones did, and the rest was blended.
@@ -64,7 +64,7 @@ class Evidence:
 
     @property
     def computed(self) -> int:
-        """Prompt tokens the model computed in full."""
+        """The number of prompt tokens that the model computed in full."""
         return self.recomputed + self.fresh
 
 
@@ -122,7 +122,7 @@ def _evidence(
 
 
 def _of_path(plan: PromptPlan, path: PrefixPath, plain: str | None, last: Delta) -> Evidence:
-    """Of a prompt that began with an exact prefix, or left one behind."""
+    """Return the evidence of a prompt that began with an exact prefix, or left one behind."""
     spans, report = plan.spans(), last.report or BlendReport(prefix=last.prefix_tokens)
     whole = path.held_end == spans[-1][1] + spans[-1][2]
     return Evidence(

@@ -1,4 +1,5 @@
-"""Which conversations go on: asked beside the engine, and told to the eviction policies of its store."""
+"""The forecaster of which conversations go on: asked beside the engine, told to the eviction policies of its
+store."""
 
 from __future__ import annotations
 
@@ -23,22 +24,23 @@ from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
 from blendrag.store.tiers.local import Forecast
 
-FORECASTS = "forecasts"  # their counters' name, beside those of tiers
-CONVERSATIONS = 4096  # whose chunks are remembered: the latest
-CHUNKS = 256  # of each: the latest
+FORECASTS = "forecasts"  # name of the forecasts' counters, beside those of tiers
+CONVERSATIONS = 4096  # conversations whose chunks are remembered: the latest
+CHUNKS = 256  # chunks remembered of each conversation: the latest
 AT_ONCE = 32  # keys in one call to the worker, which takes up to 10 us for each key and tier
 _on_cpu = partial(features_of, device="cpu")  # an accelerator is the engine's alone
-_CHARACTERS = 2048  # that are kept of an earlier prompt: more than the predictor reads of it
+_CHARACTERS = 2048  # characters kept of an earlier prompt: more than the predictor reads of it
 
 
 def wants_forecasts(stack: Iterable[TierSpec]) -> bool:
-    """Whether a tier of this machine evicts by a policy that goes by forecasts."""
+    """Return whether a tier of this machine evicts by a policy that goes by forecasts."""
     return any(spec.evicts and POLICIES[spec.policy].uses_forecasts() for spec in stack)
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """chunks: keys, the latest used last. prompts: the latest, where the caller does not keep them."""
+    """A conversation, as far as it is remembered. chunks: keys, the latest used last. prompts: the latest,
+    where the caller does not keep them."""
 
     chunks: dict[str, None] = field(default_factory=dict)
     prompts: tuple[str, ...] = ()
@@ -46,7 +48,7 @@ class _Conversation:
 
 
 class Forecaster:
-    """Made with the engine, ended by :meth:`close`. Thread-safe.
+    """A forecaster of which conversations go on. Made with the engine, ended by :meth:`close`. Thread-safe.
 
     Without a predictor, or with one that does not work, nothing is told, and the policies are LRU. What goes
     wrong is warned of once, and counted. root: the store's folder, for the log.
@@ -63,8 +65,8 @@ class Forecaster:
     def answered(
         self, prompt: Messages | str, plan: PromptPlan, conversation: str | None, seconds: float = 0.0
     ) -> None:
-        """A prompt was answered, so many seconds after it came: log it, and ask whether its conversation goes
-        on. Returns at once."""
+        """Note that a prompt was answered, so many seconds after it came: log it, and ask whether its
+        conversation goes on. Returns at once."""
         whose, said = self._read(prompt, plan, conversation)
         chunks = tuple((key, len(part.token_ids)) for part in plan.segments if (key := part.chunk_key))
         window = None if whose is None else self._noted(whose, plan.cached_keys, said)
@@ -72,7 +74,8 @@ class Forecaster:
             self._predictor.ask(Prompt(time.time() - seconds, chunks, whose, window))
 
     def _noted(self, conversation: str, chunks: Iterable[str], said: Window | str) -> Window:
-        """A prompt of the conversation had these chunks in this order: what is known of it now.
+        """Note that a prompt of the conversation had these chunks in this order. Returns what is known of it
+        now.
 
         said: the user's prompts so far; or the last one, where those before were given here as well.
         """
@@ -98,7 +101,7 @@ class Forecaster:
         return self._predictor.counts
 
     def counted(self) -> dict[str, int]:
-        """The counts as the catalogue keeps them."""
+        """Return the counts as the catalogue keeps them."""
         counts = self._predictor.counts
         whole = {name: getattr(counts, name) for name in ("asked", "answered", "dropped", "unanswered")}
         return {**whole, "busy_ms": round(1e3 * counts.busy_s)}
@@ -129,7 +132,7 @@ class Forecaster:
     def _read(
         self, prompt: Messages | str, plan: PromptPlan, conversation: str | None
     ) -> tuple[str | None, Window | str]:
-        """Whose prompt it is, and what the user said.
+        """Return whose prompt it is, and what the user said.
 
         conversation: the caller's id of it; else it is the one that messages open. A text alone belongs to
         none; of its prompt, what stands behind the last document counts as the user's.
@@ -155,7 +158,7 @@ class Forecaster:
 
 
 def _parts(forecasts: Iterable[Forecast]) -> Iterator[list[Forecast]]:
-    """The same forecasts, with at most ``AT_ONCE`` keys in each part."""
+    """Yield the same forecasts, with at most ``AT_ONCE`` keys in each part."""
     part: list[Forecast] = []
     room = AT_ONCE
     for conversation, chance, keys in forecasts:

@@ -16,11 +16,11 @@ from blendrag.engine.prefixes import PrefixPath
 from blendrag.tree import Nodes
 from blendrag.tree.tree import Tree
 
-_MOST = 64  # prompts that wait; of more, the latest
-_LOOK_S = 0.02  # how often it is looked whether the engine is idle
-_MOST_REFUSED = 1024  # nodes that are remembered
-_REFUSED_S = 600.0  # and for how long: a disk may be slow or full for a while
-_STORED_S = 5.0  # so long a node may take from its last slice to its store
+_MOST = 64  # prompts that wait at most; the latest are kept
+_LOOK_S = 0.02  # seconds between looks whether the engine is idle
+_MOST_REFUSED = 1024  # refused nodes that are remembered
+_REFUSED_S = 600.0  # for how long they are remembered: a disk may be slow or full for a while
+_STORED_S = 5.0  # seconds that a node may take from its last slice to its store
 _SLICE_BLOCKS = 2  # an arrival waits for one slice at most
 
 _log = logging.getLogger(__name__)
@@ -28,19 +28,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The nodes of a path that are to be had, and all token ids up to the end of the last."""
+    """A wish for nodes of a path, with all token ids up to the end of the last."""
 
     nodes: Nodes
     token_ids: Sequence[int]
 
 
 Expect = Callable[[Nodes, int, Sequence[int]], bool]
-"""Says which nodes of a path, from this one on, are about to be stored (:meth:`Prefixes.expect`)."""
+"""A function that says which nodes of a path, from this one on, are about to be stored
+(:meth:`Prefixes.expect`)."""
 
 
 class Growth:
-    """Ended by :meth:`close`. One node at a time, in slices of a few blocks: each is a request for one token,
-    which finds the slice before in vLLM's prefix cache."""
+    """The growing of prefixes, until :meth:`close`. One node at a time, in slices of a few blocks: each is a
+    request for one token, which finds the slice before in vLLM's prefix cache."""
 
     def __init__(
         self, engine: RunningEngine, tree_id: str, tree: Tree, expect: Expect, *, sliced: bool
@@ -51,15 +52,15 @@ class Growth:
         self._waiting: deque[Wanted] = deque(maxlen=_MOST)
         self._woken, self._closed = threading.Condition(), False
         self.grown = 0
-        """Nodes, so far."""
+        """The number of nodes grown so far."""
         self.refused: dict[str, float] = {}
-        """Until when nodes are not tried again that were computed and not stored: there is no room for them,
-        or the disk fails. Oldest first."""
+        """The times from which nodes are tried again that were computed and not stored: there is no room
+        for them, or the disk fails. Oldest first."""
         self._thread = threading.Thread(target=self._run, name="blendrag-growth", daemon=True)
         self._thread.start()
 
     def want(self, wanted: Wanted) -> None:
-        """Have these nodes sometime. Returns at once."""
+        """Ask for these nodes, to be had sometime. Returns at once."""
         last = wanted.nodes[-1].key
         with self._woken:
             if self._closed or any(other.nodes[-1].key == last for other in self._waiting):
@@ -68,17 +69,17 @@ class Growth:
             self._woken.notify_all()
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """These have gone: if they come again, it is another time."""
+        """Forget nodes that have gone: if they come again, it is another time."""
         for key in nodes:
             self.refused.pop(key, None)
 
     @property
     def waiting(self) -> int:
-        """Prompts whose nodes are still to be had."""
+        """The number of prompts whose nodes are still to be had."""
         return len(self._waiting)
 
     def wait(self) -> None:
-        """Until nothing waits any more."""
+        """Wait until nothing is to be had any more."""
         with self._woken:
             self._woken.wait_for(lambda: not self._waiting)
 
@@ -115,7 +116,7 @@ class Growth:
                 self._woken.notify_all()
 
     def _grow(self, wanted: Wanted) -> bool:
-        """Have the first node that is missing; False if there is none, or it cannot be had."""
+        """Grow the first node that is missing; False if there is none, or it cannot be had."""
         nodes, held = wanted.nodes, self._tree.match(wanted.nodes)
         if held == len(nodes):
             return False
@@ -143,13 +144,13 @@ class Growth:
         return stored
 
     def _slices(self, start: int, end: int) -> Iterator[int]:
-        """Where they end."""
+        """Yield where the slices end."""
         if self._slice is not None:
             yield from range((start // self._slice + 1) * self._slice, end, self._slice)
         yield end
 
     def _idle(self) -> bool:
-        """Once the engine has nothing else to do; False if it has ended before."""
+        """Wait until the engine has nothing else to do; False if it has ended before."""
         return self._wait(lambda: self._engine.idle, None)
 
     def _wait(self, until: Callable[[], bool], seconds: float | None) -> bool:

@@ -18,7 +18,7 @@ from blendrag.store.identity import KVIdentity, prefix_name
 
 
 def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
-    """Token ids behind which chunks are prefilled, as ``settings.shared_prefix`` says."""
+    """Return the token ids behind which chunks are prefilled, as ``settings.shared_prefix`` says."""
     if settings.shared_prefix == "none":
         return ()
     tokenizer = load_tokenizer(model_path)
@@ -28,7 +28,7 @@ def prefix_ids(settings: Settings, model_path: Path) -> tuple[int, ...]:
 
 
 def kv_identity(settings: Settings, model_path: Path, prefix: Sequence[int] = ()) -> KVIdentity:
-    """What the KV of this model's chunks depends on, if they are prefilled behind ``prefix``.
+    """Return what the KV of this model's chunks depends on, if they are prefilled behind ``prefix``.
 
     Raises ModelError for an unreadable ``config.json``, or an adapter of another model.
     """

@@ -12,7 +12,7 @@ from blendrag.store.catalogue import Catalogue, Entry
 
 
 class KnownTexts:
-    """Follows the catalogue, whichever process has changed it. Thread-safe."""
+    """The known texts of a catalogue, whichever process changes it. Thread-safe."""
 
     def __init__(self, catalogue: Catalogue, tokenizer: Any) -> None:
         self._catalogue, self._tokenizer = catalogue, tokenizer
@@ -21,7 +21,8 @@ class KnownTexts:
         self._lock = threading.Lock()
 
     def now(self) -> Recogniser:
-        """With the texts that there are now. The first call reads all, others what has changed since."""
+        """Return a recogniser of the texts that there are now. The first call reads all, others what has
+        changed since."""
         with self._lock:
             number, keys = self._catalogue.changes(self._number)
             if self._recogniser is None or keys is None:

@@ -1,4 +1,5 @@
-"""One library per configuration and process, however many wrapper objects frameworks make of it."""
+"""Leases of libraries: one per configuration and process, however many wrapper objects frameworks make of
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Lease:
     _registry = threading.RLock()
 
     def library(self, settings: Settings, kv_dir: Path | None = None) -> Library:
-        """The library in ``kv_dir`` (by default in the cache folder, one per model, codec, namespace
+        """Return the library in ``kv_dir`` (by default in the cache folder, one per model, codec, namespace
         and shared prefix), opened if need be.
 
         Raises what :class:`Library` does; if a library that is still in use has the folder, EngineBusyError
@@ -57,7 +58,7 @@ class Lease:
             return self._open[key]
 
     def opened(self, settings: Settings, kv_dir: Path | None = None) -> Library | None:
-        """The library, if it is open already: opens nothing, waits for nothing, and makes no claim."""
+        """Return the library, if it is open already: opens nothing, waits for nothing, and makes no claim."""
         if not self._open or not self._registry.acquire(blocking=False):
             return None
         try:
@@ -98,7 +99,7 @@ def _taken(library: Library, settings: Settings) -> BlendragError:
 
 
 def _of_kv(settings: Settings) -> tuple[tuple[str, Any], ...]:
-    """Names and values of the settings that make other KV of the same model's."""
+    """Return names and values of the settings that make other KV of the same model's."""
     names = ["codec", "namespace", "shared_prefix"]
     if settings.shared_prefix == "system":
         names += ["system_prompt", "separator"]
@@ -110,8 +111,8 @@ def _root(settings: Settings, kv_dir: Path | None) -> Path:
 
 
 def default_kv_dir(settings: Settings) -> Path:
-    """Where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV wherever
-    they are used."""
+    """Return where KV is kept for wrappers that name no folder: within a namespace, texts have the same KV
+    wherever they are used."""
     from blendrag.models import resolve_model
     from blendrag.serving.identity import kv_identity, prefix_ids
 

@@ -40,15 +40,16 @@ _MOST_REUSED = 10
 
 @dataclass(slots=True)
 class _Document:
-    """What is known of a source while its texts are registered. made: keys by text. last: the chunks of the
-    last owner."""
+    """A source, as known while its texts are registered. made: keys by text. last: the chunks of the last
+    owner."""
 
     made: dict[str, str] = field(default_factory=dict)
     last: list[NewChunk] = field(default_factory=list)
 
 
 class Library:
-    """Opened by its constructor, ended by :meth:`close`. The engine starts when needed. Thread-safe.
+    """A library of texts, opened by its constructor, ended by :meth:`close`. The engine starts when needed.
+    Thread-safe.
 
     A text belongs to owners (documents). It is kept as long as it has one, and once however many it has.
     Raises ModelNotFoundError, StoreMismatchError (the folder was made with another model or prefix) and
@@ -58,8 +59,9 @@ class Library:
     def __init__(
         self, root: Path, settings: Settings, engine: StartEngine | None = None, *, shared: bool = False
     ) -> None:
-        """``engine``: gives the engine when it is needed; None: the one that this process shares. ``shared``:
-        with other processes of the same engine, whose worker has the folder locked instead."""
+        """Open the folder. ``engine``: gives the engine when it is needed; None: the one that this process
+        shares. ``shared``: with other processes of the same engine, whose worker has the folder locked
+        instead."""
         self.root, self.settings = root, settings
         # Whatever can be wrong with a model or a codec is said before a folder is made.
         CODECS[settings.codec]
@@ -87,16 +89,18 @@ class Library:
         self._changing = Turns(root / "lock.changing" if shared else None)
         self._beside = threading.Lock()
         self.forecaster: Forecaster | None = None
-        """Beside the engine, while the policy of a tier goes by forecasts, or their outcomes are logged."""
+        """The forecaster beside the engine, while the policy of a tier goes by forecasts, or their outcomes
+        are logged."""
         self.prefixes: Prefixes | None = None
-        """While an engine runs, where they are switched on and this process has it to itself."""
+        """Exact prefixes, while an engine runs, where they are switched on and this process has it to
+        itself."""
         self._has_tree = bool(settings.tree)
         if self._lock and not settings.tree_stays:  # else another process may have it open
             shutil.rmtree(tree_folder(root), ignore_errors=True)
         self._warned = self._tree_warned = self._closed = self._no_ingest = False
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
-        """The engine, started if it is not running."""
+        """Start the engine if it is not running, and return it."""
         engine = self.session.start(progress)
         self._forecast()
         self._open_prefixes(engine)
@@ -120,7 +124,7 @@ class Library:
                 self._has_tree = self.prefixes is not None
 
     def _without_tree(self, reason: object) -> None:
-        """Prompts are answered without one. Warns once."""
+        """Answer prompts without a tree from now on. Warns once."""
         if not self._tree_warned:
             self._tree_warned = True
             warnings.warn(
@@ -169,8 +173,8 @@ class Library:
             self._lock.release()
 
     def stats(self) -> dict[str, Any]:
-        """Chunks and bytes; what was counted per tier since the folder was made; eviction and its forecasts;
-        the documents that were reused most; and what the tiers say now, when the engine runs."""
+        """Return chunks and bytes; what was counted per tier since the folder was made; eviction and its
+        forecasts; the documents that were reused most; and what the tiers say now, when the engine runs."""
         counters = self.catalogue.counters()
         facts: dict[str, Any] = {
             "path": str(self.root),
@@ -187,8 +191,9 @@ class Library:
         return facts
 
     def eviction(self) -> dict[str, Any]:
-        """policies: by tier. forecasts: what was asked of the predictor since the folder was made, what
-        became of it, and its processor time; reason: of the last failure in this process."""
+        """Return facts about eviction. policies: by tier. forecasts: what was asked of the predictor since
+        the folder was made, what became of it, and its processor time; reason: of the last failure in this
+        process."""
         forecaster, counts = self.forecaster, Counter(self.catalogue.counters().get(FORECASTS, {}))
         counts.update(forecaster.counted() if forecaster else {})
         return {
@@ -203,7 +208,7 @@ class Library:
     # -- texts --------------------------------------------------------------------------------------------
 
     def changing(self) -> AbstractContextManager[None]:
-        """For several changes of which none of another thread's or process's comes in between."""
+        """Make several changes, of which none of another thread's or process's comes in between."""
         return self._changing.mine()
 
     def register(
@@ -248,7 +253,8 @@ class Library:
         self.repair(chunk.key for chunks in moved.values() for chunk in chunks)
 
     def _chunks(self, texts: Iterable[str], document: _Document, held: Iterable[NewChunk]) -> list[NewChunk]:
-        """The next of a document's. held: those that stay; a text that comes again is the chunk it was."""
+        """Return the next chunks of a document. held: those that stay; a text that comes again is the chunk
+        it was."""
         before, chunks = document.last, list[NewChunk]()
         known = {chunk.text: chunk for chunk in held}
         for text in texts:
@@ -265,8 +271,8 @@ class Library:
         return chunks
 
     def _without(self, owners: Iterable[str]) -> dict[str, list[NewChunk]]:
-        """The chunks of other owners whose KV has traces of what only these own, as they are to be when these
-        have left."""
+        """Return the chunks of other owners whose KV has traces of what only these own, as they are to be
+        when these have left."""
         leaving = set(owners)
         going = set(self.catalogue.only_of(*leaving))
         renewed: dict[str, NewChunk] = {}
@@ -281,7 +287,7 @@ class Library:
         }
 
     def _take(self, owned: Mapping[str, Sequence[NewChunk]]) -> list[str]:
-        """Returns keys whose KV can go."""
+        """Register chunks by owner. Returns keys whose KV can go."""
         orphans: list[str] = []
         for owner, chunks in owned.items():
             orphans += self.catalogue.register(owner, chunks)
@@ -343,8 +349,8 @@ class Library:
             self.session.later(store.prefetch(keys))
 
     def order(self, keys: Sequence[str]) -> list[int]:
-        """In which order documents (chunk keys, "" for unknown ones) go into a prompt: their places. As they
-        came, unless the setting ``order`` says otherwise and there is a tree."""
+        """Return the places of documents (chunk keys, "" for unknown ones), in the order in which they go
+        into a prompt: as they came, unless the setting ``order`` says otherwise and there is a tree."""
         prefixes = self.prefixes
         if self.settings.documents_first and prefixes is not None and prefixes.alive:
             with contextlib.suppress(StoreError):  # the prompt is answered in any order
@@ -352,7 +358,7 @@ class Library:
         return list(range(len(keys)))
 
     def order_texts(self, texts: Iterable[str]) -> list[int]:
-        """:meth:`order` of texts as they were ingested."""
+        """Do as :meth:`order` for texts as they were ingested."""
         recogniser = self._known.now()
         known = [recogniser.known(text.strip()) for text in texts]
         return self.order([(one.key or "") if one else "" for one in known])
@@ -362,8 +368,8 @@ class Library:
     def plan(
         self, prompt: Messages | str, documents: Iterable[str] = (), /, **template_options: Any
     ) -> PromptPlan:
-        """A prompt of the caller's own, as messages or rendered: known texts are recognised in it by content,
-        ``documents`` first."""
+        """Plan a prompt of the caller's own, as messages or rendered: known texts are recognised in it by
+        content, ``documents`` first."""
         known = self._known.now()
         if isinstance(prompt, str):
             return plan_prompt(prompt, self.tokenizer, known, hints=documents)
@@ -371,7 +377,8 @@ class Library:
         return plan_chat(messages, self.tokenizer, known, documents, **template_options)
 
     def explain(self, plan: PromptPlan) -> list[dict[str, Any]]:
-        """A row per segment, and per document that is not in the prompt: found or not, why, tokens reused."""
+        """Return a row per segment, and per document that is not in the prompt: found or not, why, tokens
+        reused."""
         ready = self.catalogue.ready(plan.cached_keys)
         rows = plan.describe()
         for row in rows:
@@ -380,8 +387,8 @@ class Library:
         return rows
 
     def recipe(self, plan: PromptPlan, options: BlendOptions) -> tuple[Recipe | None, str | None]:
-        """How a plan is blended with these options; or None, and why it is not. ConfigError for a wrong
-        selector or budget, whatever the prompt holds: a typing error is no slow answer."""
+        """Return how a plan is blended with these options; or None, and why it is not. ConfigError for a
+        wrong selector or budget, whatever the prompt holds: a typing error is no slow answer."""
         make_selector(options)
         if options.kv_budget is not None and self.settings.kv_budget is None:
             raise ConfigError("this engine evicts no KV: it has to be started with the setting kv_budget")
@@ -400,8 +407,8 @@ class Library:
         return Recipe(store.id, spans, options), None
 
     def path(self, plan: PromptPlan, recipe: Recipe | None) -> tuple[PrefixPath | None, Recipe | None]:
-        """A plan's way through the tree of exact prefixes, if it is not blended or all of its documents are
-        there; else how it is blended, behind those that are (:meth:`Prefixes.path`)."""
+        """Return a plan's way through the tree of exact prefixes, if it is not blended or all of its
+        documents are there; else how it is blended, behind those that are (:meth:`Prefixes.path`)."""
         if self.prefixes is None or not self.prefixes.alive:
             return None, recipe
         try:

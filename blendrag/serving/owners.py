@@ -13,26 +13,27 @@ _SEPARATOR = "\x1f"
 
 
 def owner_of(collection: str, document: str) -> str:
-    """The owner that stands for a document; with ``""`` for the document, what all the names begin with."""
+    """Return the owner that stands for a document; with ``""`` for the document, what all the names begin
+    with."""
     return f"{collection}{_SEPARATOR}{document}"
 
 
 def volatile(collection: str) -> str:
-    """The name of a collection that ends with this process, as in-memory stores do."""
+    """Return the name of a collection that ends with this process, as in-memory stores do."""
     return f"{VOLATILE}{_PROCESS}/{collection}"
 
 
 def ends_here(collection: str) -> bool:
-    """Whether it ends with this process: not with another that named it, nor with a fork of that."""
+    """Return whether it ends with this process: not with another that named it, nor with a fork of that."""
     return collection.startswith(volatile("")) and os.getpid() == _PID
 
 
 def ended(owners: Iterable[str]) -> list[str]:
-    """The owners among ``owners`` whose collections have ended with other processes."""
+    """Return the owners among ``owners`` whose collections have ended with other processes."""
     ours = volatile("")
     return [owner for owner in owners if owner.startswith(VOLATILE) and not owner.startswith(ours)]
 
 
 def document_of(owner: str) -> str:
-    """The document's own name in an owner's."""
+    """Return the document's own name in an owner's."""
     return owner.rpartition(_SEPARATOR)[2]

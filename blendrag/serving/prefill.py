@@ -30,7 +30,7 @@ T = TypeVar("T", bound=_Text)
 
 @dataclass(slots=True, kw_only=True)
 class PrefillReport:
-    """What was prefilled and stored.
+    """A report of what was prefilled and stored.
 
     prefill_s: seconds the engine computed. nbytes: KV written. too_long: texts left out because they do not
     fit the model's window. not_blended: why this model's KV is not kept at all.
@@ -45,7 +45,7 @@ class PrefillReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prefill throughput."""
+        """Tokens prefilled per second."""
         return self.tokens / self.prefill_s if self.prefill_s else 0.0
 
     def count(self, more: PrefillReport) -> None:

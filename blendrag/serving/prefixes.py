@@ -28,18 +28,19 @@ _REMEMBERED = 65_536  # nodes that were seen
 
 
 def tree_folder(root: Path) -> Path:
-    """In the folder of a library."""
+    """Return the folder of the tree, in that of a library."""
     return root / "tree"
 
 
 def tree_identity(identity: KVIdentity, blocks: str) -> KVIdentity:
-    """What a node's KV depends on besides its tokens. blocks: ``EngineFacts.blocks``, in place of how chunks
-    are kept and prefilled."""
+    """Return what a node's KV depends on besides its tokens. blocks: ``EngineFacts.blocks``, in place of how
+    chunks are kept and prefilled."""
     return replace(identity, codec="raw", prefix=f"blocks {blocks}")
 
 
 class Prefixes:
-    """Open with :meth:`open` while an engine runs, close before it ends. Thread-safe."""
+    """The exact prefixes of a library. Open them with :meth:`open` while an engine runs, close them before it
+    ends. Thread-safe."""
 
     def __init__(self, tree: Tree, client: TreeClient, catalogue: Catalogue, *, sliced: bool) -> None:
         self.tree, self.client, self._catalogue = tree, client, catalogue
@@ -47,15 +48,15 @@ class Prefixes:
         self._seen: OrderedDict[str, None] = OrderedDict()  # nodes of prompts, the latest last
         self._lock = threading.Lock()
         self.failed = 0
-        """Prompts that went without it: its catalogue could not be used."""
+        """The number of prompts that went without the tree: its catalogue could not be used."""
 
     @classmethod
     def open(
         cls, root: Path, settings: Settings, catalogue: Catalogue, engine: RunningEngine
     ) -> Prefixes | None:
-        """Those of the library in ``root``, which has this catalogue; None where its engine keeps none: it
-        cannot blend, has several ranks, or other clients. What is left of another engine's is removed. Raises
-        StoreError."""
+        """Open those of the library in ``root``, which has this catalogue; None where its engine keeps none:
+        it cannot blend, has several ranks, or other clients. What is left of another engine's is removed.
+        Raises StoreError."""
         folder = tree_folder(root)
         if not engine.facts.blocks or not engine.alone:
             return None
@@ -82,13 +83,13 @@ class Prefixes:
 
     @property
     def alive(self) -> bool:
-        """Whether its engine still runs."""
+        """Return whether its engine still runs."""
         return self.client.engine.alive
 
     def path(self, plan: PromptPlan, recipe: Recipe | None) -> tuple[PrefixPath | None, Recipe | None]:
-        """How a prompt is served that would be blended by this recipe, or prefilled (None): exact, by its
-        path, if all of its documents are there; mixed, by a recipe that begins behind those that are; or as
-        it would be without a tree.
+        """Return how a prompt is served that would be blended by this recipe, or prefilled (None): exact, by
+        its path, if all of its documents are there; mixed, by a recipe that begins behind those that are; or
+        as it would be without a tree.
 
         Nodes are kept from their second sighting on: of a prompt that is not blended as they are computed, of
         others later, while the engine is idle.
@@ -111,7 +112,8 @@ class Prefixes:
         return (PrefixPath(self.client.id, named, held, kept) if kept else None), None
 
     def grow(self, plan: PromptPlan) -> int:
-        """Have all of a plan's nodes, if there is room; how many are new. Waits until nothing grows."""
+        """Grow all of a plan's nodes, if there is room. Returns how many are new. Waits until nothing
+        grows."""
         nodes = path_of(self.tree.identity, plan.token_ids, plan.spans())
         if not nodes:
             return 0
@@ -122,8 +124,8 @@ class Prefixes:
         return self.tree.match(nodes) - held
 
     def expect(self, path: Nodes, first: int, token_ids: Sequence[int]) -> bool:
-        """The path's nodes from the ``first`` on are about to be stored. False, and they are not, if a
-        document of the path has been deleted since its prompt was planned."""
+        """Note that the path's nodes from the ``first`` on are about to be stored. Returns False, and they
+        are not, if a document of the path has been deleted since its prompt was planned."""
         self.tree.expect(path[first:], token_ids)
         documents = {node.document for node in path if node.document}
         # Deleting takes documents from the catalogue first, and nodes that it finds after.
@@ -134,7 +136,7 @@ class Prefixes:
         return there
 
     def _meet(self, nodes: Nodes) -> int:
-        """How many of a path's first nodes were seen before. Now they all were."""
+        """Note that all nodes of a path were seen. Returns how many of its first ones were seen before."""
         with self._lock:
             seen = next((at for at, node in enumerate(nodes) if node.key not in self._seen), len(nodes))
             for node in nodes:
@@ -151,7 +153,8 @@ class Prefixes:
             self.client.delete(keys)
 
     def stats(self) -> dict[str, Any]:
-        """Nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by tier."""
+        """Return the nodes that are stored, their tokens' KV in bytes, what is still to grow, and counters by
+        tier."""
         totals = self.tree.totals()
         return {
             "nodes": totals.ready,

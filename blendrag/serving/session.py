@@ -27,7 +27,7 @@ StartEngine = Callable[[Settings, Callable[[str], None]], RunningEngine]
 
 
 class EngineSession:
-    """Thread-safe."""
+    """An index's use of an engine. Thread-safe."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class EngineSession:
         *,
         shared: bool = False,
     ) -> None:
-        """``prefix``: the token ids behind which ``identity`` says that chunks are prefilled. ``engine``:
-        gives one for these settings, by default the one that the process shares. ``shared``: nobody here has
-        the folder locked, so the engine's worker does that."""
+        """Start nothing yet. ``prefix``: the token ids behind which ``identity`` says that chunks are
+        prefilled. ``engine``: gives one for these settings, by default the one that the process shares.
+        ``shared``: nobody here has the folder locked, so the engine's worker does that."""
         self._root, self._settings, self._identity = root, settings, identity
         self._start_engine = engine or Engine.shared
         self._prefix, self._shared = list(prefix), shared
@@ -54,7 +54,7 @@ class EngineSession:
 
     @property
     def store(self) -> StoreClient | None:
-        """None until the engine runs, and for a model that is not blended."""
+        """The store; None until the engine runs, and for a model that is not blended."""
         store = self._store
         return store if store is not None and store.engine.alive else None
 
@@ -64,12 +64,13 @@ class EngineSession:
 
     @property
     def idle(self) -> bool:
-        """Whether the engine runs, with nothing to do."""
+        """Return whether the engine runs, with nothing to do."""
         engine = self._engine
         return engine is not None and engine.alive and engine.idle
 
     def start(self, progress: Progress | None = None) -> RunningEngine:
-        """The engine, started if it is not running. Raises EngineClosedError after :meth:`close`."""
+        """Start the engine if it is not running, and return it. Raises EngineClosedError after
+        :meth:`close`."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError(f"{str(self._root)!r} was closed: open it again")
@@ -97,18 +98,19 @@ class EngineSession:
             return self._engine
 
     def open(self, progress: Progress | None = None) -> StoreClient | None:
-        """The store, with the engine started as by :meth:`start`; None for a model that is not blended."""
+        """Return the store, with the engine started as by :meth:`start`; None for a model that is not
+        blended."""
         self.start(progress)
         return self._store
 
     def _with_file(self, spec: TierSpec) -> TierSpec:
-        """The tier with what its policy was fitted to; warns if there is nothing."""
+        """Return the tier with what its policy was fitted to; warns if there is nothing."""
         policy = with_file(spec.policy, self._settings.cache_dir) if spec.evicts else spec.policy
         return spec if policy == spec.policy else spec.model_copy(update={"policy": policy})
 
     def _profile(self, facts: EngineFacts) -> Profile | None:
-        """What `blendrag profile` measured of model and selector here, for the controller. A profile that is
-        there and cannot be used is warned of, once. facts: the engine's."""
+        """Return what `blendrag profile` measured of model and selector here, for the controller. A profile
+        that is there and cannot be used is warned of, once. facts: the engine's."""
         cache_dir, digest = self._settings.cache_dir, profile_digest(self._identity)
         if not any_profile(cache_dir, digest):
             return None

@@ -1,4 +1,4 @@
-"""``blendrag bench``."""
+"""The command ``blendrag bench``."""
 
 from blendrag.cli.bench.eviction import eviction
 from blendrag.cli.bench.speed import load, tree, ttft

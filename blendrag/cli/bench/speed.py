@@ -31,7 +31,8 @@ _Repeats = Annotated[
 
 
 def _of_mode(kind: type[Chosen], mode: str, **given: Any) -> Chosen:
-    """The options of a mode, of those that were given. Raises ConfigError for one that it does not have."""
+    """Return the options of a mode, of those that were given. Raises ConfigError for one that it does not
+    have."""
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     wanted = {name: value for name, value in given.items() if value is not None}
     for name in wanted.keys() - known:

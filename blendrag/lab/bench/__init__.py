@@ -1,1 +1,1 @@
-"""Measurements: ``blendrag bench``."""
+"""Measurements of ``blendrag bench``."""

@@ -1,4 +1,4 @@
-"""What a sweep varies: one parameter of a prompt or of where its KV is, the others at their defaults."""
+"""Axes of a sweep: one parameter of a prompt or of where its KV is, the others at their defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blendrag.store.stack import TierSpec
 
 Value = int | float | str
 
-# A step for measuring only: our forward computes everything. On CPU its norm is fused, and vLLM's is not.
+# Step for measuring only: our forward computes all tokens. On CPU its norm is fused, and vLLM's is not.
 ALL = "all"
 
 _LOCAL = {
@@ -24,16 +24,16 @@ _LOCAL = {
 
 
 def tiers_of(settings: Settings) -> dict[str, TierSpec]:
-    """Tiers to read from, by name: RAM, disk, one slowed to 200 MB/s, and every server that is configured and
-    may be written."""
+    """Return the tiers to read from, by name: RAM, disk, one slowed to 200 MB/s, and every server that is
+    configured and may be written."""
     servers = (spec for spec in settings.tiers if spec.kind in ("redis", "object"))
     return _LOCAL | {spec.label: spec for spec in servers if spec.writes != "never"}
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where all parameters stand. question_tokens: None for a short question; batch: prompts sent at once;
-    quality: a step, instead of selector and ratio."""
+    """A point of a sweep: the values of all parameters. question_tokens: None for a short question; batch:
+    prompts sent at once; quality: a step, instead of selector and ratio."""
 
     chunks: int
     chunk_tokens: int
@@ -46,7 +46,7 @@ class Point:
 
     @property
     def prompts(self) -> tuple[int | None, ...]:
-        """What the prompts depend on: points that agree in it are asked the same ones."""
+        """The values that the prompts depend on: points that agree in them are asked the same prompts."""
         return self.chunks, self.chunk_tokens, self.question_tokens, self.batch
 
     @property
@@ -55,7 +55,7 @@ class Point:
 
     @property
     def step(self) -> Step:
-        """What the quality stands for. Raises ConfigError."""
+        """The step that the quality stands for. Raises ConfigError."""
         return Step("all", 1.0) if self.quality == ALL else step_of(self.quality)
 
 
@@ -69,7 +69,8 @@ class Axis:
     default: Callable[[Settings], Sequence[Value]]
 
     def values(self, text: str | None, settings: Settings) -> tuple[Value, ...]:
-        """Those named in ``text``, by commas, each once. Raises ConfigError, naming what is wrong."""
+        """Return the values named in ``text``, by commas, each once. Raises ConfigError, naming what is
+        wrong."""
         if text is None:
             return tuple(self.default(settings))
         values = []
@@ -89,14 +90,14 @@ class Axis:
 
 
 def axis_named(name: str) -> Axis:
-    """Raises ConfigError for an axis that there is not."""
+    """Return the axis of this name. Raises ConfigError for one that there is not."""
     if name not in AXES:
         raise ConfigError(f"--axis: no axis {name!r}, but {', '.join(AXES)}")
     return AXES[name]
 
 
 def read_ratio(word: str) -> float:
-    """``"0.15"`` as a number. Raises ValueError, saying what is wrong."""
+    """Return ``"0.15"`` as a number. Raises ValueError, saying what is wrong."""
     try:
         ratio = round(float(word), 6)
     except ValueError:
@@ -107,7 +108,7 @@ def read_ratio(word: str) -> float:
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:
-    """``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
+    """Return ``"0.05,0.15"`` as numbers, each once. Raises ConfigError, naming what is wrong."""
     try:
         return tuple(dict.fromkeys(map(read_ratio, text.split(","))))
     except ValueError as error:

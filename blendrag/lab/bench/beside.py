@@ -32,17 +32,17 @@ CONDITIONS = ("alone", "full", "blended", "slow", "ingest")
 DECODES = 2  # answers that run all the time, one begun when one ends
 DECODE_TOKENS = 200
 SLOW_MB_S = 15
-INTO_S = 0.4  # of a long prompt's time, until the short one is sent
-ALONE_S = 3.0  # for which answers are looked at that nothing runs beside
+INTO_S = 0.4  # share of a long prompt's time after which the short one is sent
+ALONE_S = 3.0  # seconds for which answers are measured with nothing beside them
 _POOL = 2  # chunks in the store, per chunk of a prompt
-_LOOK_S = 0.02  # how often it is looked whether all decodes run
+_LOOK_S = 0.02  # seconds between looks whether all decodes run
 TokenGap = tuple[float, float]  # begin and end of the time between two tokens of an answer
 _STORY = "Write a long story about a lighthouse keeper, a storm and the letter that came with it. Part {}."
 
 
 @dataclass(frozen=True, slots=True)
 class BesideOptions:
-    """What is measured. repeats: long prompts of each condition."""
+    """Options of ``bench load --beside``. repeats: long prompts of each condition."""
 
     chunks: int = 6
     chunk_tokens: int = 512
@@ -52,9 +52,10 @@ class BesideOptions:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One condition. itl_ms: between tokens of running answers, while a long prompt waits for its first
-    token, or chunks to be stored; arrival_ms: for so long. short_ms: a short prompt's TTFT, sent to an engine
-    that does nothing but such a long one. itl_p95_ratio, short_ratio: to ``alone``, repeat by repeat."""
+    """Results of one condition. itl_ms: between tokens of running answers, while a long prompt waits for its
+    first token, or chunks to be stored; arrival_ms: for so long. short_ms: a short prompt's TTFT, sent to an
+    engine that does nothing but such a long one. itl_p95_ratio, short_ratio: to ``alone``, repeat by repeat.
+    """
 
     itl_ms: Percentiles[float]
     itl_p95_ratio: Spread
@@ -65,9 +66,9 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class BesideResults:
-    """conditions: alone, full (full prefills arrive), blended (blends of the same prompts), slow (these from
-    a slow disk), ingest (their chunks are prefilled and stored). trace: per condition (seconds, ms) of every
-    token of the last repeat: since its beginning, and since the token before."""
+    """Results of all conditions: alone, full (full prefills arrive), blended (blends of the same prompts),
+    slow (these from a slow disk), ingest (their chunks are prefilled and stored). trace: per condition
+    (seconds, ms) of every token of the last repeat: since its beginning, and since the token before."""
 
     conditions: dict[str, Beside]
     trace: dict[str, list[tuple[float, float]]]
@@ -79,7 +80,7 @@ class BesideResults:
 
 
 def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -> BesideResults:
-    """Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError."""
+    """Measure all conditions. Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError."""
     with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         pieces = text_pieces(maker.tokenizer, _POOL * options.chunks, options.chunk_tokens)
@@ -111,7 +112,7 @@ def run_beside(settings: Settings, options: BesideOptions, progress: Progress) -
 
 
 class _Beside:
-    """The windows of one measurement."""
+    """One measurement, a window per condition and repeat."""
 
     def __init__(
         self,
@@ -122,13 +123,14 @@ class _Beside:
         slow: ScratchStore,
         twins: Mapping[str, NewChunk],
     ) -> None:
-        """slow: a second store. twins: its chunks, by the keys that they have in prompts."""
+        """Begin with no window. slow: a second store. twins: its chunks, by the keys that they have in
+        prompts."""
         self._engine, self._recipes, self._stories, self._short = engine, recipes, stories, short
         self._slow, self._twins = slow, twins
         self._names = itertools.count()
 
     async def measure(self, condition: str, prompt: Prompt) -> MeasuredWindow:
-        """Answers beside a long prompt, then a short one beside it."""
+        """Measure answers beside a long prompt, then a short one beside it."""
         reset(self._engine)
         decodes: list[list[Timed]] = [[] for _ in self._stories]
         tasks = [
@@ -147,7 +149,7 @@ class _Beside:
         )
 
     async def _beside_short(self, condition: str, prompt: Prompt) -> float:
-        """Seconds to the first token of a short prompt that is sent into the long one."""
+        """Return the seconds to the first token of a short prompt that is sent into the long one."""
         long = []
         try:
             if condition != "alone":
@@ -161,13 +163,13 @@ class _Beside:
         return short.tokens[0] - short.due
 
     async def _decode(self, story: Sequence[int], decodes: list[Timed]) -> None:
-        """One answer after the other."""
+        """Generate one answer after the other."""
         while True:
             decodes.append(Timed(time.perf_counter()))
             await ask_timed(self._engine, story, exactly(DECODE_TOKENS), decodes[-1])
 
     async def _arrive(self, condition: str, prompt: Prompt, timed: Timed) -> None:
-        """A first token; or chunks that are stored, or nothing for a while."""
+        """Wait for a first token; or store chunks, or do nothing for a while."""
         spans = prompt.spans
         if condition == "alone":
             await asyncio.sleep(ALONE_S)
@@ -185,14 +187,14 @@ class _Beside:
             check_blended("what arrived", timed.report)
 
     async def _ask(self, token_ids: Sequence[int], timed: Timed, recipe: Recipe | None = None) -> None:
-        """A first token, in a namespace of its own: nothing of it is in the prefix cache."""
+        """Wait for a first token, in a namespace of its own: nothing of it is in the prefix cache."""
         await ask_timed(self._engine, token_ids, exactly(1), timed, recipe, f"beside-{next(self._names)}")
 
 
 async def _all_have_a_token(
     decodes: Sequence[Sequence[Timed]], tasks: Sequence[asyncio.Task[None]], after: float = 0.0
 ) -> None:
-    """Wait until each story has one that came behind ``after``. Raises what a task fails with."""
+    """Wait until each story has a token that came behind ``after``. Raises what a task fails with."""
     while not all(any(one.tokens and one.tokens[-1] > after for one in own) for own in decodes):
         failed, _ = await asyncio.wait(tasks, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
         for task in failed:
@@ -211,8 +213,8 @@ def _ingest_again(store: ScratchStore, chunks: Sequence[NewChunk]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """Seconds on one clock. arrival: what came beside the answers ``decodes``; short_s: a short prompt's TTFT
-    beside another such."""
+    """A measured window, in seconds on one clock. arrival: what came beside the answers ``decodes``; short_s:
+    a short prompt's TTFT beside another such."""
 
     arrival: Timed
     decodes: Sequence[Timed]
@@ -220,7 +222,7 @@ class MeasuredWindow:
 
     @property
     def gaps(self) -> list[TokenGap]:
-        """Those that the arrival fell into, between its being due and its first token; by time."""
+        """The gaps that the arrival fell into, between its being due and its first token; by time."""
         begin, end = self.arrival.due, self.arrival.tokens[0]
         gaps = [gap for decode in self.decodes for gap in decode.gaps if gap[0] < end and gap[1] > begin]
         return sorted(gaps, key=lambda gap: gap[1])
@@ -230,12 +232,12 @@ class MeasuredWindow:
         return [1e3 * (after - before) for before, after in self.gaps]
 
     def trace(self) -> list[tuple[float, float]]:
-        """(seconds since the beginning, ms since the answer's last token) per token."""
+        """The (seconds since the beginning, ms since the answer's last token) of each token."""
         return [(after - self.arrival.due, 1e3 * (after - before)) for before, after in self.gaps]
 
 
 def summarise_windows(windows: Mapping[str, Sequence[MeasuredWindow]]) -> dict[str, Beside]:
-    """By condition, ``alone`` among them. Raises ConfigError if no token came in one."""
+    """Summarise windows by condition, ``alone`` among them. Raises ConfigError if no token came in one."""
     if not all(window.gaps for own in windows.values() for window in own):
         raise ConfigError("no token came in time: ask for more --chunks, or larger ones")
 

@@ -1,4 +1,4 @@
-"""What a codec costs: how small, how exact and how fast, on KV that the model has made."""
+"""The cost of a codec: how small, how exact and how fast, on KV that the model has made."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BEST_OF = 5
 
 @dataclass(frozen=True, slots=True)
 class CodecCost:
-    """k_error, v_error: norm of the difference by norm, mean over chunks and layers. encode_gb_s,
-    decode_gb_s: 10^9 bytes of KV as the model has it, by one thread. kl_from_exact: by arm, of its first
-    tokens against those with the codec ``EXACT``."""
+    """The cost of a codec. k_error, v_error: norm of the difference by norm, mean over chunks and layers.
+    encode_gb_s, decode_gb_s: 10^9 bytes of KV as the model has it, by one thread. kl_from_exact: by arm, of
+    its first tokens against those with the codec ``EXACT``."""
 
     bytes_per_token: float
     k_error: float
@@ -34,14 +34,15 @@ class CodecCost:
 
 
 def measure_codecs(names: Sequence[str], exact: ScratchStore, dtype: str) -> dict[str, CodecCost]:
-    """Per codec its cost on the KV in ``exact``, a store with the codec ``EXACT``; dtype: the engine's."""
+    """Return per codec its cost on the KV in ``exact``, a store with the codec ``EXACT``; dtype: the
+    engine's."""
     records = exact.read_back(exact.chunks[:_READ_BACK], dtype)
     layouts = {name: Layout(replace(exact.identity, codec=name), dtype) for name in names}
     return {name: measure_codec(layout.codec, records) for name, layout in layouts.items()}
 
 
 def measure_codec(codec: Codec, records: Sequence[torch.Tensor]) -> CodecCost:
-    """On KV as the model made it, each [layers, 2, tokens, heads, size]."""
+    """Measure a codec on KV as the model made it, each [layers, 2, tokens, heads, size]."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the thread that loads
     try:
@@ -68,7 +69,7 @@ def _decode(codec: Codec, rows: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
-    """Relative error of K and of V, mean over layers."""
+    """Return the relative error of K and of V, mean over layers."""
     found = torch.empty_like(kv)
     _decode(codec, codec.encode(kv), found)
     exact = kv.float().flatten(2)
@@ -77,7 +78,7 @@ def _errors(codec: Codec, kv: torch.Tensor) -> list[float]:
 
 
 def _best(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Least seconds of this thread, and the result. The first run is a warm-up."""
+    """Return the least seconds of this thread, and the result. The first run is a warm-up."""
     result, times = work(), []
     for _ in range(_BEST_OF):
         begin = time.thread_time()

@@ -1,4 +1,4 @@
-"""What decoding from a part of a prompt's KV saves (Ada-KV): time per token, and KV held (``bench load
+"""Savings of decoding from a part of a prompt's KV (Ada-KV): time per token, and KV held (``bench load
 --kv-budget``)."""
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What is measured. kv_budget: tokens of KV that a head keeps, on average. answers: at once, besides one
-    alone; max_tokens: of each."""
+    """Options of ``bench load --kv-budget``. kv_budget: tokens of KV that a head keeps, on average. answers:
+    at once, besides one alone; max_tokens: of each."""
 
     kv_budget: int
     chunks: int = 15
@@ -51,9 +51,9 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Answers at once. ttft_s: of the first of them. second_s: from an answer's first token to its second,
-    mean: what is kept is chosen meanwhile. itl_s: between two tokens of an answer, mean while all of them
-    decode; held: share of the engine's KV blocks that they have meanwhile."""
+    """A round of answers at once. ttft_s: of the first of them. second_s: from an answer's first token to its
+    second, mean: what is kept is chosen meanwhile. itl_s: between two tokens of an answer, mean while all of
+    them decode; held: share of the engine's KV blocks that they have meanwhile."""
 
     ttft_s: float
     second_s: float
@@ -66,9 +66,10 @@ MEASURES = tuple(field.name for field in fields(Round))
 
 @dataclass(frozen=True, slots=True)
 class DecodeResults:
-    """rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of its ``ratio_`` to
-    ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor: from
-    all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt."""
+    """Results of decoding. rows: by arm and number of answers, the spread of each of :data:`MEASURES`, and of
+    its ``ratio_`` to ``whole``, round by round. whole: decoded from all KV; evicted: from the budget; floor:
+    from all KV of prompts about as short as the budget. kept, freed: tokens and blocks of an evicted prompt.
+    """
 
     rows: dict[tuple[str, int], dict[str, Spread]]
     kept: int
@@ -84,8 +85,8 @@ class DecodeResults:
 
 
 def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -> DecodeResults:
-    """settings: with the budget, for which the engine is started. Raises ConfigError, ModelError,
-    PromptTooLongError, StoreError, EngineError."""
+    """Measure decoding. settings: with the budget, for which the engine is started. Raises ConfigError,
+    ModelError, PromptTooLongError, StoreError, EngineError."""
     with blending_engine(settings, progress) as engine:
         maker = PromptMaker.of(engine, settings)
         pieces = text_pieces(maker.tokenizer, options.chunks + options.answers, options.chunk_tokens)
@@ -123,7 +124,7 @@ def run_decode(settings: Settings, options: DecodeOptions, progress: Progress) -
 async def _round(
     engine: Engine, prompts: Sequence[Prompt], recipe: Recipe, tokens: int
 ) -> tuple[Round, list[Timed]]:
-    """All of them at once, each blended."""
+    """Ask all prompts at once, each blended."""
     reset(engine)
     now = time.perf_counter()
     timed = [Timed(now) for _ in prompts]
@@ -156,7 +157,8 @@ async def _round(
 
 
 def _held() -> float:
-    """By vLLM's own gauge, of the engine that was started last."""
+    """Return the share of KV blocks that are held, by vLLM's own gauge of the engine that was started
+    last."""
     from prometheus_client import REGISTRY
 
     shares = [
@@ -176,7 +178,7 @@ def _summary(own: Sequence[Round], whole: Sequence[Round]) -> dict[str, Spread]:
 
 
 def print_decode(results: DecodeResults, console: Console) -> None:
-    """A row per arm and number of answers."""
+    """Print a row per arm and number of answers."""
     table = table_with("arm", "at once", "TTFT ms", "x", "2nd ms", "ms", "x", "held", "x")
     for (arm, count), found in results.rows.items():
         own = {name: each.median for name, each in found.items()}

@@ -1,4 +1,4 @@
-"""What filling a store costs next to plain prefill."""
+"""The cost of filling a store next to plain prefill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALLS_PER_ROUND = 3  # as in a real ingest, a call's records are written while 
 
 @dataclass(frozen=True, slots=True)
 class IngestCost:
-    """Tokens and seconds of ingest and of plain prefill of the same chunks.
+    """The cost of ingest: tokens and seconds of it, and of plain prefill of the same chunks.
 
     seconds: until everything was on disk; prefill_s: of these, what the model computed.
     """

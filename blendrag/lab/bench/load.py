@@ -31,14 +31,14 @@ from blendrag.progress import Progress
 from blendrag.settings import Settings
 from blendrag.store.stack import TierSpec
 
-_LEAST, _STEP = 0.5, 1.25  # the lowest rate of an arm by its own without load, and from one to the next
+_LEAST, _STEP = 0.5, 1.25  # lowest rate, as a share of the arm's own without load; factor to the next rate
 _ALONE = 5  # requests, one after another
 PROMPTS = 40  # different ones, asked again and again
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What is measured.
+    """Options of ``bench load``.
 
     pool: chunks that prompts are made of. seconds: of arrivals, per arm and rate. tries: rates per arm, about
     what it answers without load.
@@ -59,7 +59,8 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadResults:
-    """arms: full, prefix, blended. bound_ms: of p95 TTFT, twice full prefill's without load."""
+    """Results of ``bench load``. arms: full, prefix, blended. bound_ms: of p95 TTFT, twice full prefill's
+    without load."""
 
     arms: dict[str, LoadArm]
     bound_ms: float
@@ -71,7 +72,8 @@ class LoadResults:
 
 
 def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> LoadResults:
-    """At one rate all arms are sent the same prompts at the same times, from an empty prefix cache.
+    """Measure throughput: at one rate all arms are sent the same prompts at the same times, from an empty
+    prefix cache.
 
     Raises ConfigError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
@@ -89,8 +91,8 @@ def run_load(settings: Settings, options: LoadOptions, progress: Progress) -> Lo
 
 
 def _ways(settings: Settings, store: ScratchStore) -> Ways[Prompt]:
-    """Full prefill is a namespace of its own per request: nobody's KV is found there. The engine's prefix
-    caching is left as it is for the two others; it finds blended KV again, too."""
+    """Return how each arm asks. Full prefill is a namespace of its own per request: nobody's KV is found
+    there. The engine's prefix caching is left as it is for the two others; it finds blended KV again, too."""
     alone, recipe = itertools.count(), recipe_of(settings, store.id)
     return {
         "full": lambda prompt: Asked(prompt.token_ids, namespace=f"alone-{next(alone)}"),
@@ -102,7 +104,7 @@ def _ways(settings: Settings, store: ScratchStore) -> Ways[Prompt]:
 async def _measured(
     engine: Engine, prompts: Sequence[Prompt], ways: Ways[Prompt], options: LoadOptions, progress: Progress
 ) -> tuple[dict[str, LoadArm], float]:
-    """The arms, and the bound."""
+    """Return the arms, and the bound."""
     loop = OpenLoop(engine, ways, options.max_tokens)
     alone: dict[str, Alone] = {}
     for turn in in_turn(ways, range(1), progress, warm_up=0):

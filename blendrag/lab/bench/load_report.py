@@ -1,4 +1,4 @@
-"""What ``bench load``, beside others, too, and ``bench tree`` show: tables and pictures."""
+"""Tables and pictures of ``bench load``, beside others, too, and of ``bench tree``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LABELS = {
 
 
 def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Table]:
-    """A row per arm and rate; then what each arm can sustain."""
+    """Return a table with a row per arm and rate; then one of what each arm can sustain."""
     runs = table_with("arm", "rate/s", "done/s", "TTFT p50", "p95 ms", "ITL p50", "p95 ms", "queue")
     best = table_with("arm", "alone ms", "sustained/s", "/ full", "/ prefix")
     for name, arm in arms.items():
@@ -70,7 +70,7 @@ def load_tables(arms: Mapping[str, LoadArm], bound_ms: float) -> tuple[Table, Ta
 
 
 def print_load(results: LoadResults, console: Console) -> None:
-    """What arms did at each rate, and what they sustain."""
+    """Print what arms did at each rate, and what they sustain."""
     setup, options = results.setup, results.setup.options
     plain = sum(run.not_blended for arm in results.arms.values() for run in arm.runs)
     for table in load_tables(results.arms, results.bound_ms):
@@ -90,7 +90,7 @@ def print_load(results: LoadResults, console: Console) -> None:
 
 
 def print_tree(results: TreeResults, console: Console) -> None:
-    """What arms took for a first token, did at each rate and sustain, and how they compare."""
+    """Print what arms took for a first token, did at each rate and sustain, and how they compare."""
     setup, options = results.setup, results.setup.options
     prompt = sum(setup.prompt_tokens) / len(setup.prompt_tokens)
     found = table_with("arm", "rate/s", "requests", "not computed", "of it exact")
@@ -139,7 +139,7 @@ def draw_load(results: LoadResults | TreeResults, path: Path) -> None:
 
 
 def print_beside(results: BesideResults, console: Console) -> None:
-    """A row per condition: running answers, a short prompt, and both by what they are alone."""
+    """Print a row per condition: running answers, a short prompt, and both by what they are alone."""
     answers = table_with("beside", "it takes ms", "ITL p50", "p95", "max ms", "p95 / alone", "p10-p90")
     short = table_with("beside", "short ms", "p10-p90", "/ alone", "p10-p90")
     for name, own in results.conditions.items():

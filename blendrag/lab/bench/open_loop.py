@@ -64,8 +64,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Medians of requests one after another: until the first token, until the last. each_ms: until the
-    first."""
+    """An arm without load, as medians of requests one after another: until the first token, until the last.
+    each_ms: until the first."""
 
     ttft_ms: float
     total_ms: float
@@ -79,9 +79,9 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class LoadArm:
-    """runs: by rate, ascending. per_s: the highest completed rate at which p95 of TTFT kept to the bound;
-    vs_full, vs_prefix: what it is of others'. All None where no rate did. past: whether a rate did not, or
-    the arm may be able to do more."""
+    """Results of an arm. runs: by rate, ascending. per_s: the highest completed rate at which p95 of TTFT
+    kept to the bound; vs_full, vs_prefix: what it is of others'. All None where no rate did. past: whether a
+    rate did not, or the arm may be able to do more."""
 
     alone: Alone
     runs: list[Run]
@@ -92,13 +92,13 @@ class LoadArm:
 
 
 class OpenLoop(Generic[P]):
-    """max_tokens: of every answer."""
+    """A sender of requests at given times. max_tokens: of every answer."""
 
     def __init__(self, engine: Engine, ways: Ways[P], max_tokens: int) -> None:
         self._engine, self._ways, self._sampling = engine, ways, exactly(max_tokens)
 
     async def ask(self, arm: str, given: P, timed: Timed | None = None) -> Timed:
-        """Send now, and wait for the answer."""
+        """Send a prompt now, and wait for the answer."""
         timed, asked = timed or Timed(time.perf_counter()), self._ways[arm](given)
         sampling = replace(self._sampling, path=asked.path)
         await ask_timed(self._engine, asked.token_ids, sampling, timed, asked.recipe, asked.namespace)
@@ -113,8 +113,8 @@ class OpenLoop(Generic[P]):
         seconds: float,
         bound_ms: float,
     ) -> Run:
-        """Send at these times, seconds from now and below ``seconds``; answers that take longer than the
-        bound after the last one could arrive are cut off."""
+        """Send prompts at these times, seconds from now and below ``seconds``; answers that take longer than
+        the bound after the last one could arrive are cut off."""
         start = time.perf_counter()
         requests = [Timed(start + at) for at in times]
         end = start + seconds
@@ -138,8 +138,8 @@ class OpenLoop(Generic[P]):
 def arrival_times(
     rate: float, seconds: float, seed: int, recorded: Sequence[float] | None = None
 ) -> list[float]:
-    """Seconds from the start, ascending, below ``seconds``: Poisson arrivals, or those of ``recorded`` (at
-    least two, ascending) from a place on that ``seed`` chooses.
+    """Return seconds from the start, ascending, below ``seconds``: Poisson arrivals, or those of ``recorded``
+    (at least two, ascending) from a place on that ``seed`` chooses.
 
     The same gaps for every rate, scaled, so that rates differ in nothing else.
     """
@@ -158,7 +158,7 @@ def arrival_times(
 
 
 def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: float, cut_off: float) -> Run:
-    """Of the requests due from ``begin`` to ``end``; what was due before is warm-up.
+    """Summarise the requests due from ``begin`` to ``end``; what was due before is warm-up.
 
     One without a first token counts with what it had waited by ``cut_off``, or the slowest would be left out.
     Raises ConfigError if none was due.
@@ -187,7 +187,7 @@ def summarise_run(rate: float, requests: Sequence[Timed], begin: float, end: flo
 
 
 def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """The share of [begin, end] in which two or more of the intervals run."""
+    """Return the share of [begin, end] in which two or more of the intervals run."""
     clipped = [(max(start, begin), min(stop, end)) for start, stop in waits]
     edges = sorted(edge for start, stop in clipped if start < stop for edge in ((start, 1), (stop, -1)))
     waiting, since, total = 0, begin, 0.0
@@ -200,7 +200,7 @@ def overlap_share(waits: Iterable[tuple[float, float]], begin: float, end: float
 def compare_arms(
     alone: Mapping[str, Alone], runs: Mapping[str, list[Run]], bound_ms: float
 ) -> dict[str, LoadArm]:
-    """What each arm sustains, and what that is of others'."""
+    """Return what each arm sustains, and what that is of others'."""
     kept = {arm: [run for run in own if run.ttft_ms.p95 <= bound_ms] for arm, own in runs.items()}
     best = {arm: max((run.completed_per_s for run in own), default=0.0) for arm, own in kept.items()}
 

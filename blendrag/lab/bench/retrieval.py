@@ -13,7 +13,7 @@ from blendrag.lab.questions import Popularity, embedded, read_questions, retriev
 
 @dataclass(frozen=True, slots=True)
 class RetrievedQuestion:
-    """documents: numbers of texts, closest first."""
+    """A question as retrieval answers it. documents: numbers of texts, closest first."""
 
     text: str
     documents: tuple[int, ...]
@@ -21,7 +21,7 @@ class RetrievedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """texts: of all documents. asked: all questions, each once."""
+    """All questions as retrieval answers them, each once in ``asked``. texts: of all documents."""
 
     texts: tuple[str, ...]
     asked: tuple[RetrievedQuestion, ...]
@@ -29,7 +29,7 @@ class Retrieval:
 
     @classmethod
     def read(cls, path: Path, articles: int, top_k: int, embedder: str) -> Retrieval:
-        """The first articles of a question set in SQuAD's format. Raises SourceError, ConfigError."""
+        """Read the first articles of a question set in SQuAD's format. Raises SourceError, ConfigError."""
         questions = read_questions(path, articles)
         if len(questions.paragraphs) < top_k:
             raise ConfigError(f"--top-k {top_k}: {path} has {len(questions.paragraphs)} paragraphs there")
@@ -40,8 +40,8 @@ class Retrieval:
         return cls(questions.paragraphs, asked, tuple(corpus.article.tolist()))
 
     def stream(self, count: int, zipf: float | None, seed: int) -> list[RetrievedQuestion]:
-        """So many of the questions, drawn by popularity (rank**-zipf of articles, and of questions within
-        each), or each once. Raises ConfigError if there are too few."""
+        """Return so many of the questions, drawn by popularity (rank**-zipf of articles, and of questions
+        within each), or each once. Raises ConfigError if there are too few."""
         rng = np.random.default_rng(seed)
         if zipf is None:
             if count > len(self.asked):

@@ -1,4 +1,4 @@
-"""What answers begun from provisional documents save, while the final ones are waited for, and what they cost
+"""Savings of answers begun from provisional documents, while the final ones are waited for, and their cost
 where these are others (RAGCache, section 5.3; ``bench ttft --speculate``)."""
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _ANSWER_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class SpeculateOptions:
-    """chunks, chunk_tokens: of every prompt. repeats: questions per arm and wait."""
+    """Options of ``bench ttft --speculate``. chunks, chunk_tokens: of every prompt. repeats: questions per
+    arm and wait."""
 
     chunks: int = 6
     chunk_tokens: int = 512
@@ -71,8 +72,8 @@ class SpeculateResults:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """final: what is asked. other: the same with its documents in another order. comes: by the share that
-    does, whether ``final`` is the provisional prompt, too."""
+    """A trial. final: what is asked. other: the same with its documents in another order. comes: by the share
+    that does, whether ``final`` is the provisional prompt, too."""
 
     final: str
     other: str
@@ -80,7 +81,8 @@ class _Trial:
 
 
 def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progress) -> SpeculateResults:
-    """Measure. Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError."""
+    """Measure what begun answers save. Raises ConfigError, SourceError, ModelError, PromptTooLongError,
+    StoreError, EngineError."""
     with (
         blending_engine(settings, progress) as engine,
         _library(settings, engine, options) as (library, pool),
@@ -107,7 +109,7 @@ def run_speculate(settings: Settings, options: SpeculateOptions, progress: Progr
 def _library(
     settings: Settings, engine: Engine, options: SpeculateOptions
 ) -> Iterator[tuple[Library, list[str]]]:
-    """One whose texts are prefilled, and these."""
+    """Open a library whose texts are prefilled; give it and these."""
     tokenizer = PromptMaker.of(engine, settings).tokenizer
     pieces = text_pieces(tokenizer, _POOL * options.chunks, options.chunk_tokens)
     texts = [decode(tokenizer, ids).strip() for ids in pieces]
@@ -138,7 +140,7 @@ def _trials(pool: list[str], rng: random.Random, chunks: int, count: int) -> lis
 def _seconds(
     engine: Engine, chat: Chat, trial: _Trial, accepted: float | None = None, wait_s: float = 0.0
 ) -> float:
-    """From the question to its first token; accepted: None if nothing is begun before."""
+    """Return the seconds from the question to its first token; accepted: None if nothing is begun before."""
 
     def request(prompt: str) -> ChatRequest:
         messages = [{"role": "user", "content": prompt}]
@@ -158,7 +160,7 @@ def _seconds(
 
 
 def print_speculate(results: SpeculateResults, console: Console) -> None:
-    """A row per wait and share."""
+    """Print a row per wait and share."""
     table = table_with("waits", "TTFT", "come true", "saved", "of TTFT", "95 %")
     for waited in results.waits:
         for accepted, saved in waited.saved_s.items():

@@ -18,7 +18,7 @@ from blendrag.lab.arms import reset
 
 @dataclass(slots=True)
 class Timed:
-    """Seconds on the clock of ``time.perf_counter``.
+    """Times of a streamed request, in seconds on the clock of ``time.perf_counter``.
 
     due: when it should have been sent; waiting begins there, however late the client was. tokens: when each
     came. done: None if it was cut off. reused: prompt tokens that the engine did not compute itself.
@@ -35,12 +35,12 @@ class Timed:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """(begin, end) between one token and the next."""
+        """The (begin, end) between one token and the next."""
         return list(pairwise(self.tokens))
 
 
 def exactly(tokens: int) -> Sampling:
-    """Answers of this length, so that all arms decode as much."""
+    """Return sampling that gives answers of this length, so that all arms decode as much."""
     return Sampling(max_tokens=tokens, other={"ignore_eos": True})
 
 
@@ -52,7 +52,7 @@ async def ask_timed(
     recipe: Recipe | None = None,
     namespace: str = "",
 ) -> None:
-    """Send now, and note in ``timed`` what comes when. Cancelling it stops the request."""
+    """Send a request now, and note in ``timed`` what comes when. Cancelling it stops the request."""
     timed.sent = time.perf_counter()
     async for delta in engine.astream(token_ids, sampling, recipe, namespace):
         now = time.perf_counter()

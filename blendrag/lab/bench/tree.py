@@ -1,4 +1,4 @@
-"""What a tree of exact prefixes gives to questions that come again, without blending and beside it (RAGCache,
+"""Gains of a tree of exact prefixes for questions that come again, without blending and beside it (RAGCache,
 section 7)."""
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from blendrag.store.stack import TierSpec
 from blendrag.tree import Nodes, path_of
 
 BLOCK = 128  # tokens: what vLLM has on a CPU
-# The lowest rate by what full prefill answers without load, and from one to the next.
+# Lowest rate, as a share of what full prefill answers without load; factor to the next rate.
 _LEAST, _STEP = 0.6, 1.6
-_BLOCKS = 2  # of questions one after another: so often each arm has its turn there
+_BLOCKS = 2  # blocks of questions one after another: each arm has one turn in each
 
 ARMS = ("full", "prefix", "tree", "blended", "unmixed", "both")
-"""unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
+"""Names of the arms. unmixed: as ``both``, but what is not all in the tree is blended from its beginning."""
 AGAINST = {"tree": "prefix", "unmixed": "blended", "both": "blended"}
 _OWN_TREE = ("tree", "unmixed", "both")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
-    """What is measured.
+    """Options of ``bench tree``.
 
     data: questions in SQuAD's format, of which the first ``articles`` articles are taken. arrivals: times of
     Azure's trace; None: Poisson. chunk_tokens: of a document, at most. zipf: popularity; None: each question
@@ -99,8 +99,8 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class TreeResults:
-    """arms: as in :class:`LoadResults`, at the same rates until one is past its bound. documents: how many,
-    and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
+    """Results of ``bench tree``. arms: as in :class:`LoadResults`, at the same rates until one is past its
+    bound. documents: how many, and their tokens. bound_ms: of p95 TTFT, twice full prefill's without load."""
 
     arms: dict[str, LoadArm]
     compared: list[Compared]
@@ -119,8 +119,8 @@ class TreeResults:
 
 
 def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> TreeResults:
-    """All arms have the same small prefix cache of vLLM's, are asked the same questions, at one rate at the
-    same times, and begin as the earlier questions would have left them.
+    """Measure all arms. They have the same small prefix cache of vLLM's, are asked the same questions, at one
+    rate at the same times, and begin as the earlier questions would have left them.
 
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
@@ -163,7 +163,7 @@ def run_tree(settings: Settings, options: TreeOptions, progress: Progress) -> Tr
 
 
 def _small_pool(settings: Settings, tokens: int) -> Settings:
-    """With a prefix cache of so many tokens: vLLM keeps one block for itself."""
+    """Return settings with a prefix cache of so many tokens: vLLM keeps one block for itself."""
     blocks = {"block_size": BLOCK, "num_gpu_blocks_override": tokens // BLOCK + 1}
     window = min(settings.max_model_len or tokens, tokens // BLOCK * BLOCK)
     return settings.model_copy(
@@ -182,7 +182,7 @@ class _Prompts:
 
 
 def plan_of(prompt: Prompt) -> PromptPlan:
-    """As serving has it."""
+    """Return the plan of a prompt, as serving has it."""
     segments, at = [], 0
     for key, start, length in prompt.spans:
         segments.append(Segment("", prompt.token_ids[at:start]))
@@ -206,8 +206,8 @@ def _tree(engine: Engine, settings: Settings, store: ScratchStore, tokens: int) 
 
 
 def held_nodes(paths: Iterable[Nodes], tokens: int, policy: str, block: int) -> set[str]:
-    """Keys of the nodes that a tree of so many tokens holds after prompts with these paths: a node takes
-    whole blocks."""
+    """Return the keys of the nodes that a tree of so many tokens holds after prompts with these paths: a node
+    takes whole blocks."""
     requests = [
         Request(
             float(at),
@@ -287,7 +287,7 @@ class _Measurement:
         self._loop = OpenLoop(engine, self._ways, options.max_tokens)
 
     async def measure(self) -> tuple[dict[str, LoadArm], float]:
-        """The arms, and the bound."""
+        """Return the arms, and the bound."""
         options = self._options
         asked: dict[str, list[Timed]] = {arm: [] for arm in self._ways}
         part = options.alone // _BLOCKS
@@ -305,7 +305,7 @@ class _Measurement:
         return compare_arms(alone, runs, bound_ms), bound_ms
 
     async def _one_by_one(self, arm: str, first: int, count: int) -> list[Timed]:
-        """With time to grow in between."""
+        """Ask questions one by one, with time to grow in between."""
         await self._prepare(arm, first)
         found = []
         for question in self._stream[first : first + count]:
@@ -326,7 +326,7 @@ class _Measurement:
         return run
 
     async def _prepare(self, arm: str, first: int) -> None:
-        """vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
+        """Leave vLLM's prefix cache as earlier questions would have left it, where an arm goes by it."""
         reset(self._engine)
         room = self._options.pool // self._options.chunk_tokens  # documents
         before = -(-room // self._options.top_k) if arm == "prefix" else 1
@@ -337,7 +337,7 @@ class _Measurement:
         return Asked(prompt.token_ids, replace(self._recipe, spans=prompt.spans))
 
     def _exact(self, arm: str, question: RetrievedQuestion, *, blends: bool, mixes: bool = True) -> Asked:
-        """As serving decides."""
+        """Return how a prompt is asked with exact prefixes, as serving decides."""
         prompt, prefixes = self._prompts.of(question), self._trees[arm]
         recipe = replace(self._recipe, spans=prompt.spans) if blends else None
         path, recipe = prefixes.path(plan_of(prompt), recipe)

@@ -25,16 +25,16 @@ from blendrag.progress import Progress
 from blendrag.select import make_selector
 from blendrag.settings import Settings
 
-ArmKey = tuple[Any, ...]  # of an arm: its name, and what its prompts and its store depend on
+ArmKey = tuple[Any, ...]  # an arm's name, and what its prompts and its store depend on
 ARMS = ("full", "prefix", "reuse", "blended")
 _POOL = 4  # chunks in a store, per chunk of the largest prompt, or prompt of the largest batch
 
 
 @dataclass(frozen=True, slots=True)
 class TtftOptions:
-    """What is measured: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt, unless
-    they are what is varied. data: a text or JSONL file instead of the built-in text. ingest: what filling a
-    store costs, too. exact: exact prefixes, too."""
+    """Options of ``bench ttft``: the axis of this name at ``values``. chunks, chunk_tokens: of every prompt,
+    unless they are what is varied. data: a text or JSONL file instead of the built-in text. ingest: what
+    filling a store costs, too. exact: exact prefixes, too."""
 
     axis: str
     values: tuple[Value, ...]
@@ -49,8 +49,8 @@ class TtftOptions:
 
 @dataclass(frozen=True, slots=True)
 class TtftResults:
-    """arms: every arm once, ``full`` first. points: per value of the axis the arms full, prefix, reuse and
-    blended, and exact ones. codecs: by value of that axis."""
+    """Results of ``bench ttft``. arms: every arm once, ``full`` first. points: per value of the axis the arms
+    full, prefix, reuse and blended, and exact ones. codecs: by value of that axis."""
 
     arms: dict[str, Summary]
     points: dict[Value, dict[str, Summary]]
@@ -63,7 +63,7 @@ class TtftResults:
         return AXES[self.setup.options.axis]
 
     def to_dict(self) -> dict[str, Any]:
-        """Per arm, with the ingest; of a parameter, per value and arm."""
+        """Return results per arm, with the ingest; of a parameter, per value and arm."""
         if self.ingest is not None:
             arms = {name: arm.to_dict() for name, arm in self.arms.items()}
             return {"arms": arms, "ingest": self.ingest.to_dict()} | self.setup.to_dict()
@@ -77,7 +77,7 @@ class TtftResults:
 
 
 def run_ttft(settings: Settings, options: TtftOptions, progress: Progress) -> TtftResults:
-    """Measure.
+    """Measure times to the first token.
 
     Raises ConfigError, SourceError, ModelError, PromptTooLongError, StoreError, EngineError.
     """
@@ -139,7 +139,7 @@ def _arms(
     stores: Mapping[tuple[str, str], ScratchStore],
     tree: ScratchTree | None = None,
 ) -> tuple[dict[ArmKey, Arm], dict[Value, dict[str, ArmKey]]]:
-    """The arms, and per value which are its own. Points share those that do not depend on what is
+    """Return the arms, and per value which are its own. Points share those that do not depend on what is
     varied, as full prefill does not depend on the ratio: they are measured once."""
     arms: dict[ArmKey, Arm] = {}
     cases: dict[Value, dict[str, ArmKey]] = {}
@@ -166,7 +166,8 @@ def _arms(
 
 
 def _rounds(maker: PromptMaker, store: ScratchStore, point: Point, options: TtftOptions) -> list[list[Trial]]:
-    """The same prompts whichever store they are from; the first round is the warm-up."""
+    """Return the prompts in rounds, the same whichever store they are from; the first round is the
+    warm-up."""
     rng = random.Random(f"{options.seed} {point.prompts}")
     own = [chunk for chunk in store.chunks if len(chunk.token_ids) == point.chunk_tokens]
     asked = questions_of(maker.tokenizer, point.question_tokens) if point.question_tokens else QUESTIONS

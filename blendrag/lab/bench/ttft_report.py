@@ -1,4 +1,4 @@
-"""What ``bench ttft`` shows: tables and pictures, of arms, or of a parameter's values."""
+"""Tables and pictures of ``bench ttft``: of arms, or of a parameter's values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _PLAIN = "#a8b0b8"
 
 
 def print_ttft(results: TtftResults, console: Console) -> None:
-    """A row per arm: how fast and how close to full prefill; then where the time went; then what it was."""
+    """Print a row per arm: how fast and how close to full prefill; then where the time went; then what it
+    was."""
     speed = table_with("arm", "TTFT ms", "p10-p90", "speed-up", "p10-p90", "KL", "top-1")
     for name, arm in results.arms.items():
         speed.add_row(
@@ -44,7 +45,8 @@ def print_ttft(results: TtftResults, console: Console) -> None:
 
 
 def print_sweep(results: TtftResults, console: Console) -> None:
-    """A row per value: TTFT of the four arms; what blending saves; where its time goes; what codecs cost."""
+    """Print a row per value: TTFT of the four arms; what blending saves; where its time goes; what codecs
+    cost."""
     axis = results.axis.name
     ttft = table_with(axis, "full ms", "prefix ms", "reuse ms", "blended ms", "p10-p90")
     gain = table_with(axis, "full / blended", "p10-p90", "prefix / blended", "p10-p90", "KL")
@@ -202,7 +204,7 @@ def draw_sweep(results: TtftResults, path: Path) -> None:
 
 
 def _labels(values: Sequence[float]) -> list[str]:
-    """A label per value; none where it would stand on the one before."""
+    """Return a label per value; none where it would stand on the one before."""
     room = (max(values) - min(values)) / 15
     labels: list[str] = []
     last = -math.inf

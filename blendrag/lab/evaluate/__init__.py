@@ -1,1 +1,1 @@
-"""Does blending keep the answers, for this model and these documents? ``blendrag eval``."""
+"""The evaluation (``blendrag eval``): does blending keep the answers, for this model and these documents?"""

@@ -37,7 +37,7 @@ FULL, REUSE, LMCACHE, PAPER, ADAKV, CONTEXT = "full", "reuse", "lmcache", "paper
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 
 ArmKind = Literal["full", "reordered", "stored"]
-Variant = tuple[str, SharedPrefix, int]  # of stored KV: its codec, shared prefix and context's tokens
+Variant = tuple[str, SharedPrefix, int]  # of stored KV: codec, shared prefix, context's tokens
 
 _PAPER_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # CacheBlend's Figures 12 and 16 lie within them
 _PAPER_SELECTORS = (
@@ -45,7 +45,7 @@ _PAPER_SELECTORS = (
 )  # fmt: skip
 _RIVALS = ("hkvd", "first_k", "random")
 _UNSTORED: tuple[ArmKind, ...] = ("full", "reordered")
-_ALONE = (REUSE, LMCACHE)  # of other systems, which prefill chunks alone
+_ALONE = (REUSE, LMCACHE)  # arms of other systems, which prefill chunks alone
 _PREFIXES: tuple[SharedPrefix, ...] = get_args(SharedPrefix)
 _NO_CHOICE = ("all", "none")  # what ratios 1 and 0 are
 _BUDGETS = (128, 256, 512, 1024, 2048)
@@ -54,7 +54,7 @@ _SHARED_BY = ("uniform", "ada", "pyramid", "ada_pyramid", "critical")
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """An arm. What is below ``kind`` describes stored KV, and is the default of other kinds.
+    """An arm of an evaluation. What is below ``kind`` describes stored KV, and is the default of other kinds.
 
     selector: with its arguments. codec, shared_prefix: None is that of the settings. budget: as it is
     written; None decodes from all KV.
@@ -70,16 +70,16 @@ class ArmSpec:
 
     @property
     def whole(self) -> ArmSpec:
-        """The same but decoded from all KV: what an arm with a budget is compared with."""
+        """The same arm decoded from all KV: what an arm with a budget is compared with."""
         return replace(self, name=self.name.removesuffix(f":{self.budget}"), budget=None)
 
     def variant(self, settings: Settings) -> Variant:
-        """What its stored KV depends on: arms with the same can share a store."""
+        """The part of an arm that its stored KV depends on: arms with the same can share a store."""
         context = settings.context_tokens if self.shared_prefix is None else 0
         return self.codec or settings.codec, self.shared_prefix or settings.shared_prefix, context
 
     def recipe(self, settings: Settings, store: str, spans: tuple[tuple[str, int, int], ...]) -> Recipe:
-        """How a prompt is blended by it."""
+        """Return how a prompt is blended by it."""
         options = replace(
             settings.blending, selector=self.selector, recompute_ratio=self.ratio, kv_budget=self.budget
         )
@@ -89,7 +89,7 @@ class ArmSpec:
 def parse_arms(
     words: Sequence[str], ratios: Sequence[float] | None, settings: Settings
 ) -> tuple[ArmSpec, ...]:
-    """The arms called ``words``, each once, ``full`` first. ratios: of selectors that name none.
+    """Return the arms called ``words``, each once, ``full`` first. ratios: of selectors that name none.
 
     No words: full prefill, full reuse of chunks prefilled alone and as the settings say, and the selector of
     the settings next to its rivals. Raises ConfigError, with the nearest name there is.
@@ -104,7 +104,7 @@ def parse_arms(
 
 
 def parse_arm(name: str, ratio: float | None = None) -> ArmSpec:
-    """One arm; ``ratio``: of a selector, instead of ``@RATIO``. Raises ConfigError."""
+    """Read one arm; ``ratio``: of a selector, instead of ``@RATIO``. Raises ConfigError."""
     stored, budget = _split(name)
     choice = Choice.read(stored)
     if choice.name in _UNSTORED:
@@ -150,7 +150,7 @@ def _compared(settings: Settings) -> Iterator[str]:
 def _expanded(
     word: str, ratios: Sequence[float] | None, settings: Settings
 ) -> Iterator[tuple[str, float | None]]:
-    """A preset, or a selector without a ratio, as one name per ratio."""
+    """Yield a preset, or a selector without a ratio, as one name per ratio."""
     stored, budget = _split(word)
     own = next(_compared(settings)), settings.blending.recompute_ratio
     if word == ADAKV:
@@ -177,7 +177,7 @@ def _ratio(name: str, at: float) -> float:
 
 
 def _check_name(arm: str, selector: str) -> None:
-    """Raises ConfigError, with the nearest name, for one that is no selector's."""
+    """Raise ConfigError, with the nearest name, for one that is no selector's."""
     known = [each for each in SELECTORS if each not in (*_NO_CHOICE, LMCACHE)]
     if selector not in (*known, LMCACHE):
         names = sorted([*_UNSTORED, *_ALONE, PAPER, ADAKV, *known])
@@ -190,7 +190,8 @@ def _nearest(word: str, known: Sequence[str]) -> str:
 
 
 def _with_additions(arm: ArmSpec, words: Sequence[str], budget: str | None) -> ArmSpec:
-    """In the order of names that are compared: the shared prefix first, unless the arm has it anyway."""
+    """Return an arm with its additions, in the order of names that are compared: the shared prefix first,
+    unless the arm has it anyway."""
     behind = (*_PREFIXES, CONTEXT)
     for word in words:
         if word not in (*behind, *CODECS):

@@ -32,9 +32,8 @@ class ArmPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ForcedAnswer:
-    """each: -log p of every forced token, in nats. logprobs: per token {token id: log probability} of the
-    likeliest. report: of the blend.
-    """
+    """An answer that was forced. each: -log p of every forced token, in nats. logprobs: per token {token id:
+    log probability} of the likeliest. report: of the blend."""
 
     each: list[float]
     logprobs: list[dict[int, float]]
@@ -47,12 +46,12 @@ class ForcedAnswer:
 
     @property
     def nll_later(self) -> float | None:
-        """From the second token on; None where there is none."""
+        """The mean of ``each`` from the second token on; None where there is none."""
         return float(np.mean(self.each[1:])) if len(self.each) > 1 else None
 
 
 async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = False) -> ForcedAnswer:
-    """How likely ``answer`` is. again: whether the prompt has been asked before.
+    """Measure how likely ``answer`` is. again: whether the prompt has been asked before.
 
     Raises EngineError if the prompt was not blended though it should be.
     """
@@ -64,24 +63,26 @@ async def force(engine: Engine, prompt: ArmPrompt, answer: Ids, again: bool = Fa
 
 
 async def write(engine: Engine, prompt: ArmPrompt, max_tokens: int) -> str:
-    """The model's own answer, greedily, to a prompt that has been asked before."""
+    """Return the model's own answer, greedily, to a prompt that has been asked before."""
     return (await _generate(engine, prompt, Sampling(max_tokens=max_tokens), again=True)).text
 
 
 async def go_on(engine: Engine, prompt: ArmPrompt, tokens: int) -> Ids:
-    """The first ``tokens`` that the model itself writes, greedily and beyond its answer's end."""
+    """Return the first ``tokens`` that the model itself writes, greedily and beyond its answer's end."""
     endless = Sampling(max_tokens=tokens, other={"ignore_eos": True})
     return tuple((await _generate(engine, prompt, endless, again=True)).token_ids)
 
 
 async def decide(engine: Engine, prompt: ArmPrompt, choices: Mapping[str, Ids]) -> str | None:
-    """The likeliest of ``choices`` per token, to a prompt that has been asked before; None without any."""
+    """Return the likeliest of ``choices`` per token, to a prompt that has been asked before; None without
+    any."""
     forced = await asyncio.gather(*(force(engine, prompt, ids, again=True) for ids in choices.values()))
     return min(zip(choices, forced, strict=True), key=lambda pair: pair[1].nll)[0] if choices else None
 
 
 async def _generate(engine: Engine, prompt: ArmPrompt, sampling: Sampling, again: bool) -> Delta:
-    """``again``: its blended KV may be in the prefix cache, and then there is nothing to report."""
+    """Generate an answer. again: its blended KV may be in the prefix cache, and then there is nothing to
+    report."""
     delta = await engine.agenerate(prompt.token_ids, sampling, prompt.recipe, prompt.arm)
     found = again and delta.prefix_tokens and delta.report is None
     if prompt.recipe is not None and not found:

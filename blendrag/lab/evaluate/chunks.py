@@ -14,8 +14,8 @@ Documents = tuple[tuple[Ids, ...], ...]  # per document its chunks
 
 
 def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -> Documents:
-    """Every document's token ids in chunks, the last of them shorter. The user's own documents are cut into
-    ``chunk_tokens`` tokens, as an index would cut them, those of public sets as the format says."""
+    """Return every document's token ids in chunks, the last of them shorter. The user's own documents are cut
+    into ``chunk_tokens`` tokens, as an index would cut them, those of public sets as the format says."""
     tokens = chunk_tokens if format.name == "jsonl" else format.cut
     whole = (encode_document(tokenizer, text) for text in question.documents)
     return tuple(
@@ -26,16 +26,16 @@ def cut(tokenizer: Any, question: Question, format: Format, chunk_tokens: int) -
 
 
 def unstored(documents: Documents) -> list[list[NewChunk]]:
-    """For prompts of which nothing is stored."""
+    """Return the documents' chunks for prompts of which nothing is stored."""
     return [[NewChunk("", "", ids) for ids in each] for each in documents]
 
 
 def before(tokenizer: Any, question: Question) -> tuple[Ids, ...]:
-    """The token ids before each of the question's documents."""
+    """Return the token ids before each of the question's documents."""
     return tuple(encode_document(tokenizer, text) for text in question.before)
 
 
 def stored(store: ScratchStore, documents: Documents, before: Sequence[Ids] = ()) -> list[list[NewChunk]]:
-    """The documents' chunks as they are, or will be, stored."""
+    """Return the documents' chunks as they are, or will be, stored."""
     known = before or [()] * len(documents)
     return [store.document(each, ids) for each, ids in zip(documents, known, strict=True)]

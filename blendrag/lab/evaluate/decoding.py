@@ -1,4 +1,4 @@
-"""What is lost by decoding from a budget of KV: arms with one against the same arms without."""
+"""Losses of decoding from a budget of KV: arms with one against the same arms without."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from blendrag.lab.evaluate.samples import AnswerSample
 from blendrag.tables import table_with
 
 _BASE = "uniform"  # what allocators are compared with
-_DEFAULT = "default"  # of a budget that says its size only
+_DEFAULT = "default"  # the allocator of a budget that says its size only
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedSummary:
-    """Of an arm with a budget, over the ``n`` questions whose prompts are longer than it; the first token,
-    which is computed over all KV, counts nowhere.
+    """Losses of an arm with a budget, over the ``n`` questions whose prompts are longer than it; the first
+    token, which is computed over all KV, counts nowhere.
 
     kept: share of a prompt's tokens that a head kept, on average. nll_loss: nats per token of the right
     answer, against all KV; None if all answers are one token. kl: mean over 31 tokens, from all KV.
@@ -40,7 +40,7 @@ class DecodedSummary:
 def summarise_decoding(
     samples: Iterable[AnswerSample], arms: Sequence[ArmSpec], tokens: Mapping[str, int]
 ) -> dict[str, DecodedSummary]:
-    """By arm. tokens: of each question's prompt."""
+    """Summarise losses by arm. tokens: of each question's prompt."""
     by_arm: dict[str, dict[str, AnswerSample]] = {}
     for sample in samples:
         by_arm.setdefault(sample.arm, {})[sample.question] = sample
@@ -114,7 +114,7 @@ def _shown(interval: Interval | None, form: str) -> tuple[str, str]:
 
 
 def draw_decoding(axes: Any, arms: Mapping[str, DecodedSummary]) -> None:
-    """KL by budget, a line per allocator or scorer."""
+    """Draw KL by budget, a line per allocator or scorer."""
     for by in dict.fromkeys(arm.by for arm in arms.values()):
         line = sorted((arm for arm in arms.values() if arm.by == by), key=lambda arm: arm.budget)
         means = [arm.kl.mean for arm in line]

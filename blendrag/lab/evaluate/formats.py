@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How questions, answers and documents are found in a file, and how they are asked.
+    """A way to find questions, answers and documents in a file, and to ask them.
 
     record: one item of the file (of its list, or of a line); what does not fit it is another format.
     questions: from all records, the seed of every random choice, and ``documents``, to the questions, in
@@ -60,7 +60,7 @@ class Format:
 
 
 def find_format(name: str) -> Format:
-    """The format called ``name``; ``kv:8``, say, is ``kv`` with 8 documents in a prompt.
+    """Return the format called ``name``; ``kv:8``, say, is ``kv`` with 8 documents in a prompt.
 
     Raises ConfigError for an unknown name, or a number of documents where the file decides.
     """
@@ -87,7 +87,8 @@ def _not_blank(text: str) -> str:
 
 
 def _document(value: Any) -> Any:
-    """A text; an object with a text and perhaps a title; HotpotQA's pair of a title and its sentences."""
+    """Read a document: a text; an object with a text and perhaps a title; HotpotQA's pair of a title and its
+    sentences."""
     match value:
         case {"text": str(text), **rest} | {"paragraph_text": str(text), **rest}:
             title = rest.get("title")
@@ -99,7 +100,7 @@ def _document(value: Any) -> Any:
 
 
 def _answer(value: Any) -> Any:
-    """A text, or SQuAD's object with a text and the place where it begins."""
+    """Read an answer: a text, or SQuAD's object with a text and the place where it begins."""
     return value["text"] if isinstance(value, dict) and "text" in value else value
 
 
@@ -117,7 +118,7 @@ _Documents = Annotated[tuple[Annotated[_Text, BeforeValidator(_document)], ...],
 
 
 class _Own(BaseModel):
-    """The user's own. ``number``: its place in the file, the id of one that has none."""
+    """A record of the user's own format. ``number``: its place in the file, the id of one that has none."""
 
     number: int = 0
     id: str | int | None = None
@@ -133,20 +134,20 @@ class _Own(BaseModel):
 
 
 class _Musique(_Own):
-    """As MuSiQue publishes it (paragraphs), or as CacheBlend's repository cuts it (ctxs)."""
+    """A record of MuSiQue as it publishes it (paragraphs), or as CacheBlend's repository cuts it (ctxs)."""
 
     documents: _Documents = Field(validation_alias=AliasChoices("ctxs", "paragraphs"))
     aliases: tuple[_Text, ...] = Field((), validation_alias="answer_aliases")
 
     def asked(self) -> Question:
-        """For as few words as the answers have (CacheBlend, footnote 7)."""
+        """Return the question, asking for as few words as the answers have (CacheBlend, footnote 7)."""
         own = super().asked()
         few = f"{own.text} Answer within 5 words."
         return replace(own, text=few, answers=(*own.answers, *self.aliases))
 
 
 class _Hotpot(_Own):
-    """HotpotQA's distractor setting, with its own context or with ctxs."""
+    """A record of HotpotQA's distractor setting, with its own context or with ctxs."""
 
     id: str | int | None = Field(None, validation_alias=AliasChoices("id", "_id"))
     type: str
@@ -228,7 +229,8 @@ class _KeyValues(BaseModel):
 
 
 def _among_pairs(records: Sequence[_KeyValues], seed: int, count: int) -> Iterator[list[Question]]:
-    """A document per pair. Those left of the file's pairs keep its order, as the answer's place is random."""
+    """Yield a document per pair. Those left of the file's pairs keep its order, as the answer's place is
+    random."""
     for each in records:
         rng = random.Random(f"{seed}:{each.number}")
         others = [pair for pair in each.pairs if pair[0] != each.key]

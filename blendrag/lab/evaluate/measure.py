@@ -1,4 +1,5 @@
-"""Every question asked by all its arms, before the next question: what disturbs the machine disturbs all."""
+"""Measuring: every question is asked by all its arms, before the next one: what disturbs the machine disturbs
+all."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _CONTINUED = 32  # tokens that arms with a budget of KV are compared over
 
 @dataclass(frozen=True, slots=True)
 class TokenizedQuestion:
-    """Its documents in chunks, the whole prompt, and the answers that are forced."""
+    """A question in tokens: its documents in chunks, the whole prompt, and the answers that are forced."""
 
     question: Question
     documents: Documents
@@ -46,7 +47,7 @@ class TokenizedQuestion:
 
 
 class Measuring:
-    """All that is asked on a running engine. max_tokens: of a free answer."""
+    """The measuring of all questions on a running engine. max_tokens: of a free answer."""
 
     def __init__(self, engine: Engine, settings: Settings, max_tokens: int, progress: Progress) -> None:
         self._engine, self._settings, self._progress = engine, settings, progress
@@ -64,7 +65,7 @@ class Measuring:
         return TokenizedQuestion(question, documents, known, prompt.token_ids, gold, choices)
 
     def fits(self, asked: TokenizedQuestion) -> bool:
-        """Whether the prompt and any of its answers fit the model's window."""
+        """Return whether the prompt and any of its answers fit the model's window."""
         longest = max(self._max_tokens, _CONTINUED, len(asked.gold), *map(len, asked.choices.values()))
         return len(asked.token_ids) + longest <= self._engine.max_model_len
 
@@ -108,14 +109,15 @@ class Measuring:
         return {arm.variant(self._settings) for arm in arms if arm.kind == "stored"}
 
     async def _warm_up(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> None:
-        """What the first request of its kind takes longer is nothing that arms differ in."""
+        """Warm up: what the first request of its kind takes longer is nothing that arms differ in."""
         measured = (arm for arm in arms if arm.kind in ("full", "stored"))
         kinds = {(arm.kind, arm.variant(self._settings)): arm for arm in measured}
         for arm in kinds.values():
             await force(self._engine, await self._prompt(arm, asked), asked.gold)
 
     async def _ask(self, asked: TokenizedQuestion, arms: Iterable[ArmSpec]) -> list[AnswerSample]:
-        """First the prompts whose time is taken, one by one; then all other answers at once."""
+        """Ask a question: first the prompts whose time is taken, one by one; then all other answers at
+        once."""
         arms = tuple(arms)
         prompts: list[ArmPrompt] = []
         forced: list[ForcedAnswer] = []
@@ -147,7 +149,7 @@ class Measuring:
     async def _evicted(
         self, asked: TokenizedQuestion, arms: Sequence[ArmSpec], prompts: Sequence[ArmPrompt]
     ) -> dict[str, Lost]:
-        """What the arms with a budget of KV lose behind the first token, by name."""
+        """Return by name what the arms with a budget of KV lose behind the first token."""
         found: dict[str, Lost] = {}
         budgeted = [pair for pair in zip(arms, prompts, strict=True) if pair[0].budget is not None]
         for whole in dict.fromkeys(arm.whole for arm, _ in budgeted):

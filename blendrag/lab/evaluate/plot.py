@@ -55,7 +55,7 @@ def _draw_arms(axes: Any, arms: Mapping[str, ArmSummary], measure: str) -> None:
 
 
 def _lines(arms: Mapping[str, ArmSummary]) -> dict[str, list[ArmSummary]]:
-    """Arms that differ in their ratio only, by ratio; "hkvd@0.15:int8" is on the line "hkvd:int8"."""
+    """Return arms that differ in their ratio only, by ratio; "hkvd@0.15:int8" is on the line "hkvd:int8"."""
     lines: dict[str, dict[float, ArmSummary]] = defaultdict(dict)
     for name, arm in arms.items():
         if name not in (FULL, REUSE):
@@ -74,7 +74,7 @@ def _draw_line(axes: Any, line: list[ArmSummary], measure: str, label: str, **st
 
 
 def _add_gap_scale(axes: Any, reuse_loss: float) -> None:
-    """On the right, the same as the share of full reuse's loss that is repaired."""
+    """Add a scale on the right: the same as the share of full reuse's loss that is repaired."""
     to_share, to_loss = (lambda loss: 1 - loss / reuse_loss), (lambda share: reuse_loss * (1 - share))
     scale = axes.secondary_yaxis("right", functions=(to_share, to_loss))
     scale.set_ylabel("share of full reuse's gap closed", color=INK, fontsize=9)

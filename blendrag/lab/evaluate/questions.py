@@ -16,7 +16,8 @@ from blendrag.lab.records import problem_of, read_records
 
 
 def read_questions(path: Path, format: Format, limit: int | None = None, seed: int = 0) -> list[Question]:
-    """Up to ``limit`` questions of a file, in a random order that takes from all groups (articles) in turn.
+    """Return up to ``limit`` questions of a file, in a random order that takes from all groups (articles) in
+    turn.
 
     The same file, format and seed give the same questions; a larger limit adds to them.
     Raises SourceError, naming the file and the line, and the format that fits where another does.
@@ -37,7 +38,7 @@ def read_questions(path: Path, format: Format, limit: int | None = None, seed: i
 
 
 def _record(path: Path, format: Format, place: str, value: Any, number: int) -> BaseModel:
-    """number: of the record in the file, from 1."""
+    """Read a record. number: of the record in the file, from 1."""
     numbered = {**value, "number": number} if isinstance(value, dict) else value
     try:
         return format.record.model_validate(numbered)
@@ -57,7 +58,7 @@ def _fits(format: Format, value: Any) -> bool:
 
 
 def _spread(groups: Iterable[Sequence[Question]], seed: int) -> Iterator[Question]:
-    """One question of every group, then another of every group, and so on."""
+    """Yield one question of every group, then another of every group, and so on."""
     rng = random.Random(seed)
     mixed = [rng.sample(group, len(group)) for group in groups]
     rng.shuffle(mixed)

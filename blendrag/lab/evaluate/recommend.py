@@ -1,4 +1,4 @@
-"""Which way to blend a model, or that it should not be blended."""
+"""Recommendation of a way to blend a model, or not to blend it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FEW, _TOO_FEW = 30, 10  # questions
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """``why``: one sentence. The rest is of the arm recommended; where none is (``blend`` False), of the one
-    that came closest, if any did. selector: None also of full reuse."""
+    """A recommendation. why: one sentence. The rest is of the arm recommended; where none is (``blend``
+    False), of the one that came closest, if any did. selector: None also of full reuse."""
 
     blend: bool
     why: str
@@ -40,7 +40,8 @@ class _Candidate:
 
     @property
     def most_lost(self) -> float:
-        """Nats, by either measure: an arm may keep the right answer likely and yet begin another."""
+        """Nats that are lost at most, by either measure: an arm may keep the right answer likely and yet
+        begin another."""
         return max(self.numbers.nll_loss.high, self.numbers.kl_first_token.high)
 
     @property
@@ -53,7 +54,7 @@ class _Candidate:
 
 
 def recommend(arms: Mapping[str, ArmSummary], tolerance: float = DEFAULT_TOLERANCE) -> Recommendation:
-    """The arm of the least ratio that loses no more than is tolerated; of equal ones the fastest.
+    """Return the arm of the least ratio that loses no more than is tolerated; of equal ones the fastest.
 
     tolerance: nats that may be lost at most, per token of the right answer (``nll_loss``) and as the first
     token's divergence (``kl_first_token``), by the upper ends of the intervals. An interval of few questions

@@ -13,8 +13,8 @@ from blendrag.tables import table_with
 
 
 def print_evaluation(results: Evaluation, console: Console) -> None:
-    """What each arm loses, how far it agrees with full prefill, what it is worth; what a budget of KV loses;
-    what is recommended."""
+    """Print what each arm loses, how far it agrees with full prefill, what it is worth; what a budget of KV
+    loses; what is recommended."""
     likelihood = table_with("arm", "NLL", "lost", "95 %", "gap closed", "95 %")
     agreement = table_with("arm", "KL", "KL answer", "top-1", "F1/full", "exact", "decision")
     usefulness = table_with("arm", "F1", "recomputed", "TTFT ms", "speed-up")
@@ -76,7 +76,8 @@ def _range(interval: Interval | None, form: str) -> str:
 
 
 def _noise(difference: Interval) -> str:
-    """The mark of a number that may as well be full prefill's; full prefill's own cannot be another."""
+    """Return the mark of a number that may as well be full prefill's; full prefill's own cannot be
+    another."""
     return "~" if difference.within_noise and difference.low < difference.high else ""
 
 

@@ -28,8 +28,8 @@ from blendrag.settings import PREFIX_CACHING, Settings
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """limit: questions asked, None for all. max_tokens: of a free answer. rows: file of the samples, with
-    which an interrupted run goes on; None keeps them in memory."""
+    """Options of an evaluation. limit: questions asked, None for all. max_tokens: of a free answer. rows:
+    file of the samples, with which an interrupted run goes on; None keeps them in memory."""
 
     data: Path
     format: str
@@ -101,7 +101,7 @@ def run_eval(settings: Settings, options: EvalOptions, progress: Progress) -> Ev
 
 
 def _config(settings: Settings, options: EvalOptions, format: Format) -> dict[str, Any]:
-    """What a sample depends on, but for its question and arm: a run goes on only with the same."""
+    """Return what a sample depends on, but for its question and arm: a run goes on only with the same."""
     names = (
         "model", "lora", "dtype", "codec", "shared_prefix", "context_tokens", "separator",
         "chunk_tokens", "blend_share", "engine_args",

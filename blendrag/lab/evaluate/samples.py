@@ -1,4 +1,5 @@
-"""What was measured, one line of JSON per question and arm: an interrupted run goes on where it stopped."""
+"""The samples that were measured, one line of JSON per question and arm: an interrupted run goes on where it
+stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from blendrag.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """By decoding from a budget of KV. kl: mean divergence in nats from the same arm without, from the second
-    token on of what that wrote. kept: tokens that a head kept; 0 where the prompt is no longer than the
-    budget."""
+    """Losses by decoding from a budget of KV. kl: mean divergence in nats from the same arm without, from the
+    second token on of what that wrote. kept: tokens that a head kept; 0 where the prompt is no longer than
+    the budget."""
 
     kl: float
     kept: int
@@ -51,16 +52,16 @@ class AnswerSample:
 
     @property
     def first_token(self) -> int:
-        """The likeliest."""
+        """The likeliest first token."""
         return max(self.logprobs[0], key=self.logprobs[0].__getitem__)
 
     def to_json(self) -> str:
-        """One line, without its end. Raises ValueError for a number that is not finite."""
+        """Return one line, without its end. Raises ValueError for a number that is not finite."""
         return json.dumps(asdict(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        """The sample ``to_json`` wrote. Raises ValueError if the line is no sample."""
+        """Return the sample ``to_json`` wrote. Raises ValueError if the line is no sample."""
         found = json.loads(line)
         if not isinstance(found, dict) or found.keys() != {field.name for field in fields(cls)}:
             raise ValueError("not the fields of a sample")
@@ -92,7 +93,7 @@ class SampleLog:
     @classmethod
     @contextmanager
     def open(cls, path: Path | None, config: Mapping[str, Any]) -> Iterator[Self]:
-        """The log in ``path``, made if it is not there. ``config``: what the samples depend on, as JSON can
+        """Open the log in ``path``, made if it is not there. config: what the samples depend on, as JSON can
         hold it.
 
         Raises ConfigError if the file is of a run with another configuration, is no such file, or cannot be

@@ -1,4 +1,4 @@
-"""How good one answer is: against the answers that are right, or against another answer.
+"""Scores of one answer: against the answers that are right, or against another answer.
 
 Text is compared as SQuAD does it (lower case, no punctuation, no articles), Chinese and Japanese character by
 character, as MLQA does it.
@@ -18,12 +18,13 @@ _ARTICLES = {"a", "an", "the"}
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Overlap of words, 0 to 1, with the one of ``answers`` it is largest with. Two blank texts are equal."""
+    """Return the overlap of words, 0 to 1, with the one of ``answers`` it is largest with. Two blank texts
+    are equal."""
     return max(_f1(_words(text), _words(answer)) for answer in answers)
 
 
 def same_text(text: str, other: str) -> bool:
-    """Whether nothing differs but case, punctuation, articles and spaces."""
+    """Return whether nothing differs but case, punctuation, articles and spaces."""
     return _words(text) == _words(other)
 
 

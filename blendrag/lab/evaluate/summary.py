@@ -1,4 +1,4 @@
-"""From the samples of a run to the numbers of each arm, every one with its interval."""
+"""Summary of the samples of a run: the numbers of each arm, every one with its interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Verdict = Literal["clear", "within noise", "negative"]
 
 @dataclass(frozen=True, slots=True)
 class Times(Interval):
-    """``mean`` and its interval, with the median besides."""
+    """A ``mean`` and its interval, with the median besides."""
 
     median: float
 
@@ -62,7 +62,7 @@ class ArmSummary:
 
 
 def summarise(samples: Iterable[AnswerSample], questions: Sequence[Question]) -> dict[str, ArmSummary]:
-    """The numbers of each arm, in the order the arms were first measured in.
+    """Return the numbers of each arm, in the order the arms were first measured in.
 
     Only questions count that every arm has answered; what was measured twice counts once.
     Raises ConfigError if no question was answered by all arms, ``full`` among them.

@@ -1,1 +1,1 @@
-"""What eviction would have found: traces through the real policies, and training of what these go by."""
+"""Eviction in the laboratory: traces through the real policies, and training of what these go by."""

@@ -11,7 +11,8 @@ _NEVER = float("inf")
 
 
 def optimum(trace: RequestTrace, capacity: int) -> ReplayOutcome:
-    """Belady's: what is asked for latest leaves first, and what is never asked for again is not kept at all.
+    """Return Belady's optimum: what is asked for latest leaves first, and what is never asked for again is
+    not kept at all.
 
     Whoever asks for a block of a prefix cache asks for those before it, too, so that no block is held without
     them. Where chunks differ in size, parts of them may leave: that optimum can be computed, and no policy
@@ -58,7 +59,7 @@ def optimum(trace: RequestTrace, capacity: int) -> ReplayOutcome:
 
 
 def _next_lookups(trace: RequestTrace) -> list[list[float]]:
-    """For each event, for each key that it is about: at which later event it is looked up next."""
+    """Return for each event, for each key that it is about, at which later event it is looked up next."""
     upcoming: dict[str, float] = {}
     answer: list[list[float]] = []
     order = list(events(trace))

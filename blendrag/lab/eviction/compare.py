@@ -24,14 +24,14 @@ from blendrag.tables import table_with
 LRU, LEARNED, ORACLE, OPTIMAL = "lru", "lpc+", "oracle", "optimal"
 BOUNDS = (ORACLE, OPTIMAL)  # no policies: they know what nobody does
 
-_LEAST_GAP = 0.005  # of hit ratio: shares of less say nothing
+_LEAST_GAP = 0.005  # smallest difference of hit ratio of which shares say something
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionOptions:
-    """sizes: capacities, ascending, in the trace's unit. policies: names. seeds: traces that are made, where
-    they are made. warmup: share of the requests that fills the caches and is not counted; ``lpc+`` learns
-    from it, and without it from nothing."""
+    """Options of ``bench eviction``. sizes: capacities, ascending, in the trace's unit. policies: names.
+    seeds: traces that are made, where they are made. warmup: share of the requests that fills the caches and
+    is not counted; ``lpc+`` learns from it, and without it from nothing."""
 
     sizes: tuple[int, ...]
     policies: tuple[str, ...]
@@ -40,7 +40,8 @@ class EvictionOptions:
 
     @classmethod
     def parse(cls, sizes: str, policies: str | None, seeds: int, warmup: float) -> EvictionOptions:
-        """From what stands between commas. Without policies: all. Raises ConfigError, naming it."""
+        """Read options from what stands between commas. Without policies: all. Raises ConfigError, naming
+        it."""
         try:
             numbers = sorted({int(word.replace("_", "")) for word in sizes.split(",")})
         except ValueError:
@@ -57,8 +58,8 @@ class EvictionOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvictionResults:
-    """By policy, for each size. policies: token hit ratios, means over traces. closed: share of the way from
-    LRU to the optimum; None where there is hardly any, empty without LRU.
+    """Results by policy, for each size. policies: token hit ratios, means over traces. closed: share of the
+    way from LRU to the optimum; None where there is hardly any, empty without LRU.
 
     trace: its name; unit: of sizes; requests: in a trace; traces: how many. notes: what a reader should know.
     """
@@ -126,7 +127,7 @@ def _outcome(
 
 
 def oracle_forecasts(trace: RequestTrace) -> list[float] | None:
-    """By request, 1 if its conversation goes on, else 0; None where the trace does not say so of each.
+    """Return by request 1 if its conversation goes on, else 0; None where the trace does not say so of each.
 
     With these :class:`~blendrag.eviction.lpc.LPC` is the paper's Oracle (section 4.2): what is over leaves
     first, and the rest by LRU. It does not know when conversations go on; Belady's optimum does.
@@ -144,7 +145,7 @@ def _closed(lru: Sequence[float], own: Sequence[float], best: Sequence[float]) -
 
 
 def print_eviction(results: EvictionResults, console: Console) -> None:
-    """Hit ratios by size, and how far they close the gap between LRU and the optimum."""
+    """Print hit ratios by size, and how far they close the gap between LRU and the optimum."""
     _print_by_size("token hit ratio", results.sizes, results.policies, "{:.4f}".format, console)
     if results.closed:
         title = "closed, of LRU's gap to the optimum"
@@ -162,7 +163,7 @@ def _print_by_size(
     shown: Callable[[float], str],
     console: Console,
 ) -> None:
-    """A row per size; a dash where the replays do not tell."""
+    """Print a row per size; a dash where the replays do not tell."""
     table = table_with("size", *values, title=title)
     for place, size in enumerate(sizes):
         row = [of[place] for of in values.values()]

@@ -19,22 +19,23 @@ from blendrag.eviction.lpc_plus import LPCPlus
 from blendrag.lab.eviction.replay import replay
 from blendrag.lab.eviction.trace import RequestTrace, events, finished, looked_up, weights
 
-_STEPS = 24  # of age
+_STEPS = 24  # steps of age
 _LADDER = (1.0, *(float(round(2.0 ** (i / 2))) for i in range(2, 21)))  # 1, 2, 3, 4, 6, 8, 11, ... 1024
 _SHARES = tuple(i / 10 for i in range(1, 10))
-_PENALTY = 1e-2  # on what a border adds to all steps, and on what to one of them
-_FIRST = 2.0 / 3.0  # of the time is learned from, to see on the rest which features hold
+_PENALTY = 1e-2  # on what a border adds to all steps of age, and on what it adds to one of them
+_FIRST = 2.0 / 3.0  # share of the time that is learned from, to see on the rest which features hold
 _LEAST = 20  # uses that were followed by another; fewer teach nothing
 LEAST = 200  # prompts
-MOST = 20_000  # that are looked at, the latest: a minute or two of work
-LATEST_SHARE = 0.2  # of them: only measured on
-SIZES = (0.125, 0.25, 0.5)  # of caches, as shares of what is asked for more than once
+MOST = 20_000  # prompts that are looked at, the latest: a minute or two of work
+LATEST_SHARE = 0.2  # share of prompts that is only measured on
+SIZES = (0.125, 0.25, 0.5)  # sizes of caches, as shares of what is asked for more than once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """A table, and what it, LRU and GDSF find in the latest part of a trace: tokens, as a share of those of
-    all chunks asked for; the mean over caches of :data:`SIZES`. prompts: learned from, and measured on."""
+    """A table that was learned, and what it, LRU and GDSF find in the latest part of a trace: tokens, as a
+    share of those of all chunks asked for; the mean over caches of :data:`SIZES`. prompts: learned from, and
+    measured on."""
 
     hazard: Hazard
     found: float
@@ -47,7 +48,7 @@ class Learned:
 
 
 def learn_table(trace: RequestTrace) -> Learned:
-    """From the older part of a trace. Raises PredictorError where that teaches too little."""
+    """Learn a table from the older part of a trace. Raises PredictorError where that teaches too little."""
     trace = replace(trace, requests=trace.requests[-MOST:])
     count = len(trace.requests)
     hazard = learned(trace, 1.0 - LATEST_SHARE) if count >= LEAST else None
@@ -69,7 +70,7 @@ def _found(trace: RequestTrace, make: Callable[[], EvictionPolicy]) -> float:
 
 
 def learned(trace: RequestTrace, share: float, forecasts: Sequence[float] | None = None) -> Hazard | None:
-    """The model of the first ``share`` of a trace's requests; None if they teach too little.
+    """Return the model of the first ``share`` of a trace's requests; None if they teach too little.
 
     Nothing is used that was not known when the first of the other requests came.
     """
@@ -95,20 +96,20 @@ class Uses:
     until: float
 
     def before(self, until: float) -> Uses:
-        """What was known at that time."""
+        """Return the uses as they were known at that time."""
         early = self.at < until
         after = np.where(self.at + self.next < until, self.next, np.inf)
         return Uses(self.features[early], self.at[early], after[early], self.weights[early], until)
 
     def since(self, start: float) -> Uses:
-        """The uses from that time on."""
+        """Return the uses from that time on."""
         late = self.at >= start
         return Uses(self.features[late], self.at[late], self.next[late], self.weights[late], self.until)
 
 
 def uses_of(trace: RequestTrace, forecasts: Sequence[float] | None = None) -> Uses:
-    """All uses in a trace. forecasts: by request, the chance that its conversation goes on; from a predictor
-    that did not learn from these conversations."""
+    """Return all uses in a trace. forecasts: by request, the chance that its conversation goes on; from a
+    predictor that did not learn from these conversations."""
     history = History(most=2**62)
     seen: set[str] = set()
     known: dict[int, int] = {}
@@ -145,7 +146,7 @@ def uses_of(trace: RequestTrace, forecasts: Sequence[float] | None = None) -> Us
 
 
 def fit_hazard(uses: Uses, prefix: bool) -> Hazard | None:
-    """The model of all uses, by the features that hold over time; None if there is too little.
+    """Return the model of all uses, by the features that hold over time; None if there is too little.
 
     A feature is kept if, learned from the earlier part, all features together tell more of the later part
     than all but this one: what changes in the course of a trace would mislead.
@@ -172,8 +173,8 @@ def fit_hazard(uses: Uses, prefix: bool) -> Hazard | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Uses by case: [cases, borders' features]; seconds waited and uses seen in each step of age, weighted,
-    [cases, K]."""
+    """A table of uses by case: [cases, borders' features]; seconds waited and uses seen in each step of age,
+    weighted, [cases, K]."""
 
     cases: Cases
     waited: Floats
@@ -198,7 +199,7 @@ class _Table:
         return cls(cases, waited, seen)
 
     def loss(self, hazard: Hazard) -> float:
-        """Negative log likelihood, per use that was followed by another."""
+        """Return the negative log likelihood, per use that was followed by another."""
         rates = hazard.rates(self.cases)
         return float((rates * self.waited - self.seen * np.log(rates)).sum() / self.seen.sum())
 
@@ -230,7 +231,7 @@ def _fit(
 
 
 def _ages(uses: Uses) -> tuple[float, ...]:
-    """Steps in which about equally many uses fall, and one more to twice the longest wait."""
+    """Return steps of age in which about equally many uses fall, and one more to twice the longest wait."""
     waits = uses.next[np.isfinite(uses.next) & (uses.next > 0.0)]
     cuts = np.unique(np.quantile(waits, np.arange(1, _STEPS) / _STEPS).round(3)) if len(waits) else ()
     longest = 2.0 * float(waits.max(initial=0.5))
@@ -238,7 +239,7 @@ def _ages(uses: Uses) -> tuple[float, ...]:
 
 
 def _borders(uses: Uses) -> dict[str, tuple[float, ...]]:
-    """Of each feature that varies, borders between values that occur."""
+    """Return, for each feature that varies, borders between values that occur."""
     found = {}
     for place, name in enumerate(FEATURES):
         values = uses.features[:, place]

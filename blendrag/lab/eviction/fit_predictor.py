@@ -27,15 +27,16 @@ Labels = npt.NDArray[np.bool_]
 LEARNING_RATE = 5e-4
 EPOCHS = 20
 HELD_OUT = 0.2
-VALIDATION_SHARE = 0.2  # of what is fitted to
-LATEST_SHARE = 0.2  # of a log: only measured on
+VALIDATION_SHARE = 0.2  # share of what is fitted to that chooses the epoch
+LATEST_SHARE = 0.2  # share of a log that is only measured on
 _BATCH = 64  # the paper does not say
 _LEAST = 1e-3  # a count that is always the same is not blown up
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Rows [n, width], their outcomes [n] and the conversations [n] that they are from."""
+    """Examples to learn from: rows [n, width], their outcomes [n] and the conversations [n] that they are
+    from."""
 
     rows: Array
     continues: Labels
@@ -46,19 +47,20 @@ class Examples:
         return Examples(self.rows[chosen], self.continues[chosen], dialogs)
 
     def split(self, share: float, salt: str) -> tuple[Examples, Examples]:
-        """(the others, about ``share`` of the conversations). A conversation is wholly in one of them."""
+        """Return (the others, about ``share`` of the conversations). A conversation is wholly in one of
+        them."""
         taken = np.array([_belongs(dialog, share, salt) for dialog in self.dialogs], dtype=bool)
         return self.where(~taken), self.where(taken)
 
     @property
     def one_sided(self) -> bool:
-        """Whether all go on or none do, so that nothing can be learned."""
+        """Return whether all go on or none do, so that nothing can be learned."""
         return not self.continues.any() or bool(self.continues.all())
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How good a predictor is on conversations that it was not fitted to.
+    """The quality of a predictor on conversations that it was not fitted to.
 
     examples: their prompts. goes_on: share of these after which there was another. auc: of forecasts as an
     order (0.5 where only one outcome occurs). log_loss: mean surprise, in nats; base: that of always saying
@@ -88,7 +90,8 @@ class Quality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """facts: what it was fitted to. quality: None where nothing was held out."""
+    """A predictor that was trained. facts: what it was fitted to. quality: None where nothing was held
+    out."""
 
     classifier: Classifier
     embedder: str
@@ -97,7 +100,7 @@ class Trained:
 
     @property
     def helps(self) -> bool:
-        """Whether it says more of what it was measured on than the share of those that go on."""
+        """Return whether it says more of what it was measured on than the share of those that go on."""
         return self.quality is not None and self.quality.log_loss < self.quality.base
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Trained:
 def train_on_file(
     path: Path, features: Features, *, held_out: float = HELD_OUT, progress: Progress = SILENT
 ) -> Trained:
-    """Fit to all conversations of a file but the share ``held_out``, which is measured on.
+    """Fit a predictor to all conversations of a file but the share ``held_out``, which is measured on.
 
     Raises SourceError; PredictorError where there is nothing to learn.
     """
@@ -122,8 +125,8 @@ def train_on_file(
 
 
 def train_on_log(log: PromptLog, embedder: str) -> Trained:
-    """Fit to the older part of the log, and measure on the latest, whose conversations are wholly there.
-    Raises PredictorError where the log teaches nothing yet."""
+    """Fit a predictor to the older part of the log, and measure on the latest, whose conversations are wholly
+    there. Raises PredictorError where the log teaches nothing yet."""
     found = log.outcomes(embedder)
     known = Examples(found.rows, found.continues, found.conversations)
     last = {dialog: number for number, dialog in enumerate(known.dialogs)}
@@ -133,14 +136,16 @@ def train_on_log(log: PromptLog, embedder: str) -> Trained:
 
 
 def unseen(dialogs: Sequence[Dialog], facts: Mapping[str, Any]) -> list[Dialog]:
-    """Those that a predictor was not fitted to: all, or, of its own file, what was held out."""
+    """Return the conversations that a predictor was not fitted to: all, or, of its own file, what was held
+    out."""
     if _digest(dialogs) != facts.get("digest"):
         return list(dialogs)
     return [dialog for dialog in dialogs if _belongs(dialog.id, facts["held_out"], "held out")]
 
 
 def examples(dialogs: Iterable[Dialog]) -> Iterator[tuple[Window, bool, str]]:
-    """One per prompt: the prompts so far, and whether the user says anything after it (LPC section 3.2).
+    """Yield an example per prompt: the prompts so far, and whether the user says anything after it (LPC
+    section 3.2).
 
     Answers are left out, as are all facts that are only known when the conversation is over.
     """
@@ -173,7 +178,8 @@ class Fit:
 
 
 def fit(train: Examples, valid: Examples, seed: int = 0) -> Fit:
-    """Adam on the weighted loss; the epoch that is best on ``valid`` is kept. Both parts have both outcomes.
+    """Fit by Adam on the weighted loss; the epoch that is best on ``valid`` is kept. Both parts have both
+    outcomes.
 
     The rarer outcome counts as much as the other in the loss, which shifts the odds that are learned by the
     ratio of the weights. Eviction compares log odds across conversations and with time, so they have to be
@@ -213,7 +219,7 @@ def fit(train: Examples, valid: Examples, seed: int = 0) -> Fit:
 
 
 def auc(truth: Labels, score: Floats) -> float:
-    """The chance that of one of each the one that came true is scored higher; ties count half."""
+    """Return the chance that of one of each the one that came true is scored higher; ties count half."""
     ones = int(truth.sum())
     zeros = len(truth) - ones
     if not ones or not zeros:
@@ -224,18 +230,19 @@ def auc(truth: Labels, score: Floats) -> float:
 
 
 def log_loss(truth: Labels, probability: Floats) -> float:
-    """Mean surprise, in nats."""
+    """Return the mean surprise, in nats."""
     with np.errstate(divide="ignore"):
         return float(-np.mean(np.log(np.where(truth, probability, 1.0 - probability))))
 
 
 def _belongs(dialog: str, share: float, salt: str) -> bool:
-    """Whether a conversation is in the part that ``salt`` names: the same however the file is ordered."""
+    """Return whether a conversation is in the part that ``salt`` names: the same however the file is
+    ordered."""
     return xxhash.xxh3_64_intdigest(f"{salt}\0{dialog}".encode()) < share * 2**64
 
 
 def _digest(dialogs: Sequence[Dialog]) -> str:
-    """Of the conversations as they are, however the file is packed."""
+    """Return a digest of the conversations as they are, however the file is packed."""
     digest = xxhash.xxh3_128()
     for dialog in dialogs:
         digest.update(dialog.model_dump_json().encode())

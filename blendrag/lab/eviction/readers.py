@@ -15,7 +15,8 @@ _BLOCK = 512  # tokens, of Mooncake's
 
 
 class _Record(BaseModel):
-    """timestamp: milliseconds. hash_ids: of the prompt's blocks; each depends on all before it."""
+    """A record of Mooncake's. timestamp: milliseconds. hash_ids: of the prompt's blocks; each depends on all
+    before it."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -25,7 +26,8 @@ class _Record(BaseModel):
 
 
 def read_mooncake(path: Path) -> RequestTrace:
-    """One request per line. Its last block may be shorter than the others. Answers have no blocks.
+    """Read Mooncake's trace, one request per line. Its last block may be shorter than the others. Answers
+    have no blocks.
 
     Raises SourceError, naming file and line, for what is no such record, for lengths that do not fit, for
     times that run backwards, and for a file without requests.
@@ -50,8 +52,8 @@ def read_mooncake(path: Path) -> RequestTrace:
 
 
 def read_log(path: Path) -> RequestTrace:
-    """The prompts of the store that had most of them, in blendrag's own log: chunks that are found one by
-    one. Raises PredictorError, SourceError where there are none."""
+    """Read the prompts of the store that had most of them, from blendrag's own log: chunks that are found one
+    by one. Raises PredictorError, SourceError where there are none."""
     log = PromptLog(path, make=False)
     prompts = log.prompts()
     log.close()
@@ -72,7 +74,7 @@ def read_log(path: Path) -> RequestTrace:
 
 
 class DialogTurn(BaseModel):
-    """What one side said. ``at``: seconds, where they are known."""
+    """A turn of a dialogue: what one side said. ``at``: seconds, where they are known."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -91,12 +93,12 @@ class Dialog(BaseModel):
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """What the user said, oldest first."""
+        """The user's prompts, oldest first."""
         return tuple(turn.text for turn in self.turns if turn.role == "user")
 
 
 def read_dialogs(path: Path) -> list[Dialog]:
-    """The conversations of a JSON Lines file, gzipped or not.
+    """Return the conversations of a JSON Lines file, gzipped or not.
 
     Raises SourceError, naming file and line, for what is no ``{"id": ..., "turns": [{"role", "text"}]}``, and
     for a file without conversations.

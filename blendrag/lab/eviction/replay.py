@@ -21,7 +21,8 @@ _PREFILL = PrefillCurve((0.0, 1.0e-4, 3.4e-9), (0,), (1,), ((1.0,),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayOutcome:
-    """Per request, [requests]: asked and found, tokens of its prompt. held: keys that are left in the end."""
+    """The outcome of a replay, per request, [requests]: asked and found, tokens of its prompt. held: keys
+    that are left in the end."""
 
     asked: NDArray[np.int64]
     found: NDArray[np.int64]
@@ -33,14 +34,14 @@ class ReplayOutcome:
         return cls(np.array(asked, np.int64), np.zeros(len(asked), np.int64))
 
     def hit_ratio(self, first: int = 0) -> float:
-        """Tokens found per token asked, from request ``first`` on."""
+        """Return tokens found per token asked, from request ``first`` on."""
         return float(self.found[first:].sum() / max(1, self.asked[first:].sum()))
 
 
 def replay(
     trace: RequestTrace, policy: EvictionPolicy, capacity: int, *, forecasts: Sequence[float] | None = None
 ) -> ReplayOutcome:
-    """What a cache of ``capacity`` (in ``trace.unit``) would have found with a new ``policy``.
+    """Return what a cache of ``capacity`` (in ``trace.unit``) would have found with a new ``policy``.
 
     A prefix cache finds the longest held prefix of a prompt, others each chunk by itself. forecasts: by
     request, the chance that its conversation goes on; told when the request is finished. Raises ConfigError
@@ -66,12 +67,12 @@ def replay(
 
 
 def prefill_cost(cached: int, fresh: int) -> float | None:
-    """Cost_i / NewSize_i of a request (RAGCache eq. 3), seconds; None where nothing is computed."""
+    """Return Cost_i / NewSize_i of a request (RAGCache eq. 3), seconds; None where nothing is computed."""
     return _PREFILL.seconds(cached, fresh) / fresh if fresh > 0 else None
 
 
 class _Cache:
-    """What is held, and nothing of why."""
+    """A cache that knows what is held, and nothing of why."""
 
     def __init__(self, trace: RequestTrace, policy: EvictionPolicy, capacity: int) -> None:
         self._trace, self._policy, self._free = trace, policy, capacity
@@ -81,7 +82,7 @@ class _Cache:
         self._parents: dict[str, str] = {}
 
     def look_up(self, request: Request) -> tuple[list[bool], int]:
-        """Which of the prompt's keys are found; how many of its leading ones were ever seen."""
+        """Return which of the prompt's keys are found, and how many of its leading ones were ever seen."""
         keys = request.keys[: looked_up(request)]
         known = next((depth for depth, key in enumerate(keys) if key not in self._seen), len(keys))
         self._seen.update(keys)
@@ -120,8 +121,8 @@ class _Cache:
         self._seen.update(request.keys)
 
     def _grow(self, request: Request, found: list[bool], known: int, cost: float | None) -> None:
-        """As a tree does: what was found is used, from its end on; what was seen before comes, each node
-        behind its parent, in place of other leaves."""
+        """Keep nodes as a tree does: what was found is used, from its end on; what was seen before comes,
+        each node behind its parent, in place of other leaves."""
         keys, sizes = request.keys, weights(self._trace, request)
         uses = [
             Use(finished(request), None if there else cost, depth, len(keys), known)
@@ -151,7 +152,7 @@ class _Cache:
         return True
 
     def forecast(self, request: Request, probability: float) -> None:
-        """The chance that the request's conversation goes on."""
+        """Say that the request's conversation goes on with this chance."""
         assert request.conversation is not None
         at = finished(request)
         for key in reversed(request.keys):

@@ -1,4 +1,4 @@
-"""From a file to traces: what is in it decides what is made of it."""
+"""Traces made of a file: what is in it decides what is made of it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _no_forecasts(trace: RequestTrace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """trace: by seed. generated: whether the seed makes a difference. forecasts: of a trace, the predictor's.
-    notes: what a reader of the results should know."""
+    """A source of traces. trace: by seed. generated: whether the seed makes a difference. forecasts: of a
+    trace, the predictor's. notes: what a reader of the results should know."""
 
     trace: Callable[[int], RequestTrace]
     generated: bool
@@ -40,7 +40,8 @@ class TraceSource:
 def open_source(
     path: Path, load: RetrievalLoad, arrivals: Path | None = None, *, predicted: bool = True
 ) -> TraceSource:
-    """Block traces (Mooncake's) and our own log as they are, dialogues and question sets as ``load`` says.
+    """Open a source: block traces (Mooncake's) and our own log as they are, dialogues and question sets as
+    ``load`` says.
 
     arrivals: a file with the times of questions (Azure's). predicted: whether forecasts are wanted, for which
     an embedder has to be loaded. Raises SourceError, naming file and line; ConfigError for a file of times
@@ -63,7 +64,7 @@ def open_source(
 
 
 def _first(path: Path) -> dict[str, Any]:
-    """What the first record of the file has; nothing if the file is no sequence of records."""
+    """Return what the first record of the file has; nothing if the file is no sequence of records."""
     found = next(numbered_lines(path), None)
     if found is None:
         raise SourceError(f"{str(path)!r} is empty")
@@ -107,7 +108,7 @@ def _dialog_trace(dialogs: Sequence[Dialog], load: DialogLoad, name: str, seed: 
 def _with_predictor(
     source: TraceSource, dialogs: Sequence[Dialog], load: DialogLoad, name: str
 ) -> TraceSource:
-    """Forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
+    """Return forecasts, and a trace of conversations that the predictor has not seen; without one, a note."""
     from blendrag.eviction.fitted import fitted_file, load_fitted
     from blendrag.forecast.background import Predictor
     from blendrag.forecast.conversation import Window

@@ -1,4 +1,5 @@
-"""What every trace and every generated workload is made of, and what happens to a cache in its course."""
+"""Requests, of which every trace and every generated workload is made, and what happens to a cache in its
+course."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ class RequestTrace:
 
 
 def events(trace: RequestTrace) -> Iterator[tuple[int, bool]]:
-    """(number of the request, whether it is finished).
+    """Yield (number of the request, whether it is finished).
 
     A request is looked up when it arrives; what it used and what it made is kept when it is finished, as vLLM
     frees a request's blocks, and LPC inserts them (section 3.4.1). What is finished at a moment is found by
@@ -65,15 +66,15 @@ def events(trace: RequestTrace) -> Iterator[tuple[int, bool]]:
 
 
 def finished(request: Request) -> float:
-    """Seconds: when the request is over, as far as it is known; not before it arrives."""
+    """Return in seconds when the request is over, as far as it is known; not before it arrives."""
     return request.at if request.finished is None else max(request.at, request.finished)
 
 
 def looked_up(request: Request) -> int:
-    """How many leading keys are the prompt's."""
+    """Return how many leading keys are the prompt's."""
     return len(request.keys) - request.answer
 
 
 def weights(trace: RequestTrace, request: Request) -> tuple[int, ...]:
-    """What each key takes of the capacity: 1 where blocks are counted, its tokens elsewhere."""
+    """Return what each key takes of the capacity: 1 where blocks are counted, its tokens elsewhere."""
     return (1,) * len(request.keys) if trace.unit == "blocks" else request.sizes

@@ -1,4 +1,4 @@
-"""From files without times or blocks to traces: of dialogues by LPC's workload generator (section 4.1), of
+"""Traces made of files without times or blocks: of dialogues by LPC's workload generator (section 4.1), of
 question sets by popularity (:mod:`blendrag.lab.questions`)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 16  # tokens, as in vLLM
 
 @dataclass(frozen=True, slots=True)
 class DialogLoad:
-    """How the dialogues are spread over time.
+    """The load of dialogues: how they are spread over time.
 
     gap_s: mean of the exponential pause between an answer and the user's next prompt (lambda_chat).
     active: conversations at a time, at most (N_conv). seconds: length of the trace.
@@ -45,7 +45,7 @@ def dialog_trace(
     tokens: Callable[[str], int] = four_characters,
     name: str = "dialogs",
 ) -> RequestTrace:
-    """Requests of conversations that come and go.
+    """Return requests of conversations that come and go.
 
     Each of ``load.active`` seats takes the next dialogue in an order drawn by ``seed``; the first ones begin
     spread over one mean gap, and a seat that becomes free is taken again after one more gap. No dialogue
@@ -117,7 +117,7 @@ class _Conversation:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalLoad:
-    """Who asks what, when.
+    """The load of questions: who asks what, when.
 
     rate: questions a second, Poisson, unless arrivals are given. seconds: length of the trace.
     top_k: chunks of a prompt, closest first. zipf: the exponent s of the popularity rank**-s of articles, and
@@ -142,7 +142,7 @@ def retrieval_trace(
     arrivals: Sequence[float] | None = None,
     name: str = "retrieval",
 ) -> RequestTrace:
-    """Requests for the ``top_k`` chunks closest (cosine) to questions drawn by popularity.
+    """Return requests for the ``top_k`` chunks closest (cosine) to questions drawn by popularity.
 
     ``arrivals``: seconds, ascending; instead of Poisson ones. Which articles and questions are the popular
     ones is drawn by ``seed``.

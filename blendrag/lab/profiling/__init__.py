@@ -1,1 +1,1 @@
-"""Measures this machine for the loading controller."""
+"""Measurement of this machine for the loading controller."""

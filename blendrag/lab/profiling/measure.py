@@ -1,4 +1,4 @@
-"""Measures a profile: the engine's plain prefill, its fused prefill, and the tiers of its stack."""
+"""Measurement of a profile: the engine's plain prefill, its fused prefill, and the tiers of its stack."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _LEAST_POINTS = 4  # of each kind
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured. cached, new: tokens, of plain prefill. blend: (chunks with KV, fewer without) of a
-    prompt, each at all ratios. What does not fit the model's window is left out."""
+    """The grid that is measured. cached, new: tokens, of plain prefill. blend: (chunks with KV, fewer
+    without) of a prompt, each at all ratios. What does not fit the model's window is left out."""
 
     cached: tuple[int, ...] = (0, 512, 1536)
     new: tuple[int, ...] = (64, 512, 1536, 3072)
@@ -42,7 +42,7 @@ class Grid:
 
     @property
     def pieces(self) -> int:
-        """Chunks of text it takes."""
+        """The number of chunks of text that the grid takes."""
         longest = max(self.cached) + max(self.new)
         return max(-(-longest // _CHUNK_TOKENS), *(sum(chunks) for chunks in self.blend))
 
@@ -89,7 +89,7 @@ def _engine_times(
 
 
 def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[int, int], Arm]:
-    """By cached and new tokens: plain prefill of the text, whose cached ones were asked before."""
+    """Measure, by cached and new tokens, plain prefill of the text, whose cached ones were asked before."""
     block = engine.facts.block_size
     arms: dict[tuple[int, int], Arm] = {}
     for cached in sorted({tokens // block * block for tokens in grid.cached}):
@@ -103,7 +103,7 @@ def _prefills(engine: Engine, grid: Grid, text: tuple[int, ...]) -> dict[tuple[i
 def _blends(
     engine: Engine, settings: Settings, grid: Grid, store: ScratchStore, maker: PromptMaker
 ) -> dict[tuple[int, int, float], Arm]:
-    """By cached and fresh tokens and ratio."""
+    """Measure blends by cached and fresh tokens and ratio."""
     arms: dict[tuple[int, int, float], Arm] = {}
     for stored, without in grid.blend:
         if (stored + without) * _CHUNK_TOKENS + _ROOM >= engine.max_model_len:
@@ -122,12 +122,12 @@ def _blends(
 
 
 def _repeated(prompt: Prompt, repeats: int, before: Prompt | None = None) -> list[list[Trial]]:
-    """One prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
+    """Return one prompt as the trials of an arm, the warm-up first. before: what was asked before it."""
     return [[Trial(number, prompt, before or prompt)] for number in range(repeats + 1)]
 
 
 def _kv_bytes(layout: Layout) -> int:
-    """Of a token, in chunks as they are measured with."""
+    """Return the bytes of a token's KV, in chunks as they are measured with."""
     return layout.num_layers * layout.row_bytes(_CHUNK_TOKENS, layout.num_layers) // _CHUNK_TOKENS
 
 

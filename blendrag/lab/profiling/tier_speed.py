@@ -1,4 +1,5 @@
-"""How fast KV comes out of each tier, read as the engine reads it: by layers, verified and decoded."""
+"""The speed of each tier: how fast KV comes out, read as the engine reads it: by layers, verified and
+decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def measure_tiers(
 
 
 def measure_tier(spec: TierSpec, layout: Layout, folder: Path) -> TierSpeed:
-    """``folder``: where a disk tier keeps its files. Raises StoreError."""
+    """Measure one tier. folder: where a disk tier keeps its files. Raises StoreError."""
     unlimited = {"bytes": None, "chunks": None, "path": None}
     tier = make_tier(spec.model_copy(update=unlimited), layout, Context(folder))
     few, many = _records(layout, _FEW_TOKENS), _records(layout, _TOKENS)
@@ -94,7 +95,8 @@ def _records(layout: Layout, tokens: int) -> list[Record]:
 def _seconds(
     loader: LayerLoader, tier: Tier, layout: Layout, records: Sequence[Record], folder: Path
 ) -> float:
-    """Least time to find and load all layers of all records, as for one prompt. The first is a warm-up."""
+    """Return the least time to find and load all layers of all records, as for one prompt. The first is a
+    warm-up."""
     taken = []
     for _ in range(1 + _REPEATS):
         drop_page_cache(folder)

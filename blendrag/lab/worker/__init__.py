@@ -1,1 +1,1 @@
-"""What the laboratory adds to the engine's worker."""
+"""Additions of the laboratory to the engine's worker."""

@@ -12,7 +12,7 @@ from blendrag.lab.worker.selfcheck import check_model
 
 
 class LabWorker(BlendWorker):
-    """For an engine that has :class:`ForcedTokens`, too (see ``lab.running``)."""
+    """A worker for an engine that has :class:`ForcedTokens`, too (see ``lab.running``)."""
 
     blendrag_data_plane = LabDataPlane
     blendrag_operations: ClassVar[Mapping[str, Callable[..., Any]]] = {

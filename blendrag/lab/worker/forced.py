@@ -26,7 +26,8 @@ Next = tuple[int, Sequence[int], int]
 
 
 class ForcedTokens(LogitsProcessor, SlotLogitsProcessor):
-    """Leaves a request that asks for it no choice but its next forced token; beyond its last, every choice.
+    """A logits processor that leaves a request that asks for it no choice but its next forced token; beyond
+    its last, every choice.
 
     For both of vLLM's model runners. The first tells which rows of its batch come, move and go; which token
     is next says the length of its list of the request's output, whose ids are not read: with asynchronous
@@ -35,7 +36,7 @@ class ForcedTokens(LogitsProcessor, SlotLogitsProcessor):
     """
 
     def __init__(self, vllm_config: Any, state: Any, is_pin_memory: bool = False) -> None:
-        """state: the second runner's, of all slots; of the first, a device."""
+        """Begin with no request. state: the second runner's, of all slots; of the first, a device."""
         self._state = state
         self._rows: dict[int, tuple[Sequence[int], Sequence[int]]] = {}  # by row: forced, generated so far
         self._slots: dict[int, Sequence[int]] = {}  # by slot: forced
@@ -48,7 +49,7 @@ class ForcedTokens(LogitsProcessor, SlotLogitsProcessor):
             raise ValueError(f"{FORCED} must be a list of token ids")
 
     def apply(self, logits: torch.Tensor, step: LogitsContext | None = None) -> torch.Tensor:
-        """step: the second runner's; None from the first."""
+        """Force the next token of each request. step: the second runner's; None from the first."""
         for row, forced, count in self._by_row() if step is None else self._by_slot(step):
             if 0 <= count < len(forced) and (token := forced[count]) < logits.shape[1]:
                 logits[row] = -torch.inf

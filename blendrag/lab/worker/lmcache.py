@@ -24,14 +24,14 @@ LMCACHE = "lmcache"
 
 
 class LabDataPlane(DataPlane):
-    """That blends as LMCache does where a recipe asks for it."""
+    """A data plane that blends as LMCache does where a recipe asks for it."""
 
     def blend_of(self, order: BlendOrder) -> type[RequestBlend]:
         return LMCacheBlend if order.recipe.options.selector == LMCACHE else RequestBlend
 
 
 class LMCacheBlend(RequestBlend):
-    """One request's blend as LMCache does it."""
+    """One request's blend, as LMCache does it."""
 
     @property
     def forward_type(self) -> type[PromptForward]:
@@ -51,10 +51,10 @@ class LMCacheBlend(RequestBlend):
 
 
 class LMCacheForward(PromptForward):
-    """With the mask of the released CacheBlend and LMCache."""
+    """A forward with the mask of the released CacheBlend and LMCache."""
 
     def _piece(self, left: int, check: bool) -> int:
-        """Whole layers only: the mask counts the selected tokens."""
+        """Take whole layers only: the mask counts the selected tokens."""
         return left
 
     def _seen(self, positions: Ints) -> Ints:
@@ -65,8 +65,8 @@ class LMCacheForward(PromptForward):
 
 
 def bottom_right(positions: Ints, selected: npt.NDArray[np.bool_], end: int) -> Ints:
-    """The mask of the released CacheBlend and LMCache, for comparison with them and for nothing else: the
-    selected tokens count as the last ones before ``end``, where the stored tokens end.
+    """Return the mask of the released CacheBlend and LMCache, for comparison with them and for nothing else:
+    the selected tokens count as the last ones before ``end``, where the stored tokens end.
 
     positions: [m], ascending. selected: [m], of the stored tokens; the others are masked exactly,
     since those systems do not blend them. Returns [m], up to which position each sees. It leaks: the i-th of

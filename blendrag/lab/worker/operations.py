@@ -1,4 +1,4 @@
-"""What the laboratory's operations give back. It crosses as plain data."""
+"""Results of the laboratory's operations. They cross as plain data."""
 
 from __future__ import annotations
 

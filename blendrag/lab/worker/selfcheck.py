@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @torch.inference_mode()
 def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> ModelCheck:
-    """Of a text, whose tokens from ``split`` on are a chunk. Errors are those of the worst rank."""
+    """Check the model on a text, whose tokens from ``split`` on are a chunk. Errors are those of the worst
+    rank."""
     model = data_plane.model
     chunks = [ChunkTokens("", tuple(ids)) for ids in (token_ids, token_ids[split:])]
     with model.ranks.together():
@@ -40,12 +41,12 @@ def check_model(data_plane: DataPlane, token_ids: Sequence[int], split: int) -> 
 
 
 def layers_of(decoder: Decoder) -> Literal["piece by piece", "whole"]:
-    """How they are run."""
+    """Say how the layers are run."""
     return "piece by piece" if isinstance(decoder, KnownDecoder) else "whole"
 
 
 def attention_of(decoder: Decoder) -> Iterator[str]:
-    """What it has in some layers besides the causal mask."""
+    """Say what attention has in some layers besides the causal mask."""
     scores = [each for each in map(scores_of, decoder.attentions) if each is not None]
     if any(each.window for each in scores):
         yield "windows"

@@ -22,7 +22,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``import langchain_blendrag`` stays quick."""
+    """Import a name on first use, so that ``import langchain_blendrag`` stays quick."""
     if name not in _HOMES:
         raise AttributeError(f"module 'langchain_blendrag' has no attribute {name!r}")
     import importlib

@@ -11,35 +11,35 @@ from typing import Any
 from blendrag.errors import ConfigError
 
 CALLS = {"functionCall", "function_call", "toolUse", "tool_call", "tool_call_chunk", "tool_use"}
-"""Blocks of calls, which the message itself lists."""
-# These; broken ones, and thinking, which are read apart; and marks of a provider's cache.
+"""Types of blocks that are calls, which the message itself lists."""
+# Types of blocks without text here: calls; broken ones, and thinking, which are read apart; marks of a cache.
 _ELSEWHERE = CALLS | {
     "cachePoint", "cache_point", "invalid_tool_call", "reasoning", "reasoningContent", "reasoning_content",
     "redacted_thinking", "thinking",
 }  # fmt: skip
-# Where blocks keep what is to be read, if they have no ``text``: as a string, or in blocks of their own.
+# Keys under which blocks keep what is to be read: as a string, or in blocks of their own.
 _WITHIN = (
     "text", "refusal", "transcript", "content", "source", "data", "document", "output", "value",
     "citationsContent", "functionResponse", "guardContent", "response", "result", "toolResult",
 )  # fmt: skip
-_DATA = ("json", "response", "output")  # where they keep what a tool gave, if that is no text
+_DATA = ("json", "response", "output")  # keys under which they keep what a tool gave, if that is no text
 _MEDIA = re.compile(r"image|audio|video|file|media|document|inline_?data", re.IGNORECASE)
 
 
 def kind_of(block: Any) -> str:
-    """The type of a block; of one without, as Bedrock and Gemini have them, its first key."""
+    """Return the type of a block; of one without, as Bedrock and Gemini have them, its first key."""
     if not isinstance(block, Mapping):
         return type(block).__name__
     return str(block.get("type") or next(iter(block), ""))
 
 
 def is_media(kind: str) -> bool:
-    """Whether a block without text is a picture, a recording or a file."""
+    """Return whether a block without text is a picture, a recording or a file."""
     return _MEDIA.search(kind) is not None
 
 
 def text_of(content: Any, left_out: Counter[str]) -> str:
-    """The text of a content: of blocks, one after the other, but documents apart.
+    """Return the text of a content: of blocks, one after the other, but documents apart.
 
     left_out: counts blocks that have none, by their kinds. Raises ConfigError for what is nested too deeply.
     """
@@ -50,7 +50,7 @@ def text_of(content: Any, left_out: Counter[str]) -> str:
 
 
 def _read(value: Any, left_out: Counter[str]) -> str | None:
-    """What there is to read in a content, a block, or a part of one; None if nothing."""
+    """Return what there is to read in a content, a block, or a part of one; None if nothing."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
@@ -87,6 +87,6 @@ def _joined(blocks: Iterable[Any], left_out: Counter[str]) -> str | None:
 
 
 def _is_text(block: Mapping[str, Any]) -> bool:
-    """Whether the data of a block are text."""
+    """Return whether the data of a block are text."""
     said = block.get("type"), block.get("media_type"), block.get("mime_type"), block.get("source_type")
     return any(str(one).startswith("text") for one in said if one)

@@ -1,4 +1,4 @@
-"""Whose turn a call is: the conversation's id, given by the caller or found in LangChain's config."""
+"""The conversation that a call belongs to: its id, given by the caller or found in LangChain's config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _NAMES = ("thread_id", "session_id", "conversation_id")
 
 
 class InConversation(BaseChatModel):
-    """Turns the conversation of a call's config into the option ``conversation`` of that call.
+    """A chat model that turns the conversation of a call's config into the option ``conversation`` of that
+    call.
 
     BaseChatModel tells ``_generate`` the metadata of its config only, and ``_stream`` nothing of it.
     """
@@ -63,8 +64,8 @@ class InConversation(BaseChatModel):
 
 
 def with_conversation(config: RunnableConfig | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """``kwargs`` with the ``conversation`` of the config, or of the config around it (a chain's, a graph's),
-    if they name none."""
+    """Return ``kwargs`` with the ``conversation`` of the config, or of the config around it (a chain's, a
+    graph's), if they name none."""
     if kwargs.get("conversation") is not None:
         return kwargs
     around = ensure_config(config)

@@ -1,4 +1,4 @@
-"""Between LangChain's messages and blendrag's plain data."""
+"""Conversion between LangChain's messages and blendrag's plain data."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _ROLES = {
 
 
 def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Role, text, tool calls and thinking of each. What has no text is left out of turns that were answered
-    already, with a warning that counts it.
+    """Return role, text, tool calls and thinking of each message. What has no text is left out of turns that
+    were answered already, with a warning that counts it.
 
     Raises ConfigError for a picture, a recording or a file in what the user asks now.
     """
@@ -61,7 +61,7 @@ def plain_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _asked_from(messages: Sequence[BaseMessage]) -> int:
-    """The place of the first message that no answer has followed; calls of tools are none."""
+    """Return the place of the first message that no answer has followed; calls of tools are none."""
     for place in range(len(messages) - 1, -1, -1):
         message = messages[place]
         if isinstance(message, AIMessage) and not message.tool_calls:
@@ -91,7 +91,7 @@ def _plain(message: BaseMessage, left_out: Counter[str]) -> dict[str, Any]:
 
 
 def _thinking_of(message: AIMessage) -> str:
-    """What the model thought, whichever provider's class says so."""
+    """Return what the model thought, whichever provider's class says so."""
     try:
         blocks = message.content_blocks
     except Exception:  # providers' translators fail in their own ways at what they do not know
@@ -100,7 +100,8 @@ def _thinking_of(message: AIMessage) -> str:
 
 
 def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document | str]) -> tuple[str, ...]:
-    """Texts known to be in the prompt: those given, and those that tools attached to their answers."""
+    """Return the texts known to be in the prompt: those given, and those that tools attached to their
+    answers."""
     attached = [
         one
         for message in messages
@@ -113,7 +114,7 @@ def document_texts(messages: Sequence[BaseMessage], documents: Iterable[Document
 
 
 def usage_metadata(answers: Sequence[Answer]) -> UsageMetadata:
-    """What several answers to one prompt took: the prompt counts once."""
+    """Return what several answers to one prompt took: the prompt counts once."""
     usage, output = answers[0].usage, sum(answer.usage.output for answer in answers)
     details = {
         "cache_read": usage.cache_read,
@@ -129,7 +130,7 @@ def usage_metadata(answers: Sequence[Answer]) -> UsageMetadata:
 
 
 def response_metadata(answer: Answer) -> dict[str, Any]:
-    """Model, why it ended, log probabilities if asked for, and the evidence of what was computed."""
+    """Return model, why it ended, log probabilities if asked for, and the evidence of what was computed."""
     metadata: dict[str, Any] = {
         "model_name": answer.model,
         "model_provider": PROVIDER,
@@ -155,7 +156,7 @@ def tool_calls(answer: Answer) -> list[ToolCall]:
 
 
 def tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
-    """Every call whole: only a whole one is known to be a call."""
+    """Return every call as one whole chunk: only a whole one is known to be a call."""
     return [
         ToolCallChunk(
             name=c.name, args=json.dumps(c.arguments, ensure_ascii=False), id=c.id, index=index,
@@ -166,7 +167,8 @@ def tool_call_chunks(answer: Answer) -> list[ToolCallChunk]:
 
 
 def invalid_tool_calls(answer: Answer, *, quoted: bool = False) -> list[InvalidToolCall]:
-    """``quoted``: as a JSON string, which LangChain does not complete to a call when it adds chunks up."""
+    """Return invalid calls. quoted: as a JSON string, which LangChain does not complete to a call when it
+    adds chunks up."""
     return [
         InvalidToolCall(
             name=None,
@@ -180,12 +182,12 @@ def invalid_tool_calls(answer: Answer, *, quoted: bool = False) -> list[InvalidT
 
 
 def _thinking(reasoning: str | None) -> dict[str, str]:
-    """Where LangChain looks for the ``reasoning`` block of a message."""
+    """Return the thinking, where LangChain looks for the ``reasoning`` block of a message."""
     return {"reasoning_content": reasoning} if reasoning else {}
 
 
 def chat_result(answers: Sequence[Answer]) -> ChatResult:
-    """Whole answers to one prompt. As with other providers, each says what all of them took."""
+    """Return whole answers to one prompt. As with other providers, each says what all of them took."""
     usage = usage_metadata(answers)
     return ChatResult(generations=[ChatGeneration(message=_message(answer, usage)) for answer in answers])
 
@@ -202,7 +204,7 @@ def _message(answer: Answer, usage: UsageMetadata) -> AIMessage:
 
 
 def chat_chunk(piece: Piece) -> ChatGenerationChunk:
-    """A piece of the answer; the last one has what is known of the whole."""
+    """Return a piece of the answer; the last one has what is known of the whole."""
     if piece.answer is None:
         message = AIMessageChunk(content=piece.text, additional_kwargs=_thinking(piece.reasoning))
         return ChatGenerationChunk(message=message)

@@ -17,7 +17,7 @@ class PromptTooLongError(errors.PromptTooLongError, ContextOverflowError):
 
 @contextlib.contextmanager
 def as_langchain_has_them() -> Iterator[None]:
-    """Raises what is raised inside, as LangChain knows it."""
+    """Raise what is raised inside as LangChain knows it."""
     try:
         yield
     except errors.PromptTooLongError as error:

@@ -1,4 +1,4 @@
-"""What ``ingest`` of a vector store needs: chunks with ids, and a report."""
+"""Chunks with ids, and a report, for ``ingest`` of a vector store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkIngestReport(PrefillReport):
-    """What one ``ingest`` did: chunks stored, chunks that were stored before, and what was prefilled."""
+    """A report of one ``ingest``: chunks stored, chunks that were stored before, and what was prefilled."""
 
     added: int = 0
     skipped: int = 0
 
 
 class Notes(Progress):
-    """What the engine is doing with a batch, beside a bar that counts chunks."""
+    """Notes on what the engine is doing with a batch, beside a bar that counts chunks."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -38,7 +38,7 @@ class Notes(Progress):
 
 
 def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
-    """Chunks with ids by source and text; the same text again in one source has an id of its own."""
+    """Yield chunks with ids by source and text; the same text again in one source has an id of its own."""
 
     def identify() -> Iterator[tuple[str, Document]]:
         seen: Counter[tuple[str, str]] = Counter()
@@ -52,7 +52,7 @@ def identified(chunks: Iterable[Document]) -> list[tuple[str, Document]]:
 
 
 def token_splitter(chat: ChatModel) -> TextSplitter:
-    """Makes chunks of as many tokens as blendrag's own have."""
+    """Return a splitter into chunks of as many tokens as blendrag's own have."""
     from langchain_text_splitters import RecursiveCharacterTextSplitter, TextSplitter
 
     from blendrag import RemoteChat

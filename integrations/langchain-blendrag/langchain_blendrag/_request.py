@@ -1,4 +1,4 @@
-"""From a call of ``ChatBlend`` to a request of blendrag's."""
+"""Requests of blendrag's, made of calls of ``ChatBlend``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from blendrag import ChatModel, ChatRequest
 
 SYNONYMS = {**foreign.ALIASES, "openai_api_base": "base_url", "openai_api_key": "api_key"}
-"""What other providers' classes call the same."""
+"""Other providers' names of options."""
 
 
 def without_tracing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options but those that LangChain hands on for LangSmith."""
+    """Return options but those that LangChain hands on for LangSmith."""
     return {name: value for name, value in options.items() if not name.startswith("ls_")}
 
 
 def chat_request(
     chat: ChatModel, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
 ) -> ChatRequest:
-    """``options`` are those of :func:`call_options`. Raises ConfigError for a value that cannot be used."""
+    """Make a request. ``options`` are those of :func:`call_options`. Raises ConfigError for a value that
+    cannot be used."""
     if (model := options.get("model")) and model != chat.model_name:
         raise ConfigError(
             f"this ChatBlend runs {chat.model_name!r} and cannot answer as {model!r}: make another one"

@@ -1,4 +1,4 @@
-"""Tools and schemas, from LangChain's many forms to what requests carry."""
+"""Tools and schemas, in LangChain's many forms and in what requests carry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from blendrag.errors import ConfigError
 
 
 def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] | None) -> dict[str, Any]:
-    """Keyword arguments of a request that offers tools. Raises ConfigError for a choice that names none."""
+    """Return keyword arguments of a request that offers tools. Raises ConfigError for a choice that names
+    none."""
     offered = [convert_to_openai_tool(tool) for tool in tools]
     names = [tool["function"]["name"] for tool in offered]
     match tool_choice:
@@ -45,7 +46,7 @@ def bound_tools(tools: Sequence[Any], tool_choice: str | bool | dict[str, Any] |
 def structured(
     llm: BaseChatModel, schema: Any, method: str, include_raw: bool, kwargs: dict[str, Any]
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model, held to a schema, and a parser behind it. An answer that was cut off is an
+    """Return the model, held to a schema, and a parser behind it. An answer that was cut off is an
     OutputParserException, at the end of a stream that may have given out beginnings of a dictionary."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: BaseOutputParser[Any]
@@ -93,7 +94,7 @@ def _with_raw(read: Runnable[Any, Any]) -> Callable[..., dict[str, Any]]:
 
 
 def _whole(check: Callable[[AIMessage], None]) -> Runnable[Any, Any]:
-    """Hands on a message, or the chunks of one, and looks at the whole behind the last."""
+    """Hand on a message, or the chunks of one, and look at the whole behind the last."""
 
     def checked(chunks: Iterator[Any]) -> Iterator[Any]:
         whole: Any = None

@@ -1,4 +1,4 @@
-"""What all warming stores share: KV is computed for what is added, released with what is removed, and read
+"""The mixin of all warming stores: KV is computed for what is added, released with what is removed, and read
 ahead for what is found."""
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SEARCH = re.compile(r"a?(similarity|max_marginal_relevance|hybrid)_search")
 # Stores call their own methods: only the outermost call is of interest.
 _quiet: ContextVar[WarmingStore | None] = ContextVar("blendrag_quiet_store", default=None)
 
-# What follows a call: told the store, the call's arguments, the first of them as ``first``, and its result.
+# A function that follows a call: it gets the store, the arguments (the first as ``first``), and the result.
 Then = Callable[["WarmingStore", Mapping[str, Any], Any], None]
 
 
 class WarmingStore(VectorStore):
-    """Mixin in front of a vector store's class. Without ``llm`` it does nothing.
+    """A mixin in front of a vector store's class. Without ``llm`` it does nothing.
 
     A subclass says how its documents are added and removed; searches are found by their names.
     """
@@ -51,7 +51,7 @@ class WarmingStore(VectorStore):
         super().__init_subclass__(**kwargs)
         for name in filter(_SEARCH.match, dir(cls)):
             owner = next(base for base in cls.__mro__ if name in vars(base))
-            # A default of LangChain's calls one that is not; one of a warming parent is followed already.
+            # LangChain's defaults call methods that are followed; those of a warming parent are already.
             if owner is cls or not (owner is VectorStore or issubclass(owner, WarmingStore)):
                 setattr(cls, name, followed(getattr(cls, name), _prefetch))
 
@@ -124,14 +124,14 @@ class WarmingStore(VectorStore):
 
     @abstractmethod
     def _kv_name(self) -> str:
-        """Tells this store's documents from others', now and in later processes."""
+        """Return a name that tells this store's documents from others', now and in later processes."""
 
     @abstractmethod
     def _documents(self) -> Mapping[str, Document]:
-        """All documents by id, in order. Raises ConfigError if they cannot be listed."""
+        """Return all documents by id, in order. Raises ConfigError if they cannot be listed."""
 
     def _present(self, ids: Iterable[str]) -> set[str] | None:
-        """Those of ``ids`` that are stored, maybe with other dashes; None if the store cannot tell."""
+        """Return those of ``ids`` that are stored, maybe with other dashes; None if the store cannot tell."""
         wanted = list(ids)
         try:
             found = self.get_by_ids(wanted)
@@ -149,7 +149,7 @@ class WarmingStore(VectorStore):
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        """What the store does inside this neither warms nor releases nor reads ahead."""
+        """Have the store neither warm nor release nor read ahead for what it does inside this."""
         token = _quiet.set(self)
         try:
             yield
@@ -191,7 +191,7 @@ class WarmingStore(VectorStore):
 
 
 def _parts_of(documents: Mapping[str, Document]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Texts by id; and the sources that they are parts of, as loaders write them into the metadata."""
+    """Return texts by id; and the sources that they are parts of, as loaders write them into the metadata."""
     texts = {id: [document.page_content] for id, document in documents.items()}
     sources = {id: document.metadata.get("source") for id, document in documents.items()}
     return texts, {id: str(source) for id, source in sources.items() if source}
@@ -223,7 +223,7 @@ def _prefetch(store: WarmingStore, arguments: Mapping[str, Any], found: Any) -> 
 
 
 def followed(method: Callable[..., Any], then: Then) -> Callable[..., Any]:
-    """A store's method with ``then`` after it succeeded; in a thread if the method is async."""
+    """Return a store's method with ``then`` after it succeeded; in a thread if the method is async."""
     signature = inspect.signature(method)
     first = next(islice(signature.parameters, 1, None), "")
 

@@ -60,7 +60,7 @@ Tool = Mapping[str, Any] | type | Callable[..., Any] | BaseTool
 
 
 class ChatBlend(BlendOverrides, InConversation):
-    """Chat model on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
+    """A chat model on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
     prefilled.
 
     Texts that a ``BlendChroma``, or another vector store made with ``warm``, holds are recognised in any
@@ -81,16 +81,16 @@ class ChatBlend(BlendOverrides, InConversation):
     model_config = ConfigDict(populate_by_name=True)
 
     base_url: str | None = None
-    """Of a server, such as ``http://localhost:8000``, whose engine answers."""
+    """URL of a server, such as ``http://localhost:8000``, whose engine answers."""
     api_key: SecretStr | None = None
-    """For the server; by default the variable ``BLENDRAG__API_KEY``."""
+    """Key for the server; by default the variable ``BLENDRAG__API_KEY``."""
     model: str = Field(
         default_factory=lambda given: "" if given.get("base_url") else Settings.load().model,
         alias="model_name",
     )
-    """Packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
+    """The packaged default, a local folder, or a hub id. Of a server, by default the one that it serves."""
     temperature: float | None = None
-    """0 (the default) always takes the most probable token."""
+    """Randomness of sampling; 0 (the default) always takes the most probable token."""
     max_tokens: int | None = None
     """Most tokens of an answer, thinking included; by default the rest of the model's window."""
     top_p: float | None = None
@@ -101,7 +101,7 @@ class ChatBlend(BlendOverrides, InConversation):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     n: int | None = Field(None, ge=1)
-    """Answers to a prompt; ``generate`` gives them all, ``invoke`` the first."""
+    """How many answers to a prompt are made; ``generate`` gives them all, ``invoke`` the first."""
     stop: list[str] | str | None = None
     """Texts that end an answer; they are not part of it."""
     seed: int | None = None
@@ -120,14 +120,15 @@ class ChatBlend(BlendOverrides, InConversation):
     model_kwargs: dict[str, Any] = Field(default_factory=dict)
     """More of vLLM's sampling parameters, such as ``stop_token_ids``."""
     extra_body: dict[str, Any] | None = None
-    """The same as vLLM's server reads it, with ``chat_template_kwargs``, ``structured_outputs`` and so on."""
+    """More options of a request as vLLM's server reads them, with ``chat_template_kwargs``,
+    ``structured_outputs`` and so on."""
     default_headers: dict[str, SecretStr] | None = None
-    """Sent to the server with every request; and so is ``default_query``."""
+    """Headers sent to the server with every request; so is ``default_query``."""
     default_query: dict[str, SecretStr] | None = None
     http_client: Any = Field(None, exclude=True)
     """An ``httpx2.Client`` that requests to the server go through; it stays its owner's to close."""
     http_async_client: Any = Field(None, exclude=True)
-    """An ``httpx2.AsyncClient`` for those of an event loop."""
+    """An ``httpx2.AsyncClient`` for requests from an event loop."""
     more_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of blendrag's that are no fields here; given as arguments of their own, or as this."""
 
@@ -172,7 +173,7 @@ class ChatBlend(BlendOverrides, InConversation):
 
     @property
     def settings(self) -> Settings:
-        """What the engine is started with, and the defaults of requests."""
+        """The settings that the engine is started with, and the defaults of requests."""
         return self.chat.settings
 
     @property
@@ -248,7 +249,7 @@ class ChatBlend(BlendOverrides, InConversation):
         return self.chat.speculate(self._request_of(input, with_conversation(None, kwargs)))
 
     async def aspeculate(self, input: LanguageModelInput, **kwargs: Any) -> Speculation:
-        """``speculate`` for an event loop."""
+        """Do as ``speculate`` in an event loop."""
         return await self.chat.aspeculate(self._request_of(input, with_conversation(None, kwargs)))
 
     # -- tools and structured output ----------------------------------------------------------------------
@@ -273,7 +274,8 @@ class ChatBlend(BlendOverrides, InConversation):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Answers that match ``schema``: the engine leaves the model no other choice, ``strict`` or not.
+        """Return a model whose answers match ``schema``: the engine leaves it no other choice, ``strict`` or
+        not.
 
         ``method``: "json_schema" and "json_mode" show the model the schema, "function_calling" a tool of
         that schema; "json_mode" without a schema promises JSON only. Raises OutputParserException, or with
@@ -284,12 +286,12 @@ class ChatBlend(BlendOverrides, InConversation):
     # -- about prompts ------------------------------------------------------------------------------------
 
     def explain(self, input: LanguageModelInput, **kwargs: Any) -> list[dict[str, Any]]:
-        """What would be reused for this input, without asking: a row per segment of the prompt, then the
-        documents that are not in it; each with tokens, tokens reused, and why not more."""
+        """Return what would be reused for this input, without asking: a row per segment of the prompt, then
+        the documents that are not in it; each with tokens, tokens reused, and why not more."""
         return self.chat.explain(self._request_of(input, kwargs))
 
     def render(self, input: LanguageModelInput, **kwargs: Any) -> str:
-        """The prompt's text, as the model reads it."""
+        """Return the prompt's text, as the model reads it."""
         return self.chat.render(self._request_of(input, kwargs))
 
     def _request_of(self, input: LanguageModelInput, kwargs: dict[str, Any]) -> ChatRequest:
@@ -311,7 +313,7 @@ class ChatBlend(BlendOverrides, InConversation):
     def _requests(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> tuple[list[ChatRequest], int]:
-        """What to ask for the answers that are wanted, and how often each is one of them."""
+        """Return what to ask for the answers that are wanted, and how often each is one of them."""
         options = self._options(kwargs)
         request, count = chat_request(self.chat, messages, stop, options), options.get("n", 1)
         if not isinstance(count, int) or count < 1:
@@ -327,7 +329,7 @@ class ChatBlend(BlendOverrides, InConversation):
         return foreign.call_options(fields, without_tracing(kwargs), also=("model", "n"))
 
     def get_token_ids(self, text: str) -> list[int]:
-        """``text`` in the model's own tokens."""
+        """Return ``text`` in the model's own tokens."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return self.chat.token_ids(text)
@@ -335,7 +337,7 @@ class ChatBlend(BlendOverrides, InConversation):
     def get_num_tokens_from_messages(
         self, messages: Sequence[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
-        """Tokens of the whole prompt, with what the chat template adds."""
+        """Return how many tokens the whole prompt has, with what the chat template adds."""
         if not messages:
             return 0
         kwargs = bound_tools(tools, None) if tools else {}
@@ -362,11 +364,12 @@ class ChatBlend(BlendOverrides, InConversation):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """For traces: what changes an answer, without what is secret."""
+        """The parameters that change an answer, without what is secret, for traces."""
         return self.model_dump(exclude={*_HARMLESS, *_SECRETS})
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
-        """What LangChain's response cache goes by: a digest of all that may change an answer, secrets too."""
+        """Return what LangChain's response cache goes by: a digest of all that may change an answer, secrets
+        too."""
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in _HARMLESS}
         of_call = {
             name: value
@@ -410,7 +413,7 @@ class ChatBlend(BlendOverrides, InConversation):
 
 
 def _told(secret: Any) -> Any:
-    """What a field keeps to itself."""
+    """Return the values of secrets, which a field keeps to itself."""
     if isinstance(secret, dict):
         return {name: _told(value) for name, value in secret.items()}
     return secret.get_secret_value() if isinstance(secret, SecretStr) else secret

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class SpeculativeRetriever(BaseRetriever):
-    """Gives the documents of a slow retriever or reranker. Meanwhile, the model may begin to answer from
-    those of a fast one: if they turn out to be the same, the chain finds its answer begun; else it is thrown
-    away.
+    """A retriever that gives the documents of a slow retriever or reranker. Meanwhile, the model may begin to
+    answer from those of a fast one: if they turn out to be the same, the chain finds its answer begun; else
+    it is thrown away.
 
     Whether anything is begun is the chat's to say: only while its engine has nothing else to do, and only as
     long as it saves time. Else the KV of the fast one's documents is read ahead.
@@ -45,12 +45,12 @@ class SpeculativeRetriever(BaseRetriever):
     llm: Runnable[LanguageModelInput, Any]
     """The ``ChatBlend`` that the chain asks, or what ``bind`` made of it."""
     prompt: Callable[[Sequence[Document], str], LanguageModelInput]
-    """What the chain asks the model, of documents and the question. A prompt that differs from the chain's
-    saves nothing, and changes no answer."""
+    """A function that makes the chain's prompt of documents and the question. A prompt that differs from the
+    chain's saves nothing, and changes no answer."""
     fast: BaseRetriever
-    """Finds provisional documents."""
+    """The retriever of provisional documents."""
     slow: BaseRetriever | BaseDocumentCompressor
-    """Finds the final documents; or makes them of the provisional ones, as rerankers do."""
+    """The retriever of the final documents; or what makes them of the provisional ones, as rerankers do."""
     k: int | None = None
     """How many of the provisional documents would be final ones; None: all."""
 
@@ -109,7 +109,7 @@ class SpeculativeRetriever(BaseRetriever):
     def _settled(
         self, found: Sequence[Document], query: str, asked: LanguageModelInput, expected: Speculation
     ) -> Iterator[list[Document]]:
-        """What was begun for other documents than the final ones, or before an error, is ended."""
+        """End what was begun for other documents than the final ones, or before an error."""
         final: list[Document] = []
         same = False
         try:

@@ -22,7 +22,7 @@ _PICTURE = re.compile(r"[A-Za-z0-9+/]{256,}={0,2}")  # add_images keeps them in 
 
 
 class BlendChroma(WarmingStore, Chroma):
-    """Chroma vector store that computes the KV of its documents when they are added.
+    """A Chroma vector store that computes the KV of its documents when they are added.
 
     A drop-in for ``langchain_chroma.Chroma``: the same arguments, and ``llm``. What is added, updated,
     removed or reset, also by the indexing API, is prefilled or released; a text that several documents have

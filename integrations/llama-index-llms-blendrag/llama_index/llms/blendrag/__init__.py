@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``import llama_index.llms.blendrag`` stays quick."""
+    """Import a name on first use, so that ``import llama_index.llms.blendrag`` stays quick."""
     if name not in _HOMES:
         raise AttributeError(f"module 'llama_index.llms.blendrag' has no attribute {name!r}")
     import importlib

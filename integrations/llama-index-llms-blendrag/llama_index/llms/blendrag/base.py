@@ -52,7 +52,8 @@ _ALIASES = {
 
 
 class BlendLLM(BlendOverrides, StructuredByGrammar):
-    """LLM on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not prefilled.
+    """An LLM on an embedded vLLM engine, or on a server; the documents in a prompt are blended, not
+    prefilled.
 
     Texts that a ``BlendChromaVectorStore`` or ``WarmKV`` has seen are recognised in any prompt; their stored
     KV is used. Everything else is read as usual. Making one starts nothing: the engine starts with the first
@@ -185,7 +186,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
 
     @property
     def settings(self) -> Settings:
-        """What the engine is started with, and the defaults of requests."""
+        """The settings that the engine is started with, and the defaults of requests."""
         return self._chat.settings
 
     @property
@@ -208,7 +209,8 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         return self._chat_made
 
     def collection(self, name: str) -> KeptDocuments:
-        """The documents of one vector store, whose KV is kept. ``name`` tells it from others."""
+        """Return the collection of one vector store's documents, whose KV is kept. ``name`` tells it from
+        others."""
         return self._chat.collection(name)
 
     def prefetch(self, texts: Iterable[str]) -> None:
@@ -216,13 +218,13 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         self._chat.prefetch(texts)
 
     def order(self, texts: Iterable[str]) -> list[int]:
-        """In which order texts that were found go into a prompt (setting ``order``): their places. Opens and
-        starts nothing."""
+        """Return the places of texts that were found, in the order in which they go into a prompt (setting
+        ``order``). Opens and starts nothing."""
         return self._chat.order(texts)
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Starts no engine; asks a server. Raises ModelNotFoundError, ServerError."""
+        """Facts about the model. Starts no engine; asks a server. Raises ModelNotFoundError, ServerError."""
         if self._window is None:
             window = self._chat.context_window
             self._window = min(window, self.context_window or window)
@@ -236,7 +238,8 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         )
 
     def to_payload(self) -> dict[str, Any]:
-        """For events; of the metadata, what can be told without looking at the model, which takes time."""
+        """Return a dictionary for events; of the metadata, what can be told without looking at the model,
+        which takes time."""
         names = ("temperature", "max_tokens", "top_p", "seed", *BlendOverrides.model_fields)
         known = self.metadata.model_dump() if self._window is not None else {"model_name": self.model}
         return {"class_name": self.class_name(), **known, **{name: getattr(self, name) for name in names}}
@@ -291,7 +294,8 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         return (as_completion(response) async for response in responses)
 
     def _completion_call(self, prompt: str, formatted: bool, options: dict[str, Any]) -> Call:
-        """``formatted``: the text is the whole prompt; else it is what a user says."""
+        """Return the call of a completion. ``formatted``: the text is the whole prompt; else it is what a
+        user says."""
         return self._call(prompt if formatted else [ChatMessage(prompt)], options)
 
     def _call(self, messages: Sequence[ChatMessage] | str, options: dict[str, Any]) -> Call:
@@ -326,7 +330,7 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         return self._chat.speculate(self._call(messages, kwargs).request)
 
     async def aspeculate(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> Speculation:
-        """``speculate`` for an event loop."""
+        """Do as ``speculate`` in an event loop."""
         return await self._chat.aspeculate(self._call(messages, kwargs).request)
 
     # -- tools --------------------------------------------------------------------------------------------
@@ -342,8 +346,9 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
         tool_choice: str | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """``tool_required``, or a tool's name as ``tool_choice``, forces a call that fits its schema; and so
-        does a program of LlamaIndex's, which asks for none where it streams."""
+        """Prepare a chat that offers tools. ``tool_required``, or a tool's name as ``tool_choice``, forces a
+        call that fits its schema; and so does a program of LlamaIndex's, which asks for none where it
+        streams."""
         if any(map(_of_program, tools)):
             tool_required, kwargs = True, {**kwargs, STRUCTURED: True}
         if isinstance(user_msg, str):
@@ -359,10 +364,11 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """The calls in a response.
+        """Return the calls in a response.
 
         Raises ValueError, as LlamaIndex expects, if there are none; AnswerCutError, which is one too, if a
-        call was cut, whether or not one is expected: an agent would take it for a last, empty answer."""
+        call was cut, whether or not one is expected: an agent would take it for a last, empty answer.
+        """
         refuse_cut_call(response)
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not calls and error_on_no_tool_call:
@@ -379,22 +385,22 @@ class BlendLLM(BlendOverrides, StructuredByGrammar):
     # -- about prompts ------------------------------------------------------------------------------------
 
     def explain(self, messages: Sequence[ChatMessage] | str, **kwargs: Any) -> list[dict[str, Any]]:
-        """What would be reused for these messages (or this formatted prompt), without asking: a row per
-        segment of the prompt, then the documents that are not in it; each with tokens, tokens reused, and
+        """Return what would be reused for these messages (or this formatted prompt), without asking: a row
+        per segment of the prompt, then the documents that are not in it; each with tokens, tokens reused, and
         why not more."""
         return self._chat.explain(self._call(messages, kwargs).request)
 
     def render(self, messages: Sequence[ChatMessage], **kwargs: Any) -> str:
-        """The prompt's text, as the model reads it."""
+        """Return the prompt's text, as the model reads it."""
         return self._chat.render(self._call(messages, kwargs).request)
 
     def token_ids(self, text: str) -> list[int]:
-        """``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
+        """Return ``text`` in the model's own tokens; fit for ``Settings.tokenizer``."""
         return self._chat.token_ids(text)
 
 
 def _of_program(tool: BaseTool) -> bool:
-    """Whether a program made the tool, to parse the call."""
+    """Return whether a program made the tool, to parse the call."""
     return bool(getattr(getattr(tool, "fn", None), "__module__", "") == get_function_tool.__module__)
 
 

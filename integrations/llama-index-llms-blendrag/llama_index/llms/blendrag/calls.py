@@ -34,8 +34,8 @@ _TAGS = ("conversation", "session_id")  # of LlamaIndex's instrumentation; the s
 
 
 class Call:
-    """``options``: the LLM's fields, and last what the method's call puts in their place, as
-    :func:`call_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
+    """A call of ``BlendLLM``. ``options``: the LLM's fields, and last what the method's call puts in their
+    place, as :func:`call_options` takes them. ``conversation``: the LLM's own. Raises ConfigError for a wrong
     value, and for a model that this is not."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Call:
         )
 
     def feed(self, piece: Piece) -> ChatResponse:
-        """The response after one more piece: everything so far, and what is new."""
+        """Return the response after one more piece: everything so far, and what is new."""
         self._reasoning += piece.reasoning
         self._text += piece.text
         if piece.answer is not None:
@@ -75,7 +75,8 @@ class Call:
         )
 
     def end(self, answer: Answer, delta: str | None = None, thought: str = "") -> ChatResponse:
-        """The whole response; tells the instrumentation about it. thought: what is new of the thinking."""
+        """Return the whole response, and tell the instrumentation of it. thought: what is new of the
+        thinking."""
         usage = {
             "prompt_tokens": answer.usage.input,
             "completion_tokens": answer.usage.output,
@@ -118,7 +119,7 @@ class Call:
 
 
 def refuse_cut_call(response: ChatResponse) -> None:
-    """Raises AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call."""
+    """Raise AnswerCutError if ``max_tokens`` ended the response, or its beginning, within a tool call."""
     raw = response.raw if isinstance(response.raw, Mapping) else {}
     text = response.message.content or ""
     invalid = [call["text"] for call in raw.get("invalid_tool_calls") or ()]
@@ -131,20 +132,20 @@ def _joined(text: str, calls: Iterable[str]) -> str:
 
 
 def _thinking(thought: str) -> dict[str, str]:
-    """Where LlamaIndex's agents look for what is new of the thinking."""
+    """Return what is new of the thinking, where LlamaIndex's agents look for it."""
     return {"thinking_delta": thought} if thought else {}
 
 
 def _conversation(given: Any, default: str | None) -> str | None:
-    """The call's; else that of the ``instrument_tags`` around it, since engines and agents hand on no
-    options; else the LLM's own."""
+    """Return the call's conversation; else that of the ``instrument_tags`` around it, since engines and
+    agents hand on no options; else the LLM's own."""
     tags = active_instrument_tags.get()
     named = [given, *(tags.get(name) for name in _TAGS), default]
     return next((one for one in named if one is not None), None)
 
 
 def _texts(documents: Iterable[Any]) -> tuple[str, ...]:
-    """Texts of documents, which may be given as text, as nodes, or as nodes with a score."""
+    """Return the texts of documents, which may be given as text, as nodes, or as nodes with a score."""
     return tuple(
         text
         for one in documents

@@ -1,4 +1,4 @@
-"""What is raised where LlamaIndex's own code would."""
+"""Errors that are raised where LlamaIndex's own code would raise its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told to LlamaIndex's instrumentation beyond its own events."""
+"""Events that LlamaIndex's instrumentation is told beyond its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llama_index.core.instrumentation.events.base import BaseEvent  # type: igno
 
 
 class BlendCacheEvent(BaseEvent):
-    """Sent at the end of every answer: what of its prompt was computed, and what was not.
+    """An event at the end of every answer: what of its prompt was computed, and what was not.
 
     usage: as in ``raw["usage"]`` of the response, in tokens. evidence: as in ``raw["blendrag"]``.
     """

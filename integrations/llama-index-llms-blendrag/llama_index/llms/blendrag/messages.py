@@ -1,4 +1,4 @@
-"""Between LlamaIndex's messages and blendrag's plain data."""
+"""Conversion between LlamaIndex's messages and blendrag's plain data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ARGUMENTS = ("arguments", "args", "input", "tool_kwargs")
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Role, text, tool calls and thinking.
+    """Return role, text, tool calls and thinking of each message.
 
     What is no text raises ConfigError in what a user says, and is left out with a BlendragWarning anywhere
     else: another model wrote it, or a tool.
@@ -64,8 +64,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def assistant_message(answer: Answer) -> ChatMessage:
-    """The model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs`` as
-    OpenAI writes them."""
+    """Return the model's answer. Calls are blocks; and, for code that looks there, in ``additional_kwargs``
+    as OpenAI writes them."""
     calls = answer.tool_calls
     blocks = message_blocks(answer.reasoning, answer.text if answer.text or not calls else None)
     blocks += [
@@ -84,13 +84,13 @@ def assistant_message(answer: Answer) -> ChatMessage:
 
 
 def message_blocks(reasoning: str | None, text: str | None) -> list[Any]:
-    """What the model thought, if anything, and what it says."""
+    """Return the blocks of what the model thought, if anything, and of what it says."""
     blocks: list[Any] = [ThinkingBlock(content=reasoning)] if reasoning else []
     return blocks if text is None else [*blocks, TextBlock(text=text)]
 
 
 def as_completion(response: ChatResponse) -> CompletionResponse:
-    """A chat's response as a completion's."""
+    """Return a chat's response as a completion's."""
     return CompletionResponse(
         text=response.message.content or "",
         delta=response.delta,
@@ -118,7 +118,7 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _read(block: Any) -> Iterator[tuple[str | None, str]]:
-    """The texts of a block, in order, and the kinds of what has none."""
+    """Yield the texts of a block, in order, and the kinds of what has none."""
     match block:
         case TextBlock():
             yield block.text, block.block_type
@@ -136,7 +136,7 @@ def _read(block: Any) -> Iterator[tuple[str | None, str]]:
 
 
 def _document_text(block: DocumentBlock) -> str | None:
-    """The text of a file that is one; nothing is fetched for it."""
+    """Return the text of a file that is one; nothing is fetched for it."""
     kind = block.document_mimetype or "text/"  # LlamaIndex guesses only others
     if (block.url and not block.data) or not (kind.startswith("text/") or kind.endswith(_WRITTEN)):
         return None
@@ -164,8 +164,8 @@ def _calls_of(message: ChatMessage) -> list[dict[str, Any]]:
 
 
 def _foreign_call(written: Any) -> dict[str, Any]:
-    """A call as other providers' classes keep it: OpenAI's dictionaries and objects, old and new, and those
-    that have name and arguments side by side."""
+    """Return a call as other providers' classes keep it: OpenAI's dictionaries and objects, old and new, and
+    those that have name and arguments side by side."""
     call = _fields(written)
     function = _fields(call.get("function") or call.get("custom") or written)
     arguments: Any = next((function[name] for name in _ARGUMENTS if name in function), {})

@@ -1,4 +1,4 @@
-"""What a prompt may show of a node."""
+"""Texts of a node that a prompt may show."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llama_index.core.schema import BaseNode, MetadataMode
 
 
 def node_texts(node: BaseNode, bare_text: bool) -> list[str]:
-    """The node as synthesizers write it, metadata first; and its bare text, for engines that put something
-    between the two, as CitationQueryEngine does."""
+    """Return the node as synthesizers write it, metadata first; and its bare text, for engines that put
+    something between the two, as CitationQueryEngine does."""
     texts = [node.get_content(metadata_mode=MetadataMode.LLM)]
     if bare_text:
         texts.append(node.get_content(metadata_mode=MetadataMode.NONE))
@@ -17,10 +17,10 @@ def node_texts(node: BaseNode, bare_text: bool) -> list[str]:
 
 
 def texts_by_id(nodes: Iterable[BaseNode], bare_text: bool) -> dict[str, list[str]]:
-    """The texts of nodes, as a collection takes them."""
+    """Return the texts of nodes, as a collection takes them."""
     return {node.node_id: node_texts(node, bare_text) for node in nodes}
 
 
 def sources_by_id(nodes: Iterable[BaseNode]) -> dict[str, str]:
-    """The documents that nodes were made of, as a collection takes them."""
+    """Return the documents that nodes were made of, as a collection takes them."""
     return {node.node_id: node.ref_doc_id for node in nodes if node.ref_doc_id}

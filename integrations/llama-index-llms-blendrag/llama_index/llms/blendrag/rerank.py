@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class SpeculativeRerank(BaseNodePostprocessor):
-    """Reranks as another postprocessor does. Meanwhile, the LLM may begin to answer from the first nodes as
-    they were retrieved: if they turn out to be the final ones, the query engine finds its answer begun; else
-    it is thrown away.
+    """A postprocessor that reranks as another one does. Meanwhile, the LLM may begin to answer from the first
+    nodes as they were retrieved: if they turn out to be the final ones, the query engine finds its answer
+    begun; else it is thrown away.
 
     Expects the prompt of the response mode "compact", LlamaIndex's default: another one saves nothing, and
     changes no answer. Whether anything is begun is the LLM's to say: only while its engine has nothing else
@@ -61,7 +61,7 @@ class SpeculativeRerank(BaseNodePostprocessor):
         return final
 
     def _asked(self, nodes: Sequence[NodeWithScore], query: QueryBundle) -> list[ChatMessage]:
-        """What a query engine asks."""
+        """Return what a query engine asks."""
         texts = [node.get_content(MetadataMode.LLM).strip() for node in nodes]
         context = "\n\n".join(text for text in texts if text)
         return self.llm._get_messages(self.text_qa_template, context_str=context, query_str=query.query_str)
@@ -74,7 +74,7 @@ class SpeculativeRerank(BaseNodePostprocessor):
         asked: Sequence[ChatMessage],
         expected: Speculation,
     ) -> Iterator[list[NodeWithScore]]:
-        """What was begun for other nodes than the final ones, or before an error, is ended."""
+        """End what was begun for other nodes than the final ones, or before an error."""
         final: list[NodeWithScore] = []
         same = False
         try:

@@ -13,7 +13,8 @@ from llama_index.llms.blendrag.calls import STRUCTURED
 
 
 class StructuredByGrammar(FunctionCallingLLM):
-    """Answers that match a pydantic class, ``as_structured_llm`` included: no other text can be generated.
+    """An LLM whose structured answers match a pydantic class, ``as_structured_llm`` included: no other text
+    can be generated.
 
     Open strings of the schema share ``max_tokens``. An answer that is cut all the same raises AnswerCutError,
     with which a stream of beginnings ends, too.
@@ -69,5 +70,6 @@ class StructuredByGrammar(FunctionCallingLLM):
 
 
 def _own(prompt: BasePromptTemplate) -> BasePromptTemplate:
-    """A copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for ever."""
+    """Return a copy: LlamaIndex leaves the schema's parser in the prompt, which then shows the schema for
+    ever."""
     return prompt.model_copy()

@@ -46,7 +46,8 @@ class WarmKV(TransformComponent):
         return "WarmKV"
 
     def __call__(self, nodes: Sequence[BaseNode], **kwargs: Any) -> Sequence[BaseNode]:
-        """Raises ConfigError in another process, and what ``Collection.add`` does."""
+        """Prefill nodes and pass them on. Raises ConfigError in another process, and what ``Collection.add``
+        does."""
         texts, sources = texts_by_id(nodes, self.bare_text), sources_by_id(nodes)
         self._kept().add(texts, sources=sources, progress=self.show_progress)
         return nodes

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlendChromaVectorStore(ChromaVectorStore):
-    """``ChromaVectorStore`` that prefills what is added and drops the KV of what is deleted.
+    """A ``ChromaVectorStore`` that prefills what is added and drops the KV of what is deleted.
 
     llm: whose KV is kept; may be set later, then call :meth:`sync`. Without one this is a ChromaVectorStore.
     bare_text: keep the KV of nodes without their metadata as well (see ``node_texts``); with metadata in the
@@ -162,7 +162,7 @@ class BlendChromaVectorStore(ChromaVectorStore):
             _log.debug("no KV was loaded ahead", exc_info=True)
 
     def _ordered(self, result: VectorStoreQueryResult) -> VectorStoreQueryResult:
-        """As the setting ``order`` has it."""
+        """Return the result in the order that the setting ``order`` asks for."""
         if self._llm is None or not result.nodes:
             return result
         try:
@@ -189,8 +189,8 @@ class BlendChromaVectorStore(ChromaVectorStore):
 
 
 def _name(collection: Any, *, on_server: bool) -> str:
-    """What tells a Chroma collection from others, in later processes too if it outlives this one. on_server:
-    from those of clients on other machines as well."""
+    """Return a name that tells a Chroma collection from others, in later processes too if it outlives this
+    one. on_server: from those of clients on other machines as well."""
     chroma = collection._client.get_settings()
     if on_server and (chroma.is_persistent or chroma.chroma_server_host):
         return f"llama-index/{collection.id}"
