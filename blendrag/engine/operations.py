@@ -1,4 +1,5 @@
-"""The worker's results: facts of its model, and of operations on a store. They cross processes as plain data."""
+"""The worker's results: facts of its model, and of operations on a store. They cross processes as plain
+data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The plain data by which a request tells the engine how to blend it, and the cache salt that goes with it."""
+"""The plain data by which a request tells the engine how to blend it, and the cache salt that goes with
+it."""
 
 from __future__ import annotations
 

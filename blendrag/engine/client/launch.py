@@ -143,7 +143,8 @@ def _memory_nodes() -> int:
 
 
 def _cores_of_ranks(ranks: int) -> list[str]:
-    """Divide this process's cores among the ranks. Ranks share cores where there are fewer cores than ranks."""
+    """Divide this process's cores among the ranks. Ranks share cores where there are fewer cores than
+    ranks."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // ranks
     parts = [cores[rank * each : (rank + 1) * each] or [cores[rank % len(cores)]] for rank in range(ranks)]

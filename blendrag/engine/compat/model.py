@@ -50,7 +50,8 @@ _PACKED_BACKENDS = frozenset({"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"})
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """Return the decoder layers of a causal LM, or an empty list where they are not where they usually are."""
+    """Return the decoder layers of a causal LM, or an empty list where they are not where they usually
+    are."""
     return list(getattr(getattr(model, "model", None), "layers", ()))
 
 
