@@ -69,7 +69,7 @@ class Parts:
 
 
 class Compression:
-    """The eviction of prompts' KV in one loaded model. reason: why all KV is always kept; None if it is not."""
+    """The eviction of prompts' KV in one loaded model. reason: why all of it is always kept, if it is."""
 
     def __init__(self, decoder: Decoder, parts: Parts | None, reason: str | None) -> None:
         self._decoder, self._parts, self.reason = decoder, parts, reason

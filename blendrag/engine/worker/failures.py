@@ -11,7 +11,7 @@ _REMEMBERED_S = 300.0
 
 
 class Failures:
-    """A log of the errors of blends, once per kind and minute. The request's own report has them in any case."""
+    """A log of blends' errors, once per kind and minute. The request's own report has them in any case."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
