@@ -113,7 +113,7 @@ def load_profile(
     dtype: str,
     vllm: str,
 ) -> Profile | str:
-    """The profile of this model on this machine, or why there is none that could be used.
+    """Return the profile of this model on this machine, or why there is none that could be used.
 
     ``selector``: the one in use; None: accept a profile of any. The others are facts of the machine that
     times depend on. A profile is a help: nothing about it is an error.

@@ -13,7 +13,7 @@ Cause = Literal["recipe", "salt", "memory", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What was done with a prompt's KV after its first token.
+    """The result of evicting a prompt's KV after its first token.
 
     tokens: how many a head has kept, on average. first, last: the request's blocks [first, last) are free
     now. first_block: the id of its very first block. whole: why nothing was evicted; None if it was.

@@ -20,8 +20,9 @@ _CONTENT = "Yes."
 
 
 def start_prefix(tokenizer: Any) -> tuple[int, ...]:
-    """The token ids that every chat begins with, whatever its messages say: the template's markup before the
-    first of them. Without a chat template: the model's beginning-of-sequence token, if it has one."""
+    """Return the token ids that every chat begins with, whatever its messages say: the template's markup
+    before the first of them. Without a chat template: the model's
+    beginning-of-sequence token, if it has one."""
     if not getattr(tokenizer, "chat_template", None):
         return encode_markup(tokenizer, implied_bos(tokenizer) or "")
     parts, _ = render_turn(tokenizer, _CONTENT, (), _CONTENT, "", strftime_now=_SOME_DAY.strftime)
@@ -29,7 +30,7 @@ def start_prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 def shared_prefix(tokenizer: Any, system_prompt: str, separator: str) -> tuple[int, ...]:
-    """The token ids that stand before the first document where ``assemble`` has put it in a chat.
+    """Return the token ids that stand before the first document where ``assemble`` has put it in a chat.
 
     Without a chat template: those of the system prompt and separator as plain text. A date in
     the template is that of an arbitrary day.

@@ -49,7 +49,7 @@ def render_chat(tokenizer: Any, messages: Messages, /, **options: Any) -> str:
     except TemplateError as error:
         raise ModelError(f"the model's chat template refuses these messages: {error}") from error
     assert isinstance(rendered, str)
-    return encodable(rendered)  # of a template, or a variable that a request has set
+    return encodable(rendered)  # a template, or a request's variable, may say anything
 
 
 def render_parts(tokenizer: Any, messages: Messages, /, **options: Any) -> list[Part]:

@@ -69,7 +69,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """How often the chunks of an owner were used from the store."""
+    """The uses of an owner's chunks from the store."""
 
     owner: str
     chunks: int

@@ -52,7 +52,7 @@ class Contexts:
         return NewChunk(key, text, ids, context, before.key)
 
     def document(self, pieces: Iterable[tuple[str, Ids]], before: NewChunk | None = None) -> list[NewChunk]:
-        """The chunks of a document, in order. before: what precedes the first of them.
+        """Return the chunks of a document, in order. before: what precedes the first of them.
 
         A piece that is repeated gives its first chunk again, and the next piece stands behind that.
         """

@@ -140,8 +140,8 @@ class KVReader:
             self.ram.clear()
 
     def damaged(self, tier: str, key: str) -> None:
-        """Put a record aside of which a row in this tier failed its checksum; its chunk is wanted again. The
-        owner does this, whoever has read the record."""
+        """Put aside a record of which a row in this tier failed its checksum; its chunk is wanted again. Only
+        the owner does this, whoever has read the record."""
 
     def _seen(self, key: str, uses: int) -> None:
         """Note that a chunk was asked for, and is there."""

@@ -164,7 +164,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What a record says of itself before its layers: enough to read any layer, and to verify it.
+    """The head of a record, before its layers: enough to read any layer, and to verify it.
 
     Row ``shard * num_layers + layer`` has the heads of that shard in that layer.
     """

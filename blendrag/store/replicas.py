@@ -77,8 +77,8 @@ class Replicas:
 
     @contextmanager
     def leaving(self, keys: Sequence[str]) -> Iterator[None]:
-        """Keep these chunks, while they are deleted, out of all tiers, until all copies that are under way
-        are done, unless they are stored anew."""
+        """Keep these chunks out of all tiers while they are deleted, and until all copies under way are done,
+        unless they are stored anew."""
         self._leaving.update(keys)
         try:
             yield

@@ -228,7 +228,7 @@ def engine_args(
         "tensor_parallel_size": 1,
         "max_num_seqs": _CPU_SEQS if on_cpu else None,
         "enable_prefix_caching": True,
-        "disable_log_stats": False,  # what the metrics come from; the log itself begins at level INFO
+        "disable_log_stats": False,  # the metrics need them; the log itself begins at level INFO
         "use_tqdm_on_load": False,
         # The one of vLLM's backends that supports most of JSON schema. It allows no white space in objects.
         "structured_outputs_config": {

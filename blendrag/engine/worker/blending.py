@@ -151,7 +151,7 @@ class RequestBlend:
     # -- open ---------------------------------------------------------------------------------------------
 
     def _chunks(self, lost: list[Lost]) -> Generator[None, None, list[Chunk]]:
-        """Return the chunks that all ranks have, ascending. lost: is filled with those that turned out
+        """Return the chunks that all ranks have, ascending. lost: what the last attempt found
         unusable."""
         open_all, close_all = partial(self._open, lost), partial(self._close_all_but, ())
         chunks, problem = list[Chunk](), None

@@ -58,7 +58,7 @@ class WindowQueries:
 
 
 class WholeError(Exception):
-    """Nothing is evicted; the message says why."""
+    """The error that nothing is evicted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

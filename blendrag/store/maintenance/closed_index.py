@@ -20,7 +20,7 @@ from blendrag.store.stack import TierSpec, primary_at
 from blendrag.store.tiers import Context, Tier, TierError, make_tier
 from blendrag.store.tiers.disk import LONGEST_WRITE_S, QUARANTINE, SUFFIX, TEMPORARY
 
-DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # of an index
+DATABASES = ("catalogue.sqlite", "ledger.sqlite", "chroma/chroma.sqlite3")  # an index has these
 
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _RECORD = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
@@ -124,8 +124,8 @@ def closed_index(folder: Path) -> Iterator[ClosedIndex]:
 
 
 def record_folders(index: ClosedIndex, stack: Sequence[TierSpec]) -> list[RecordFolder]:
-    """The index's own folder, if the stack has it, and that of a primary tier elsewhere, if some engine has
-    written to the index.
+    """Return the index's own folder, if the stack has it, and that of a primary tier elsewhere, if some
+    engine has written to the index.
 
     Raises ConfigError for a stack without a primary tier.
     """

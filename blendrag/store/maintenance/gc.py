@@ -76,8 +76,8 @@ def collect(index: ClosedIndex, stack: Sequence[TierSpec] = OWN_FOLDER, progress
 
 
 def _bury(index: ClosedIndex, stack: Sequence[TierSpec], doomed: set[str], freed: Freed) -> int:
-    """Delete doomed records from wherever they may be: those of chunks that are still known only from the
-    primary tier. Returns how many are left."""
+    """Delete doomed records from wherever they may be; if their chunk is still known, only from the primary
+    tier. Returns how many are left."""
     released = doomed - index.catalogue.known(doomed)
     primary, left = primary_at(stack), set[str]()
     for at, spec in enumerate(stack):
