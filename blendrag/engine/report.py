@@ -30,6 +30,11 @@ class Eviction:
         return self.last - self.first
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory, a device's too, does not suffice."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+
+
 @dataclass(frozen=True, slots=True)
 class BlendReport:
     """The report on one request, made by the worker, or by the scheduler for a request that is not blended.
@@ -69,8 +74,7 @@ class BlendReport:
     @classmethod
     def failed(cls, error: Exception, prefix: int = 0) -> Self:
         """Return the report of a request whose blend raised this error."""
-        memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
-        cause: Cause = "memory" if memory else "error"
+        cause: Cause = "memory" if out_of_memory(error) else "error"
         return cls(prefix=prefix, fallback=f"{type(error).__name__}: {error}", cause=cause)
 
     def evicted(self, eviction: Eviction) -> Self:

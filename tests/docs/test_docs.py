@@ -25,6 +25,7 @@ from blendrag.options import DEFAULTS, STEPS, BlendOverrides
 from blendrag.serving import lease
 from blendrag.settings import Settings
 from model_shapes import SHAPES, rows
+from one_engine import variables
 from places import EXAMPLES, ROOT
 
 PACKAGES = sorted(ROOT.glob("integrations/*/README.md"))
@@ -106,8 +107,8 @@ def test_code_that_does_not_run_with_the_engine_is_not_shown(
     engine: Engine,
     engine_options: dict[str, Any],
 ) -> None:
-    for name, value in {**engine_options, **SMALL}.items():
-        monkeypatch.setenv(f"BLENDRAG_{name.upper()}", str(value))
+    for name, value in variables({**engine_options, **SMALL}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(lease, "default_kv_dir", lambda settings: folder / "kv")  # not the user's
     monkeypatch.syspath_prepend(EXAMPLES)  # pages borrow the embeddings
     monkeypatch.setattr(root_dispatcher, "event_handlers", [])  # what a page sets in LlamaIndex ends with it

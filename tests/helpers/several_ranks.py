@@ -20,6 +20,8 @@ import torch
 import torch.distributed
 
 from blendrag.engine.recipe import BlendOrder, Recipe
+from blendrag.engine.report import BlendReport
+from blendrag.engine.worker.blending import RequestBlend
 from blendrag.engine.worker.jobs import Jobs
 from blendrag.engine.worker.ranks import Ranks, SeveralRanks
 from blendrag.engine.worker.slices import BlendQueue, Pace, Sliced, StepClock
@@ -142,6 +144,29 @@ def fails_alone(ranks: Ranks) -> bool:
         if not ranks.first:
             raise MemoryError("on this rank alone")
     return ranks.first
+
+
+def has_no_room(ranks: Ranks) -> list[str]:
+    """One rank has too little memory for a prompt's stored KV: what all of them raise, and what is closed."""
+    closed: list[str] = []
+
+    def load(*_: Any) -> Any:
+        if ranks.rank == 1:
+            raise MemoryError("ring of 2 GiB")
+        return SimpleNamespace(close=lambda: closed.append("layers"))
+
+    kv = SimpleNamespace(
+        replicas=SimpleNamespace(promote_behind=None),
+        layout=None,
+        close_records=lambda _: closed.append("records"),
+    )
+    model, loader = SimpleNamespace(cache=SimpleNamespace(device=None)), SimpleNamespace(load=load)
+    blend: Any = SimpleNamespace(_kv=kv, _ranks=ranks, _loader=loader, _model=model, _trace=None)
+    try:
+        RequestBlend._load(blend, [])
+    except MemoryError as error:
+        return [BlendReport.failed(error).cause or "", str(error), *closed]
+    return []
 
 
 def opens_alone(ranks: Ranks) -> list[str]:

@@ -18,7 +18,7 @@ import xxhash
 from blendrag.control.choose import ChunkCost, Controller, Decision
 from blendrag.control.estimate import Estimator
 from blendrag.engine.recipe import BlendOrder
-from blendrag.engine.report import BlendReport
+from blendrag.engine.report import BlendReport, out_of_memory
 from blendrag.engine.worker.decoder import Decoder
 from blendrag.engine.worker.fused_prefill import FusedPrefill
 from blendrag.engine.worker.indices import Ints
@@ -78,6 +78,10 @@ def _name(order: BlendOrder) -> bytes:
     return xxhash.xxh3_128_digest(repr(said).encode())
 
 
+class _NoRoomError(MemoryError):
+    """The error, raised on all ranks, that one of them cannot hold the prompt's stored KV."""
+
+
 class RequestBlend:
     """The blend of one request. Use once: ``yield from RequestBlend(...).run()``."""
 
@@ -126,7 +130,7 @@ class RequestBlend:
         while True:
             chunks = self._worth_loading((yield from self._chunks(lost)))
             try:
-                with self._ranks.together():
+                with self._ranks.together(_NoRoomError):
                     report = yield from self._recompute(chunks)
                 failure = self._steady.failure if self._steady else None
             except LoadFailedError as problem:  # the next attempt writes this prompt's KV again
@@ -330,7 +334,9 @@ class RequestBlend:
         return make_selector(options)
 
     def _load(self, chunks: list[Chunk]) -> StoredLayers:
-        kv = self._kv
+        """Begin to load. Most memory is taken here, before the ranks' first sum: if one of them has too
+        little, all of them raise."""
+        kv, layers, problem = self._kv, None, None
         try:
             load = [
                 LoadSpan(opened, span.length, own_rows(opened.head) if kv.replicas.wants(opened) else None)
@@ -338,11 +344,20 @@ class RequestBlend:
             ]
             filled = kv.replicas.promote_behind
             layers = self._loader.load(load, kv.layout, self._model.cache.device, self._trace, filled)
-        except BaseException:
+        except BaseException as error:
             kv.close_records([opened for _, opened in chunks])
-            raise
+            if self._ranks.size == 1 or not out_of_memory(error):
+                raise
+            problem = str(error)
         if self._ranks.size == 1:
+            assert layers is not None
             return layers
+        short = next(filter(None, self._ranks.everyone(problem)), None)
+        if short is not None:
+            if layers is not None:
+                layers.close()
+            raise _NoRoomError(short)
+        assert layers is not None
         shape = (sum(span.length for span, _ in chunks), *self._model.decoder.kv_shape)
         like = torch.empty(0, dtype=kv.layout.dtype, device=self._model.cache.device)
         self._steady = SteadyLayers(layers, shape, like)

@@ -15,7 +15,7 @@ from several_ranks import on_two_ranks
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank; all from the same two processes, as importing takes longer than the tests."""
-    names = ("agreements", "slices", "job", "opens_alone", "checks_unknown_structure")
+    names = ("agreements", "slices", "job", "has_no_room", "opens_alone", "checks_unknown_structure")
     return on_two_ranks(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -45,6 +45,12 @@ def test_job_pauses_where_the_other_rank_would(answers: list[dict[str, Any]]) ->
 
 def test_rank_that_fails_alone_is_waited_for(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, "fails_alone") == [{"fails_alone": True}, 1]
+
+
+def test_prompt_that_one_rank_has_no_room_for_is_given_up_by_all(answers: list[dict[str, Any]]) -> None:
+    first, second = (own["has_no_room"] for own in answers)
+    assert first == ["memory", "ring of 2 GiB", "layers"]
+    assert second == ["memory", "ring of 2 GiB", "records"]
 
 
 def test_store_that_one_rank_could_not_open_is_open_on_the_others(answers: list[dict[str, Any]]) -> None:
